@@ -1,0 +1,236 @@
+"""From tokens to text while they are generated: detokenization and stop strings.
+
+What has been released is never taken back. So text waits as long as a later token could change it: the bytes of a
+character that is not complete, and text that may be the beginning of a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from inlay.types import SamplingParams
+
+# A character has at most 4 bytes, hence 4 tokens; the rest is room for tokens that render as nothing.
+_CONTEXT = 8
+_LONGEST_WINDOW = 4 * _CONTEXT
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream:
+    """The text of one answer, token by token.
+
+    At the end, ``text`` is what the tokenizer makes of the prompt's end and the answer, less what it makes of the
+    prompt's end alone: ``decode(tail + ids)[len(decode(tail)):]``, without clean-up of white space. So a space that
+    opens the answer is kept where the prompt's text goes on, whatever the tokenizer does to the start of a text. It
+    is cut at the stop string that is completed first, whichever way the text falls into tokens; of several that
+    are completed by the same character, the longest counts. Stop strings that the first ``min_tokens`` tokens
+    complete do not count.
+
+    Arguments:
+        tokenizer: a transformers tokenizer with a ``tokenizers`` backend.
+        prompt_ids: of the prompt; the last few are looked at.
+        params: gives the stop strings, and whether special tokens are part of the text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = _Detokenizer(tokenizer.backend_tokenizer, prompt_ids, params.skip_special_tokens)
+        self._stops = params.stops
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._pushed = 0
+        self._text = ""
+        # Decoded for good, but not released: it may be the beginning of a stop string.
+        self._held = ""
+        # Stop strings that end at or before this character of the answer were looked for, or do not count.
+        self._searched = 0
+        self._stopped: str | None = None
+        self._finished = False
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        return self._text
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stopped
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; return the text that can be released now, nothing once a stop string has ended it."""
+        assert not self._finished, "push after finish"
+        if self._stopped is not None:
+            return ""
+        self._pushed += 1
+        self._detokenizer.push(token_id)
+        return self._advance(self._detokenizer.take(looked_at=bool(self._stops)))
+
+    def finish(self) -> str:
+        """End the answer; return the text that was still held. An incomplete character becomes U+FFFD."""
+        assert not self._finished, "finish comes once"
+        self._finished = True
+        if self._stopped is not None:
+            return ""
+        released = self._advance(_Decoded(self._detokenizer.flush(), ""))
+        return released if self._stopped is not None else released + self._release(self._held, "")
+
+    def _advance(self, new: _Decoded) -> str:
+        self._held += new.settled
+        start = len(self._text)
+        visible = self._held + new.tentative
+        if self._pushed <= self._min_tokens:
+            self._searched = start + len(visible)
+        match = _find_first(visible, self._stops, self._searched - start)
+        if match is not None:
+            self._stopped = match.stop
+            return self._release(visible[: match.end if self._include_stop else match.start], "")
+        self._searched = max(self._searched, start + len(self._held))
+        held = _held_back(self._held, self._stops)
+        return self._release(self._held[: len(self._held) - held], self._held[len(self._held) - held :])
+
+    def _release(self, text: str, held: str) -> str:
+        self._text += text
+        self._held = held
+        return text
+
+
+class _Decoded(NamedTuple):
+    """New text: what no later token can change, and what a later token may change but the answer could end with."""
+
+    settled: str
+    tentative: str
+
+
+class _Detokenizer:
+    """Decodes a window over the last tokens and tells which of its text is new and settled.
+
+    Unlike ``tokenizers.decoders.DecodeStream`` it takes any tokens: that one raises where byte tokens that were a
+    character become none with the next byte token. A decoder with byte fallback gives a run of byte tokens as text
+    only if all of the run is valid UTF-8, so nothing of a run is settled before it ends.
+    """
+
+    def __init__(self, backend: Tokenizer, prompt_ids: Sequence[int], skip_special: bool) -> None:
+        self._backend = backend
+        self._skip_special = skip_special
+        added = backend.get_added_tokens_decoder() if skip_special else {}
+        self._skipped = {token_id for token_id, token in added.items() if token.special}
+        decoder = backend.decoder
+        self._byte_fallback = decoder is not None and decoder.decode(["<0xC3>", "<0xA9>"]) == "\u00e9"
+        self._window: list[int] = []
+        self._run = bytearray()  # the byte tokens that the window ends in
+        for token_id in self._tail(prompt_ids):
+            self.push(token_id)
+        self._prompt = self._decode()
+        self._begun = False
+        self._seen = 0  # characters of the window's text that were given out
+
+    def _tail(self, prompt_ids: Sequence[int]) -> list[int]:
+        tail: list[int] = []
+        for token_id in reversed(prompt_ids):
+            if not self._renders(token_id):
+                continue
+            # Half a run of byte tokens is another text: go on to the token before it.
+            if len(tail) >= _CONTEXT and self._byte(tail[-1]) is None:
+                break
+            tail.append(token_id)
+        return tail[::-1]
+
+    def push(self, token_id: int) -> None:
+        if not self._renders(token_id):
+            return
+        self._window.append(token_id)
+        byte = self._byte(token_id)
+        if byte is None:
+            self._run.clear()
+        else:
+            self._run.append(byte)
+
+    def take(self, *, looked_at: bool) -> _Decoded:
+        """The text that the last push settled; what else there is only if it is looked at."""
+        if self._run and not (looked_at and _is_utf8(self._run)):
+            return _Decoded("", "")
+        text = self._decode()
+        if self._run:
+            return _Decoded("", text[self._start(text) :])
+        # Bytes that may become a character are one U+FFFD until they do.
+        settled = text.removesuffix(_REPLACEMENT)
+        new = settled[self._start(settled) :]
+        self._seen = self._start(settled) + len(new)
+        self._begun = self._begun or bool(new)
+        self._shorten(unsettled=len(text) - len(settled))
+        return _Decoded(new, "")
+
+    def flush(self) -> str:
+        text = self._decode()
+        return text[self._start(text) :]
+
+    def _start(self, text: str) -> int:
+        # A character that the prompt begins and the answer completes belongs to the answer.
+        return self._seen if self._begun else _shared_length(self._prompt, text)
+
+    def _shorten(self, unsettled: int) -> None:
+        if self._begun and len(self._window) > _LONGEST_WINDOW:
+            self._window = self._window[-_CONTEXT:]
+            self._seen = len(self._decode()) - unsettled
+
+    def _decode(self) -> str:
+        return self._backend.decode(self._window, skip_special_tokens=self._skip_special)
+
+    def _renders(self, token_id: int) -> bool:
+        # The rows with which a model pads its vocabulary are no tokens.
+        return token_id not in self._skipped and self._backend.id_to_token(token_id) is not None
+
+    def _byte(self, token_id: int) -> int | None:
+        if not self._byte_fallback:
+            return None
+        token = self._backend.id_to_token(token_id)
+        if token is None or len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
+            return None
+        try:
+            return int(token[3:5], 16)
+        except ValueError:
+            return None
+
+
+class _Match(NamedTuple):
+    end: int
+    start: int
+    stop: str
+
+
+def _find_first(text: str, stops: Sequence[str], searched: int) -> _Match | None:
+    """The stop string that is completed first after ``searched`` characters of the text, the longest of these."""
+    matches = []
+    for stop in stops:
+        start = text.find(stop, max(0, searched - len(stop) + 1))
+        if start >= 0:
+            matches.append(_Match(start + len(stop), start, stop))
+    return min(matches, default=None)
+
+
+def _held_back(text: str, stops: Sequence[str]) -> int:
+    """How many of the last characters may be the beginning of a stop string."""
+    longest = min(len(text), max((len(stop) - 1 for stop in stops), default=0))
+    for length in range(longest, 0, -1):
+        end = text[-length:]
+        if any(stop.startswith(end) for stop in stops):
+            return length
+    return 0
+
+
+def _shared_length(left: str, right: str) -> int:
+    """How many characters the two texts begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+
+
+def _is_utf8(data: bytes | bytearray) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

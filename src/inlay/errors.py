@@ -1,0 +1,65 @@
+"""Every error that inlay raises on purpose.
+
+InlayError
+├── PMLError          a schema or a prompt is wrong; lists every problem with its place
+├── ModelError        a model cannot be loaded, or cannot do what is asked of it
+├── ParameterError    an argument is out of range or unknown (also a ValueError)
+├── ContextError      a prompt does not fit into the model's context
+└── CapacityError     the KV pool is too small for what is asked of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class InlayError(Exception):
+    """The base of all errors that inlay raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands: a source (file name or label), and line and column from 1 where known."""
+
+    source: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.source, self.line, self.column) if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, where it stands, and what to write instead."""
+
+    place: Place
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+class PMLError(InlayError):
+    """A schema or prompt is wrong. ``problems`` holds every problem found, in order of appearance."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class ModelError(InlayError):
+    """A model cannot be loaded, or cannot do what is asked of it."""
+
+
+class ParameterError(InlayError, ValueError):
+    """An argument is out of range or unknown."""
+
+
+class ContextError(InlayError):
+    """A prompt does not fit into the model's context."""
+
+
+class CapacityError(InlayError):
+    """The KV pool is too small for what is asked of it."""

@@ -1,0 +1,213 @@
+"""What goes into a request and what comes out of it, under the names that vLLM users know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from inlay.errors import ParameterError
+
+# Below it, dividing by the temperature tells nothing apart but rounding errors.
+_GREEDY_BELOW = 1e-5
+_MAX_TEMPERATURE = 100.0
+_MAX_LOGPROBS = 20
+_SEEDS = 2**64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends; checked once, here.
+
+    Arguments:
+        temperature: divides the logits, 0 to 100; below 1e-5 the most probable token is taken ("greedy").
+        top_p: keep the fewest most probable tokens whose probabilities reach this sum; 1 is off.
+        top_k: keep this many most probable tokens; 0 or -1 is off.
+        min_p: keep tokens at least this fraction as probable as the most probable one; 0 is off.
+        seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
+        stop: text that ends the answer, one string or several; read it back as ``stops``.
+        stop_token_ids: tokens that end the answer; read them back as ``stop_ids``.
+        include_stop_str_in_output: whether the answer keeps the stop string that ended it.
+        ignore_eos: whether to go on after the model's end-of-sequence token.
+        max_tokens: the most tokens to generate; None goes on up to the model's context.
+        min_tokens: neither end-of-sequence, stop tokens nor stop strings end the answer within this many tokens.
+        logprobs: how many alternatives to report for every token, 0 to 20; 0 reports the chosen token alone.
+        skip_special_tokens: whether special tokens are left out of the text.
+
+    Raises ``ParameterError`` for a value of the wrong type or out of range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_filters()
+        self._check_ends()
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+
+    def _check_filters(self) -> None:
+        warm = _is_number(self.temperature, 0, _MAX_TEMPERATURE)
+        _require(warm, "temperature", self.temperature, f"a number from 0 to {_MAX_TEMPERATURE:g}")
+        usable = _is_number(self.top_p, 0, 1) and self.top_p > 0
+        _require(usable, "top_p", self.top_p, "a number above 0 and at most 1")
+        _require(_is_int(self.top_k, -1), "top_k", self.top_k, "a whole number of tokens, or 0 or -1 for all of them")
+        _require(_is_number(self.min_p, 0, 1), "min_p", self.min_p, "a number from 0 to 1")
+        seedable = self.seed is None or _is_int(self.seed, 0, _SEEDS - 1)
+        _require(seedable, "seed", self.seed, "None or a whole number from 0 to 2**64 - 1")
+        countable = self.logprobs is None or _is_int(self.logprobs, 0, _MAX_LOGPROBS)
+        _require(countable, "logprobs", self.logprobs, f"None or a whole number from 0 to {_MAX_LOGPROBS}")
+
+    def _check_ends(self) -> None:
+        texts = self.stop is None or isinstance(self.stop, str) or _is_list(self.stop)
+        texts = texts and all(isinstance(text, str) and text for text in self.stops)
+        _require(texts, "stop", self.stop, "None, a string or a list of strings, none of them empty")
+        tokens = _is_list(self.stop_token_ids) and all(_is_int(token, 0) for token in self.stop_token_ids)
+        _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
+        bounded = self.max_tokens is None or _is_int(self.max_tokens, 1)
+        _require(bounded, "max_tokens", self.max_tokens, "None or a whole number of at least 1")
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        upper = "up" if self.max_tokens is None else f"to max_tokens={most}"
+        _require(_is_int(self.min_tokens, 0, most), "min_tokens", self.min_tokens, f"a whole number from 0 {upper}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken and nothing is drawn."""
+        return self.temperature < _GREEDY_BELOW
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end the answer, beside the model's own end-of-sequence tokens."""
+        return tuple(self.stop_token_ids)
+
+
+def _require(valid: bool, name: str, value: object, allowed: str) -> None:
+    if not valid:
+        raise ParameterError(f"{name} is {value!r}; it must be {allowed}.")
+
+
+def _is_int(value: object, least: float, most: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    # NaN fails both comparisons.
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability under the model's own distribution, before temperature and filters.
+
+    ``logprob`` is a natural logarithm; ``rank`` counts from 1, the most probable token.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer to a request, finished or so far.
+
+    ``logprobs`` has one entry per token of ``token_ids``: the chosen token's and those of the alternatives asked for.
+    ``stop_reason`` is the stop string or the stop token that ended the answer, None for end-of-sequence or length.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How many of a request's prompt tokens were computed for it, and what the others were reused from.
+
+    Arguments:
+        prompt_tokens: tokens of the prompt; always cached_tokens + computed_tokens.
+        cached_tokens: those whose KV came from the store; always exact_tokens + module_tokens.
+        computed_tokens: those computed for this request.
+        exact_tokens: cached tokens whose context digest equals that of what stands before them here, at shift zero
+            relative to all of it: their KV is what a full prefill would give.
+        module_tokens: cached tokens that were encoded in another context: an approximation.
+        shifted_tokens: cached tokens read at another offset, relative to their context, than they were encoded at.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    exact_tokens: int
+    module_tokens: int
+    shifted_tokens: int
+
+    def __post_init__(self) -> None:
+        assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
+        assert self.prompt_tokens == self.cached_tokens + self.computed_tokens, self
+        assert self.cached_tokens == self.exact_tokens + self.module_tokens, self
+        assert 0 <= self.shifted_tokens <= self.cached_tokens, self
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Where a request's time went, in seconds from its arrival; None is not yet known.
+
+    ``ttft_s`` ends at the first token, ``total_s`` at the last; ``encode_s`` was spent on segments that it missed.
+    """
+
+    ttft_s: float | None = None
+    encode_s: float = 0.0
+    total_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request with its answers, finished or so far.
+
+    ``prompt_positions`` holds the position ID of every token of ``prompt_token_ids``; with reused modules they may
+    have gaps. ``prompt`` is None where the request was given as token ids.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    prompt_positions: tuple[int, ...]
+    outputs: list[CompletionOutput]
+    finished: bool
+    usage: Usage
+    metrics: RequestMetrics
+
+    def __post_init__(self) -> None:
+        assert len(self.prompt_positions) == len(self.prompt_token_ids), "every prompt token has one position"
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose KV came from the store."""
+        return self.usage.cached_tokens

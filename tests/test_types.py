@@ -1,0 +1,176 @@
+import dataclasses
+import math
+
+import pytest
+
+from inlay.errors import ParameterError
+from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams, Usage
+
+
+def usage(**changes: int) -> Usage:
+    counts = {
+        "prompt_tokens": 10,
+        "cached_tokens": 6,
+        "computed_tokens": 4,
+        "exact_tokens": 5,
+        "module_tokens": 1,
+        "shifted_tokens": 1,
+    }
+    return Usage(**(counts | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 100.5),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", True),
+        ("temperature", "1"),
+        ("temperature", None),
+        ("top_p", 0),
+        ("top_p", -0.5),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("top_k", -2),
+        ("top_k", 1.0),
+        ("top_k", True),
+        ("min_p", -0.01),
+        ("min_p", 1.01),
+        ("min_p", math.nan),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.5),
+        ("seed", False),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", ["a", 1]),
+        ("stop", b"a"),
+        ("stop", 7),
+        ("stop", {"a"}),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", [1.0]),
+        ("stop_token_ids", 3),
+        ("stop_token_ids", "12"),
+        ("stop_token_ids", None),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 2.0),
+        ("max_tokens", True),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("min_tokens", None),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("include_stop_str_in_output", 1),
+        ("ignore_eos", None),
+        ("skip_special_tokens", "yes"),
+    ],
+)
+def test_a_parameter_out_of_range_is_named_with_its_value(name, value):
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**{name: value})
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{name} is {value!r}; it must be ")
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"temperature": math.nan}, "temperature is nan; it must be a number from 0 to 100."),
+        ({"top_p": 0.0}, "top_p is 0.0; it must be a number above 0 and at most 1."),
+        ({"seed": 2**64}, f"seed is {2**64}; it must be None or a whole number from 0 to 2**64 - 1."),
+        ({"stop": [""]}, "stop is ['']; it must be None, a string or a list of strings, none of them empty."),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5; it must be a whole number from 0 to max_tokens=4."),
+        ({"min_tokens": -5, "max_tokens": None}, "min_tokens is -5; it must be a whole number from 0 up."),
+    ],
+)
+def test_the_sentence_names_the_allowed_range(changes, sentence):
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**changes)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0},
+        {"temperature": 100},
+        {"top_p": 1},
+        {"top_k": -1},
+        {"min_p": 1},
+        {"seed": 0},
+        {"seed": 2**64 - 1},
+        {"stop": []},
+        {"stop_token_ids": range(3)},
+        {"max_tokens": None, "min_tokens": 10**6},
+        {"min_tokens": 16},
+        {"logprobs": 0},
+        {"logprobs": 20},
+    ],
+)
+def test_the_ends_of_every_range_are_allowed(changes):
+    SamplingParams(**changes)
+
+
+def test_unknown_and_positional_parameters_are_refused():
+    with pytest.raises(TypeError):
+        SamplingParams(temprature=0.5)
+    with pytest.raises(TypeError):
+        SamplingParams(0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "stops"), [(None, ()), ("ab", ("ab",)), (["a", "b"], ("a", "b")), (("a",), ("a",)), ([], ())]
+)
+def test_stop_strings_are_read_as_a_tuple(given, stops):
+    assert SamplingParams(stop=given).stops == stops
+
+
+def test_stop_tokens_are_read_as_a_tuple():
+    assert SamplingParams(stop_token_ids=[3, 1]).stop_ids == (3, 1)
+    assert SamplingParams().stop_ids == ()
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (1e-6, True), (1e-5, False), (1.0, False)])
+def test_a_temperature_of_nearly_zero_is_greedy(temperature, greedy):
+    assert SamplingParams(temperature=temperature).greedy is greedy
+
+
+def test_sampling_params_are_frozen_and_replaceable():
+    params = SamplingParams(top_k=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.top_k = 4
+    assert dataclasses.replace(params, top_k=4) == SamplingParams(top_k=4)
+    with pytest.raises(ParameterError):
+        dataclasses.replace(params, top_k=-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_tokens": 11},
+        {"exact_tokens": 4},
+        {"shifted_tokens": 7},
+        {"shifted_tokens": -1},
+        {"exact_tokens": 7, "module_tokens": -1},
+        {"prompt_tokens": 5, "computed_tokens": -1},
+    ],
+)
+def test_usage_adds_up(changes):
+    usage()
+    with pytest.raises(AssertionError):
+        usage(**changes)
+
+
+def test_a_request_reports_its_cached_tokens():
+    answer = CompletionOutput(0, "b", (2,))
+    output = RequestOutput("r", None, (1,) * 10, tuple(range(10)), [answer], True, usage(), RequestMetrics())
+    assert output.num_cached_tokens == 6
+    assert (answer.logprobs, answer.finish_reason, answer.stop_reason) == (None, None, None)
+    with pytest.raises(AssertionError):
+        dataclasses.replace(output, prompt_positions=(0,))
