@@ -1,0 +1,72 @@
+"""inlay serves language models and computes the attention states of every piece of text once.
+
+Names are loaded when they are first used, so that reading a schema does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inlay.errors import (
+        CapacityError,
+        ContextError,
+        InlayError,
+        ModelError,
+        ParameterError,
+        PMLError,
+    )
+    from inlay.llm import LLM
+    from inlay.pml import Prompt, Schema, use
+    from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
+
+_HOMES = {
+    "CapacityError": "inlay.errors",
+    "CompletionOutput": "inlay.types",
+    "ContextError": "inlay.errors",
+    "InlayError": "inlay.errors",
+    "LLM": "inlay.llm",
+    "Logprob": "inlay.types",
+    "ModelError": "inlay.errors",
+    "PMLError": "inlay.errors",
+    "ParameterError": "inlay.errors",
+    "Prompt": "inlay.pml",
+    "RequestMetrics": "inlay.types",
+    "RequestOutput": "inlay.types",
+    "SamplingParams": "inlay.types",
+    "Schema": "inlay.pml",
+    "Usage": "inlay.types",
+    "use": "inlay.pml",
+}
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CompletionOutput",
+    "ContextError",
+    "InlayError",
+    "Logprob",
+    "ModelError",
+    "PMLError",
+    "ParameterError",
+    "Prompt",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "Schema",
+    "Usage",
+    "use",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'inlay' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

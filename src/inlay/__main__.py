@@ -1,0 +1,5 @@
+"""``python -m inlay``."""
+
+from inlay.cli.main import entry
+
+entry()

@@ -1,0 +1,66 @@
+"""Attention in plain fp32 PyTorch, one row at a time: the specification that every backend is tested against.
+
+It reads the plan's spans, not its work items, so that a mistake in the grouping shows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inlay.attention.contract import AttentionOptions
+from inlay.attention.plan import Piece, Plan, Span
+from inlay.cache.pool import KVPool, cut
+
+
+class ReferenceBackend:
+    """Slow, simple and right."""
+
+    name = "reference"
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
+    ) -> Tensor:
+        """See Backend.attend."""
+        pool.write(layer, plan.slots, key, value)
+        rows: list[Tensor] = []
+        for span in plan.spans:
+            for index in range(span.length):
+                rows.append(_attend_row(query[:, len(rows)].float(), span, index, pool, layer, options))
+        return torch.stack(rows).to(query.dtype)
+
+
+def _attend_row(
+    query: Tensor, span: Span, index: int, pool: KVPool, layer: int, options: AttentionOptions
+) -> Tensor:  # (heads, head_dim)
+    own = [Piece(run, span.start) for run in cut(span.slots, 0, index + 1)]
+    position = span.start + index
+    scores, values, start = [], [], span.start
+    for number, piece in enumerate([*span.context, *own]):
+        if number >= len(span.context):  # the span's own runs carry on where the one before ended
+            piece = Piece(piece.run, start)
+            start = piece.end
+        slots = slice(piece.run.first, piece.run.end)
+        repeat = query.shape[0] // pool.keys[layer].shape[0]
+        keys = pool.keys[layer][:, slots].float().repeat_interleave(repeat, 0)  # (heads, keys, head_dim)
+        values.append(pool.values[layer][:, slots].float().repeat_interleave(repeat, 0))
+        score = torch.einsum("hd,hkd->hk", _turned(query, piece.shift, options), keys) * options.scale
+        if options.softcap is not None:
+            score = options.softcap * torch.tanh(score / options.softcap)
+        distance = position - (torch.arange(piece.start, piece.end) + piece.shift)
+        if options.window is not None:
+            score = score.masked_fill(distance >= options.window, -torch.inf)
+        scores.append(score)
+    joined = torch.cat(scores, 1)
+    if options.sinks is not None:
+        joined = torch.cat((joined, options.sinks.float()[:, None]), 1)
+    weights = torch.softmax(joined, 1)[:, : sum(v.shape[1] for v in values)]
+    return torch.einsum("hk,hkd->hd", weights, torch.cat(values, 1))
+
+
+def _turned(query: Tensor, shift: int, options: AttentionOptions) -> Tensor:
+    if shift == 0:
+        return query
+    assert options.rotary is not None, "a shift needs rotary positions"
+    cos, sin = options.rotary.angles([shift])
+    return options.rotary.turn(query, cos, sin)

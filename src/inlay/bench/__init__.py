@@ -1,0 +1,1 @@
+"""Measurements that users can repeat: each is one file here, one ``inlay bench`` command, one file in benchmarks/."""

@@ -1,0 +1,76 @@
+"""The ``inlay`` command: one file per command, errors as one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from inlay.cli.bench import app as bench_app
+from inlay.cli.run import run
+from inlay.cli.schema import app as schema_app
+from inlay.errors import InlayError
+
+# Typer carries its own copy of click and exports this one of its errors, from which the base is found.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="inlay",
+    help="Serve language models and compute the attention states of every piece of text once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.add_typer(schema_app, name="schema")
+app.add_typer(bench_app, name="bench")
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from inlay import __version__
+
+        print(f"inlay {__version__}")
+        raise typer.Exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 1 for problems in checked files, 2 for every other error."""
+    logging.basicConfig(level=logging.WARNING, format="inlay: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        status = typer.main.get_command(app).main(args=arguments, prog_name="inlay", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except _UsageError as error:
+        return _fail(_sentence(error))
+    except InlayError as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", status=130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _sentence(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    command = f" (see '{context.command_path} --help')" if context is not None else ""
+    return f"{getattr(error, 'format_message', error.__str__)().rstrip('.')}{command}"
+
+
+def _fail(message: str, status: int = 2) -> int:
+    sys.stdout.flush()
+    print(f"inlay: {message}", file=sys.stderr)
+    return status
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

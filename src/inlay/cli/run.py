@@ -1,0 +1,131 @@
+"""``inlay run``: answer one prompt of a schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.errors import ParameterError
+from inlay.pml import Prompt, Schema
+
+if TYPE_CHECKING:
+    from inlay.llm import LLM
+    from inlay.types import RequestOutput, SamplingParams
+
+Row = dict[str, Any]
+
+
+def run(
+    schema: Annotated[Path, typer.Argument(help="The schema file (PML).")],
+    prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML), or - for standard input.")],
+    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    reuse: Annotated[str, typer.Option(help="off, exact, isolated or anchored.")] = "anchored",
+    positions: Annotated[
+        str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="The most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
+    compare: Annotated[bool, typer.Option("--compare", help="Answer without reuse as well, and show both.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
+) -> None:
+    """Answer a prompt from cached modules: the answer as it comes, then what was reused and how long it took."""
+    parsed_schema = Schema.from_file(schema)
+    parsed_prompt = (
+        Prompt.from_string(sys.stdin.read(), source="<stdin>") if prompt == "-" else Prompt.from_file(prompt)
+    )
+    from inlay.llm import LLM
+    from inlay.types import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    llm = LLM(model, dtype=dtype, reuse=reuse, positions=positions, seed=seed)
+    if llm.loaded.note:
+        print(f"inlay: {llm.loaded.note}", file=sys.stderr)
+    llm.add_schema(parsed_schema, encode=False)
+    encode_ms = _warm(llm, parsed_prompt)
+
+    echo: Callable[[str], None] | None = None if as_json else _write
+    row = _answer(llm, parsed_prompt, params, reuse, positions, echo)
+    row["encode_ms"] = encode_ms
+    if compare:
+        if echo:
+            echo("\n\n— without reuse —\n")
+        row["baseline"] = _answer(llm, parsed_prompt, params, "off", "packed", echo)
+    if as_json:
+        print(json.dumps(row, ensure_ascii=False))
+    else:
+        print("\n")
+        _table(row)
+
+
+def _warm(llm: LLM, prompt: Prompt) -> float:
+    """Encode what the prompt imports, with progress, and return the milliseconds that took."""
+    from inlay.cli.progress import token_progress
+
+    started = time.perf_counter()
+    with token_progress("encoding modules") as progress:
+        llm.warm(prompt, progress=progress)
+    return round((time.perf_counter() - started) * 1000, 2)
+
+
+def _answer(
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams,
+    reuse: str,
+    positions: str | None,
+    echo: Callable[[str], None] | None,
+) -> Row:
+    said = ""
+    output: RequestOutput | None = None
+    for output in llm.stream(prompt, params, reuse=reuse, positions=positions):
+        text = output.outputs[0].text
+        if echo is not None:
+            echo(text[len(said) :])
+        said = text
+    if output is None or output.metrics.ttft_s is None:
+        raise ParameterError("the model gave no token")
+    answer = output.outputs[0]
+    return {
+        "text": answer.text,
+        "token_ids": list(answer.token_ids),
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": output.usage.prompt_tokens,
+        "cached_tokens": output.usage.cached_tokens,
+        "computed_tokens": output.usage.computed_tokens,
+        "exact_tokens": output.usage.exact_tokens,
+        "shifted_tokens": output.usage.shifted_tokens,
+        "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
+        "model": llm.model_name,
+        "reuse": reuse,
+        "positions": llm.positions_for(reuse, positions),
+    }
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _table(row: Row) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    rows = [row] + ([row["baseline"]] if "baseline" in row else [])
+    for name in ("", "tokens cached", "tokens computed", "time to first token"):
+        table.add_column(name, justify="right" if name else "left")
+    for each in rows:
+        cells = (each["cached_tokens"], each["computed_tokens"])
+        label = f"reuse {each['reuse']}, positions {each['positions']}"
+        table.add_row(label, *(f"{cell:,}" for cell in cells), f"{each['ttft_ms']:,.1f} ms")
+    Console().print(table)
+    if row["encode_ms"] >= 0.05:
+        print(f"(its modules were encoded once, before the request, in {row['encode_ms']:,.1f} ms)")

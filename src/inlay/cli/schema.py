@@ -1,0 +1,136 @@
+"""``inlay schema``: check schema files, and show what a schema holds and where it stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.errors import PMLError
+from inlay.pml import Module, Param, Schema, Text, Turn, Union
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from inlay.layout import SchemaLayout
+
+app = typer.Typer(help="Check and show schemas.", no_args_is_help=True)
+Node = dict[str, Any]
+
+
+@app.command()
+def check(files: Annotated[list[Path], typer.Argument(help="Schema files (PML).")]) -> int:
+    """Check schema files; problems go to stderr with file, line and column. Exit status 1 if there are any."""
+    bad = 0
+    for file in files:
+        try:
+            schema = Schema.from_file(file)
+        except PMLError as error:
+            print(error, file=sys.stderr)
+            bad += 1
+        else:
+            modules = len(schema.modules)
+            print(f"{file}: ok, schema '{schema.name}' with {modules} module{'' if modules == 1 else 's'}")
+    return 1 if bad else 0
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="The schema file (PML).")],
+    model: Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")] = "demo",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a tree.")] = False,
+) -> None:
+    """Show the tree of a schema with token counts and position ranges."""
+    schema = Schema.from_file(file)
+    from inlay.chat import ChatTemplate
+    from inlay.layout import lay_out_schema
+    from inlay.models.load import load_tokenizer
+    from inlay.tokens import TextEncoder
+
+    tokenizer = load_tokenizer(model)
+    layout = lay_out_schema(schema, TextEncoder(tokenizer), ChatTemplate(tokenizer))
+    tree = _describe(layout)
+    if as_json:
+        print(json.dumps(tree, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    Console().print(_draw(tree))
+
+
+def _describe(layout: SchemaLayout) -> Node:
+    children = [node for child in layout.schema.children for node in _node(child, layout)]
+    runs = list(layout.runs)
+    return {
+        "kind": "schema",
+        "name": layout.schema.name,
+        "tokens": sum(len(run.ids) for run in runs),
+        "always_present_tokens": sum(len(run.ids) for run in runs if not run.owner),
+        "start": 0,
+        "end": layout.length,
+        "children": children,
+    }
+
+
+def _node(node: Text | Param | Module | Union | Turn, layout: SchemaLayout) -> list[Node]:
+    """A node of the tree; none where there is nothing of it."""
+    if isinstance(node, Text):
+        return _text(node, layout)
+    if isinstance(node, Param):
+        hole = layout.entries[layout.hole_of[node.order]]
+        return [_leaf("parameter", node.name, node.length, hole.start)]
+    if isinstance(node, Module):
+        extent = layout.extents[node.name]
+        children = [found for child in node.children for found in _node(child, layout)]
+        place = {"tokens": extent.tokens, "start": extent.start, "end": extent.end}
+        return [{"kind": "module", "name": node.name, **place, "children": children}]
+    members = node.members if isinstance(node, Union) else node.children
+    children = [found for child in members for found in _node(child, layout)]
+    if not children:
+        return []
+    return [
+        {
+            "kind": "union" if isinstance(node, Union) else node.role,
+            "name": "",
+            "tokens": sum(child["tokens"] for child in children),
+            "start": min(child["start"] for child in children),
+            "end": max(child["end"] for child in children),
+            "children": children,
+        }
+    ]
+
+
+def _text(node: Text, layout: SchemaLayout) -> list[Node]:
+    """A text node, which is one part of a run; none where the chat template strips all of it."""
+    from inlay.layout import TextRun
+
+    if node.order not in layout.run_of:
+        return []
+    run = layout.entries[layout.run_of[node.order]]
+    assert isinstance(run, TextRun)
+    start = run.start
+    for part in run.parts:
+        if part.node == node.order:
+            return [_leaf("text", " ".join(node.text.split())[:60], len(part.ids), start)]
+        start += len(part.ids)
+    return []
+
+
+def _leaf(kind: str, name: str, tokens: int, start: int) -> Node:
+    return {"kind": kind, "name": name, "tokens": tokens, "start": start, "end": start + tokens, "children": []}
+
+
+def _draw(node: Node) -> Tree:
+    from rich.markup import escape
+    from rich.tree import Tree
+
+    name = f'"{node["name"]}"' if node["kind"] == "text" else node["name"]
+    where = f"{node['start']}…{node['end'] - 1}" if node["end"] > node["start"] else "empty"
+    label = f"[bold]{node['kind']}[/bold] {escape(name)}".rstrip()
+    tree = Tree(f"{label}  [dim]{node['tokens']:,} tokens, positions {where}[/dim]")
+    for child in node["children"]:
+        tree.children.append(_draw(child))
+    return tree

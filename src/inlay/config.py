@@ -1,0 +1,72 @@
+"""What an engine is told once, at the start."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import psutil
+
+from inlay.cache.contexts import CONTEXTS, PLACEHOLDERS
+from inlay.errors import ParameterError
+from inlay.placement import POSITIONS
+
+#: How much approximation a request accepts: none and no reuse; exact prefixes; or modules in an encoding context.
+REUSE = ("off", "exact", *CONTEXTS)
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of an engine; checked once, here. Raises ParameterError.
+
+    reuse: the default reuse policy of requests.
+    positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
+    kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB.
+    chunk_size: tokens of one chunk of the pool.
+    max_num_seqs: the most requests that run at the same time.
+    max_num_batched_tokens: the most tokens in one forward pass.
+    attention_backend: "cpu" or "reference".
+    placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
+    cache_salt: text that keeps this engine's segments apart from others'.
+    """
+
+    reuse: str = "anchored"
+    positions: str | None = None
+    kv_memory: int | str | None = None
+    chunk_size: int = 64
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 4096
+    attention_backend: str = "cpu"
+    placeholders: str = "none"
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("reuse", self.reuse, REUSE)
+        check_choice("placeholders", self.placeholders, PLACEHOLDERS)
+        if self.positions is not None:
+            check_choice("positions", self.positions, POSITIONS)
+        for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        self.kv_bytes()
+
+    def kv_bytes(self) -> int:
+        """The size of the KV pool in bytes."""
+        if self.kv_memory is None:
+            return int(min(4 * 2**30, psutil.virtual_memory().available // 4))
+        if isinstance(self.kv_memory, int) and not isinstance(self.kv_memory, bool) and self.kv_memory > 0:
+            return self.kv_memory
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(self.kv_memory))
+        if match is None or float(match[1]) <= 0:
+            raise ParameterError(f"kv_memory is {self.kv_memory!r}; write a number of bytes, or for example '4GiB'")
+        return int(float(match[1]) * _UNITS[match[2]])
+
+
+def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """Return a setting that is one of the allowed words. Raises ParameterError."""
+    if value not in allowed:
+        raise ParameterError(f"{name} is {value!r}; use one of {', '.join(allowed)}")
+    return str(value)

@@ -1,0 +1,113 @@
+"""The engine: requests in, tokens out, one forward pass a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from inlay.attention.plan import Plan, advance, build_plan
+from inlay.cache.segment import Segment, SegmentSpec
+from inlay.cache.splice import Cached
+from inlay.cache.store import SegmentStore
+from inlay.engine.encoder import Encoder, Progress
+from inlay.engine.request import Request, usage_of
+from inlay.engine.runner import Runner
+from inlay.engine.sampler import sample
+from inlay.engine.scheduler import Scheduler, Step
+from inlay.errors import CapacityError
+
+
+class Engine:
+    """Runs requests over one store of segments."""
+
+    def __init__(self, store: SegmentStore, runner: Runner, *, max_requests: int, max_tokens: int) -> None:
+        self.store = store
+        self.scheduler = Scheduler(max_requests, max_tokens)
+        self._runner = runner
+        self._encoder = Encoder(store, runner, max_tokens)
+        self._decoding: tuple[list[Request], Plan] | None = None  # the last step's plan, where it was decoding alone
+
+    def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> dict[bytes, Segment]:
+        """Make sure that these segments are stored. Raises CapacityError."""
+        return self._encoder.encode(specs, progress)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.scheduler.waiting.append(request)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def step(self) -> list[Request]:
+        """Admit, run one forward pass, sample. Returns the requests that have a new token."""
+        self._admit()
+        step = self.scheduler.step()
+        logits = self._runner.run(step.work, [row for _, row in step.sampled], self._plan(step))
+        advanced = [request for request, _ in step.sampled]
+        tokens = sample(
+            logits,
+            [request.params for request in advanced],
+            [len(request.token_ids) for request in advanced],
+            [request.seed for request in advanced],
+            [request.forbidden() for request in advanced],
+        )
+        for request, token in zip(advanced, tokens, strict=True):
+            if request.token_ids:
+                request.decoded()
+            request.accept(token)
+            if request.finished:
+                self.release(request)
+        return advanced
+
+    def release(self, request: Request) -> None:
+        """Give back what a request holds, whether it has ended or is given up."""
+        self.scheduler.remove(request)
+        self.store.pool.free(request.tail)
+        request.tail = ()
+        for segment in request.segments:
+            segment.pins -= 1
+        request.segments = []
+        self._decoding = None
+
+    def _admit(self) -> None:
+        while (request := self.scheduler.next_to_admit()) is not None:
+            try:
+                self._place(request)
+            except CapacityError:
+                if not self.scheduler.running:
+                    raise
+                return  # it waits until a running request gives its memory back
+            self.scheduler.admitted()
+
+    def _place(self, request: Request) -> None:
+        """Find or encode the segments of a request, and reserve its open tail."""
+        specs = [part.spec for part in request.splice if isinstance(part, Cached)]
+        hits = frozenset(spec.key for spec in specs if self.store.get(spec) is not None)
+        started = time.perf_counter()
+        segments = self.encode(specs)
+        request.encode_s += time.perf_counter() - started if len(hits) < len(specs) else 0.0
+        used = [segments[spec.key] for spec in specs]
+        with self.store.pinned(used):
+            tail = self.store.allocate(request.fresh_tokens + request.limit)
+        for segment in used:
+            segment.pins += 1
+        request.segments = used
+        request.usage = request.usage or usage_of(request.splice, hits)
+        request.place(segments, tail)
+
+    def _plan(self, step: Step) -> Plan:
+        """The step's plan; while the same requests go on answering, the last one with its lengths advanced."""
+        if not step.decodes_only:
+            self._decoding = None
+            return build_plan([work.span for work in step.work])
+        before = self._decoding
+        follows = before is not None and before[0] == step.owners and _follows(before[1], step)
+        plan = advance(before[1]) if before is not None and follows else build_plan([work.span for work in step.work])
+        self._decoding = (list(step.owners), plan)
+        return plan
+
+
+def _follows(plan: Plan, step: Step) -> bool:
+    """Whether every request's next slot lies right behind its last one."""
+    return all(span.slots[0].end == work.span.slots[0].first for span, work in zip(plan.spans, step.work, strict=True))

@@ -1,0 +1,181 @@
+"""One request on its way through the engine: what it attends to, what is left to compute, what it has said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from inlay.attention.plan import Piece, Span
+from inlay.cache.pool import Run, cut
+from inlay.cache.segment import Segment
+from inlay.cache.splice import Cached, Fresh, Splice, pieces
+from inlay.engine.sampler import Sampled
+from inlay.engine.stream import TextStream
+from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens to run through the model, and the span that they fill."""
+
+    ids: tuple[int, ...]
+    span: Span
+
+    def split(self, tokens: int) -> tuple[Work, Work]:
+        """The first ``tokens`` tokens, and the rest, which sees them as context."""
+        span = self.span
+        done = pieces_at(cut(span.slots, 0, tokens), span.start)
+        first = Span(span.start, tokens, span.context, cut(span.slots, 0, tokens))
+        rest_length = span.length - tokens
+        rest = Span(span.start + tokens, rest_length, span.context + done, cut(span.slots, tokens, rest_length))
+        return Work(self.ids[:tokens], first), Work(self.ids[tokens:], rest)
+
+
+def pieces_at(runs: Sequence[Run], start: int) -> tuple[Piece, ...]:
+    """Runs that hold consecutive positions from ``start`` on, unshifted."""
+    found = []
+    for run in runs:
+        found.append(Piece(run, start))
+        start += run.length
+    return tuple(found)
+
+
+@dataclass(eq=False)
+class Request:
+    """A request's whole state. ``tail`` is its open tail: slots of the KV that it alone reads."""
+
+    id: str
+    prompt: str | None
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    splice: Splice
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    limit: int  # the most tokens that may be generated
+    stream: TextStream
+    spell: Callable[[int], str]  # one token's text, for log-probabilities
+    arrival: float = field(default_factory=time.perf_counter)
+    usage: Usage | None = None
+    segments: list[Segment] = field(default_factory=list)
+    tail: tuple[Run, ...] = ()
+    tail_tokens: int = 0
+    context: tuple[Piece, ...] = ()
+    prefill: list[Work] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
+    encode_s: float = 0.0
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def fresh_tokens(self) -> int:
+        """How many prompt tokens it computes for itself."""
+        return sum(len(part.ids) for part in self.splice if isinstance(part, Fresh))
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def place(self, segments: dict[bytes, Segment], tail: tuple[Run, ...]) -> None:
+        """Turn the splice into work, now that all that it reads has a place in the pool."""
+        self.tail = tail
+        for part in self.splice:
+            if isinstance(part, Cached):
+                segment = segments[part.spec.key]
+                self.context += pieces(segment, part.start - segment.start, part.length)
+            else:
+                slots = cut(tail, self.tail_tokens, len(part.ids))
+                span = Span(part.start, len(part.ids), self.context, slots)
+                self.prefill.append(Work(part.ids, span))
+                self.context += pieces_at(slots, part.start)
+                self.tail_tokens += len(part.ids)
+
+    def decode_work(self) -> Work:
+        """The step that computes the KV of the token said last, and the logits behind it."""
+        position = self.positions[-1] + len(self.token_ids)
+        slots = cut(self.tail, self.tail_tokens, 1)
+        return Work((self.token_ids[-1],), Span(position, 1, self.context, slots))
+
+    def decoded(self) -> None:
+        """Note that the step of ``decode_work`` has run."""
+        work = self.decode_work()
+        last = self.context[-1] if self.context else None
+        own = work.span.slots[0]
+        if last is not None and last.run.end == own.first and last.end == work.span.start and last.shift == 0:
+            self.context = (*self.context[:-1], Piece(Run(last.run.first, last.run.length + 1), last.start))
+        else:
+            self.context += pieces_at(work.span.slots, work.span.start)
+        self.tail_tokens += 1
+
+    def forbidden(self) -> tuple[int, ...]:
+        """Tokens that may not come next."""
+        if len(self.token_ids) >= self.params.min_tokens:
+            return ()
+        return (*self.stop_ids, *self.params.stop_ids)
+
+    def accept(self, sampled: Sampled) -> None:
+        """Take the next token, and end where it ends the answer."""
+        now = time.perf_counter()
+        self.first_token_at = self.first_token_at or now
+        token = sampled.token_id
+        self.token_ids.append(token)
+        if sampled.logprob is not None:
+            self.logprob = (self.logprob or 0.0) + sampled.logprob
+            self.logprobs.append({t.token_id: Logprob(t.logprob, t.rank, self.spell(t.token_id)) for t in sampled.top})
+        self.stream.push(token)
+        self._check_end(token)
+        if self.finished:
+            self.finished_at = now
+            self.stream.finish()  # what it held back may complete a stop string
+            if self.finish_reason == "length" and self.stream.stopped is not None:
+                self.finish_reason, self.stop_reason = "stop", self.stream.stopped
+
+    def output(self) -> RequestOutput:
+        """What the request has come to so far."""
+        assert self.usage is not None, "a request is admitted before it has output"
+        completion = CompletionOutput(
+            index=0,
+            text=self.stream.text,
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=self.logprob,
+            logprobs=None if self.params.logprobs is None else list(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+        ttft = None if self.first_token_at is None else self.first_token_at - self.arrival
+        total = None if self.finished_at is None else self.finished_at - self.arrival
+        metrics = RequestMetrics(ttft, self.encode_s, total)
+        return RequestOutput(
+            self.id, self.prompt, self.ids, self.positions, [completion], self.finished, self.usage, metrics
+        )
+
+    def _check_end(self, token: int) -> None:
+        may_end = len(self.token_ids) >= self.params.min_tokens
+        if may_end and self.stream.stopped is not None:
+            self.finish_reason, self.stop_reason = "stop", self.stream.stopped
+        elif may_end and token in self.params.stop_ids:
+            self.finish_reason, self.stop_reason = "stop", token
+        elif may_end and token in self.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self.limit:
+            self.finish_reason = "length"
+
+
+def usage_of(splice: Splice, hits: frozenset[bytes]) -> Usage:
+    """How the tokens of a splice came about. hits: keys of the segments that were stored when it arrived."""
+    total = exact = module = shifted = 0
+    for part in splice:
+        length = part.length if isinstance(part, Cached) else len(part.ids)
+        total += length
+        if isinstance(part, Cached) and part.spec.key in hits:
+            exact += length if part.exact else 0
+            module += 0 if part.exact else length
+            shifted += length if part.displaced else 0
+    cached = exact + module
+    return Usage(total, cached, total - cached, exact, module, shifted)

@@ -1,0 +1,216 @@
+"""Nodes to numbers: the token ids and position ids of a schema and of a prompt.
+
+A schema is laid out once. Text takes as many positions as it has tokens, a parameter takes ``len``, members of a union
+start at the same position, and the union is as long as its longest member (Prompt Cache, arXiv 2311.04934, section
+3.3). Consecutive text of one owner becomes one TextRun: what is cached later on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from inlay.chat import ChatTemplate
+from inlay.errors import PMLError, Problem
+from inlay.pml import Module, Param, Schema, Text, Turn, Union
+from inlay.tokens import TextEncoder
+
+Owner = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextRun:
+    """Consecutive text of one owner.
+
+    index: its number among the schema's runs and holes, in document order.
+    start: the position of its first token under ``schema`` positions.
+    owner: the module that it belongs to, under its ancestors; () for text that is always present.
+    parts: what it was made of.
+    """
+
+    index: int
+    ids: tuple[int, ...]
+    start: int
+    owner: Owner
+    parts: tuple[RunPart, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """A text node (by its order), a piece of the chat template (by its turn), or the BOS token."""
+
+    ids: tuple[int, ...]
+    text: str
+    node: int | None = None
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """The positions of a parameter. default: the ids of its default, or None."""
+
+    index: int
+    start: int
+    length: int
+    owner: Owner
+    param: Param
+    default: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The positions of a module: ``start`` … ``end - 1``. tokens: of its own text, without nested modules."""
+
+    start: int
+    end: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SchemaLayout:
+    """A schema as token ids and positions.
+
+    entries: runs and holes in document order.
+    extents: module name → positions.
+    run_of: order of a text node → index of its run.
+    turn_pieces: the chat template's pieces in front of the schema's turns.
+    """
+
+    schema: Schema
+    entries: tuple[TextRun | Hole, ...]
+    length: int
+    extents: dict[str, Extent]
+    run_of: dict[int, int]
+    run_of_turn: dict[int, int]
+    hole_of: dict[int, int]
+    turn_pieces: tuple[str, ...]
+    by_owner: dict[Owner, tuple[TextRun | Hole, ...]]
+
+    @property
+    def runs(self) -> Iterator[TextRun]:
+        return (entry for entry in self.entries if isinstance(entry, TextRun))
+
+    def chain(self, index: int, owners: frozenset[Owner]) -> list[TextRun | Hole]:
+        """The entries of these owners before entry ``index``, in document order."""
+        before = [entry for owner in owners for entry in self.by_owner.get(owner, ()) if entry.index < index]
+        return sorted(before, key=lambda entry: entry.index)
+
+
+def lay_out_schema(schema: Schema, encoder: TextEncoder, template: ChatTemplate) -> SchemaLayout:
+    """Token ids and positions of a schema. Raises PMLError (a default that is too long) and ModelError."""
+    roles = [child.role for child in schema.children if isinstance(child, Turn)]
+    walk = _SchemaWalk(encoder, template, template.opening_pieces(roles) if roles else ())
+    if not roles:
+        walk.add_text(RunPart(encoder.bos, ""), ())
+    turn = 0
+    for child in schema.children:
+        if isinstance(child, Turn):
+            turn += 1
+            walk.turn(child, turn - 1, open_ended=turn == len(roles))
+        else:
+            walk.node(child, ())
+    if walk.problems:
+        raise PMLError(walk.problems)
+    return walk.finish(schema)
+
+
+@dataclass
+class _SchemaWalk:
+    encoder: TextEncoder
+    template: ChatTemplate
+    turn_pieces: tuple[str, ...]
+    at: int = 0
+    entries: list[TextRun | Hole] = field(default_factory=list)
+    extents: dict[str, Extent] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    closed: bool = True  # whether the next text begins a new run
+
+    def turn(self, turn: Turn, number: int, *, open_ended: bool) -> None:
+        piece = self.turn_pieces[number]
+        self.add_text(RunPart(self.encoder.template(piece), piece, turn=number), ())
+        for child in _trimmed(turn, open_ended) if self.template.trims(turn.role) else turn.children:
+            self.node(child, ())
+
+    def node(self, node: Text | Param | Module | Union, owner: Owner) -> None:
+        if isinstance(node, Text):
+            self.add_text(RunPart(self.encoder.text(node.text), node.text, node=node.order), owner)
+            return
+        self.closed = True
+        if isinstance(node, Param):
+            self.hole(node, owner)
+        elif isinstance(node, Module):
+            self.module(node, owner)
+        else:
+            self.union(node, owner)
+        self.closed = True
+
+    def module(self, module: Module, owner: Owner) -> None:
+        start, owner = self.at, (*owner, module.name)
+        for child in module.children:
+            self.node(child, owner)
+        tokens = sum(len(e.ids) for e in self.entries if isinstance(e, TextRun) and e.owner == owner)
+        self.extents[module.name] = Extent(start, self.at, tokens)
+
+    def union(self, union: Union, owner: Owner) -> None:
+        start = end = self.at
+        for member in union.members:
+            self.at = start
+            self.closed = True
+            self.module(member, owner)
+            end = max(end, self.at)
+        self.at = end
+
+    def hole(self, param: Param, owner: Owner) -> None:
+        default = None if param.default is None else self.encoder.text(param.default)
+        if default is not None and len(default) > param.length:
+            self.problems.append(
+                Problem(
+                    param.place,
+                    f"the default of '{param.name}' is {len(default)} tokens long and its len is {param.length}; "
+                    f'write len="{len(default)}" or a shorter default',
+                )
+            )
+        self.entries.append(Hole(len(self.entries), self.at, param.length, owner, param, default))
+        self.at += param.length
+
+    def add_text(self, part: RunPart, owner: Owner) -> None:
+        if not part.ids and part.turn is None:
+            return
+        last = self.entries[-1] if self.entries else None
+        if not self.closed and isinstance(last, TextRun) and last.owner == owner:
+            self.entries[-1] = replace(last, ids=last.ids + part.ids, parts=(*last.parts, part))
+        else:
+            self.entries.append(TextRun(len(self.entries), part.ids, self.at, owner, (part,)))
+        self.at += len(part.ids)
+        self.closed = False
+
+    def finish(self, schema: Schema) -> SchemaLayout:
+        runs = [entry for entry in self.entries if isinstance(entry, TextRun)]
+        by_owner: dict[Owner, list[TextRun | Hole]] = {}
+        for entry in self.entries:
+            by_owner.setdefault(entry.owner, []).append(entry)
+        return SchemaLayout(
+            schema=schema,
+            entries=tuple(self.entries),
+            length=self.at,
+            extents=self.extents,
+            run_of={part.node: run.index for run in runs for part in run.parts if part.node is not None},
+            run_of_turn={part.turn: run.index for run in runs for part in run.parts if part.turn is not None},
+            hole_of={entry.param.order: entry.index for entry in self.entries if isinstance(entry, Hole)},
+            turn_pieces=self.turn_pieces,
+            by_owner={owner: tuple(entries) for owner, entries in by_owner.items()},
+        )
+
+
+def _trimmed(turn: Turn, open_ended: bool) -> list[Text | Module | Union]:
+    """A turn's children as a chat template that strips bodies leaves them. New text may follow an open-ended turn."""
+    children = list(turn.children)
+    if children and isinstance(children[0], Text):
+        children[0] = replace(children[0], text=children[0].text.lstrip())
+    if children and isinstance(children[-1], Text) and not open_ended:
+        children[-1] = replace(children[-1], text=children[-1].text.rstrip())
+    return [child for child in children if not (isinstance(child, Text) and not child.text)]

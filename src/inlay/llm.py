@@ -1,0 +1,296 @@
+"""LLM: a model, its schemas and its cache behind the calls that vLLM users know."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from inlay.attention.dispatch import get_backend
+from inlay.cache.pool import KVPool, LayerShape
+from inlay.cache.segment import KeyMaker
+from inlay.cache.splice import Cached
+from inlay.cache.store import SegmentStore
+from inlay.chat import ChatTemplate
+from inlay.config import REUSE, EngineConfig, check_choice
+from inlay.engine.encoder import Progress
+from inlay.engine.engine import Engine
+from inlay.engine.probe import why_not_shift
+from inlay.engine.request import Request
+from inlay.engine.runner import Runner
+from inlay.engine.sampler import request_seed
+from inlay.engine.stream import TextStream
+from inlay.errors import ContextError, ParameterError
+from inlay.layout import SchemaLayout
+from inlay.library import Library, Policy
+from inlay.models.adapter import dtype_name
+from inlay.models.load import LoadedModel, load_model, stop_ids
+from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
+from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.tokens import TextEncoder
+from inlay.types import RequestOutput, SamplingParams
+
+Message: TypeAlias = Mapping[str, Any]
+PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
+
+
+class LLM:
+    """A language model that computes the attention states of every piece of text once.
+
+    model: a local directory, a hub name, ``random:<shape>``, ``demo``, or a LoadedModel.
+    dtype: "auto", "float32" or "bfloat16".
+    seed: of random weights, and of requests that bring no seed of their own; None draws the latter afresh.
+    Further settings: see EngineConfig. Raises ModelError, ParameterError, CapacityError.
+    """
+
+    def __init__(
+        self, model: str | LoadedModel = "demo", *, dtype: str = "auto", seed: int | None = None, **settings: Any
+    ) -> None:
+        self.config = _engine_config(settings)
+        loaded = load_model(model, dtype=dtype, seed=seed or 0) if isinstance(model, str) else model
+        self.loaded = loaded
+        self.tokenizer = loaded.tokenizer
+        shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
+        pool = KVPool(shapes, loaded.model.dtype, self.config.kv_bytes(), self.config.chunk_size)
+        runner = Runner(loaded, pool, get_backend(self.config.attention_backend))
+        self.store = SegmentStore(pool)
+        self._engine = Engine(
+            self.store,
+            runner,
+            max_requests=self.config.max_num_seqs,
+            max_tokens=self.config.max_num_batched_tokens,
+        )
+        self._library = _library(loaded, self.config, why_not_shift(loaded.spec, runner, pool))
+        self._policy()  # a default that the model cannot follow is an error now, not at the first request
+        self._stop_ids = stop_ids(loaded)
+        self._entropy = secrets.randbits(64) if seed is None else seed
+        self._requests = 0
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """How runs of text become token ids."""
+        return self._library.encoder
+
+    @property
+    def model_name(self) -> str:
+        return self.loaded.name
+
+    def add_schema(
+        self,
+        schema: Schema,
+        *,
+        encode: bool = True,
+        reuse: str | None = None,
+        positions: str | None = None,
+        progress: Progress | None = None,
+    ) -> SchemaLayout:
+        """Make a schema known under its name, and encode its modules, packed, so that prompts find them.
+
+        encode: False leaves each segment to the first prompt that needs it.
+        reuse, positions: the policy to encode for; None for the engine's defaults.
+        progress: called with the number of tokens encoded and to encode.
+        Raises PMLError, ParameterError, CapacityError.
+        """
+        if not isinstance(schema, Schema):
+            raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
+        policy = self._policy(reuse, positions)
+        layout = self._library.add(schema)
+        if encode:
+            self._engine.encode(self._library.all_specs(layout, policy), progress)
+        return layout
+
+    def warm(
+        self,
+        prompt: Prompt | PromptBuilder,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Encode the segments that a prompt will read, and no others."""
+        policy = self._policy(reuse, positions)
+        splice = self._library.splice(self._library.place(_as_prompt(prompt), policy), policy)
+        self._engine.encode([part.spec for part in splice if isinstance(part, Cached)], progress)
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or several, as one batch.
+
+        prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of chat
+            messages, or a list of any of these.
+        sampling_params: for all prompts, or one for each; None for the defaults.
+        reuse, positions: the policy of these requests; None for the engine's defaults.
+        Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt.
+        """
+        requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions))
+        for _ in self._run(requests):
+            pass
+        return [request.output() for request in requests]
+
+    def stream(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
+        requests = self._requests_of([prompt], sampling_params, self._policy(reuse, positions))
+        return (advanced[0].output() for advanced in self._run(requests) if advanced)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several: lists of ``{"role": …, "content": …}``."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate(list(conversations), sampling_params)  # type: ignore[arg-type]
+
+    def positions_for(self, reuse: str, positions: str | None = None) -> str:
+        """The position policy that a request with this reuse gets. Raises ParameterError."""
+        return self._policy(reuse, positions).positions
+
+    def _policy(self, reuse: str | None = None, positions: str | None = None) -> Policy:
+        reuse = check_choice("reuse", reuse or self.config.reuse, REUSE)
+        if positions is not None:
+            check_choice("positions", positions, POSITIONS)
+        return self._library.policy(reuse, positions or self.config.positions)
+
+    def _requests_of(
+        self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, policy: Policy
+    ) -> list[Request]:
+        several = list(prompts) if _is_several(prompts) else [prompts]
+        params = sampling_params if sampling_params is not None else SamplingParams()
+        each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(several):
+            raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
+        return [self._request(prompt, p, policy) for prompt, p in zip(several, each, strict=True)]
+
+    def _request(self, prompt: Any, params: SamplingParams, policy: Policy) -> Request:
+        layout = self._place(prompt, policy)
+        ids, positions = layout.ids, layout.positions
+        if not ids:
+            raise ParameterError("a prompt is empty; give at least one token")
+        longest = self.loaded.spec.max_positions
+        if positions[-1] + 1 >= longest:
+            raise ContextError(
+                f"the prompt ends at position {positions[-1]} and the model's context is {longest} tokens long, answer "
+                "included; shorten the prompt, or import fewer modules"
+            )
+        room = longest - positions[-1] - 1
+        number, self._requests = self._requests, self._requests + 1
+        return Request(
+            id=str(number),
+            prompt=layout.text or None,
+            ids=ids,
+            positions=positions,
+            splice=self._library.splice(layout, policy),
+            params=params,
+            seed=request_seed(params, number, self._entropy),
+            stop_ids=frozenset() if params.ignore_eos else self._stop_ids,
+            limit=room if params.max_tokens is None else min(room, params.max_tokens),
+            stream=TextStream(self.tokenizer, ids, params),
+            spell=lambda token: str(self.tokenizer.decode([token])),
+        )
+
+    def _place(self, prompt: Any, policy: Policy) -> PromptLayout:
+        if isinstance(prompt, (Prompt, PromptBuilder)):
+            return self._library.place(_as_prompt(prompt), policy)
+        if isinstance(prompt, Mapping):
+            prompt = _unwrap(prompt)
+        if isinstance(prompt, str):
+            return lay_out_ids(self._check_ids(self.tokenizer.encode(prompt)), prompt)
+        if _is_conversation(prompt):
+            text = self._render_chat(prompt)
+            return lay_out_ids(self._check_ids(self.tokenizer.encode(text, add_special_tokens=False)), text)
+        if isinstance(prompt, Sequence):
+            return lay_out_ids(self._check_ids(list(prompt)), "")
+        raise ParameterError(
+            f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt"
+        )
+
+    def _check_ids(self, ids: list[Any]) -> list[int]:
+        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < self.vocab_size]
+        if wrong:
+            raise ParameterError(f"a prompt holds the token id {wrong[0]!r}; ids go from 0 to {self.vocab_size - 1}")
+        return ids
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model knows."""
+        return self.loaded.spec.vocab_size
+
+    def _render_chat(self, messages: Sequence[Message]) -> str:
+        for message in messages:
+            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                raise ParameterError(f"a chat message is {dict(message)!r}; it needs a 'role' and a 'content' of text")
+        return self._library.template.render(messages)
+
+    def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
+        for request in requests:
+            self._engine.add(request)
+        try:
+            while not all(request.finished for request in requests):
+                yield self._engine.step()
+        finally:  # also when the caller stops listening, or a step fails
+            for request in requests:
+                if not request.finished:
+                    self._engine.release(request)
+
+
+def _engine_config(settings: dict[str, Any]) -> EngineConfig:
+    known = EngineConfig()
+    unknown = [name for name in settings if not hasattr(known, name) or name.startswith("_") or name == "kv_bytes"]
+    if unknown:
+        names = ", ".join(sorted(EngineConfig.__dataclass_fields__))
+        raise ParameterError(f"LLM has no setting '{unknown[0]}'; settings are model, dtype, seed, {names}")
+    return replace(known, **settings)
+
+
+def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> Library:
+    keys = KeyMaker(
+        fingerprint=loaded.fingerprint,
+        kv_dtype=dtype_name(loaded.model.dtype),
+        codec="none",
+        salt=config.cache_salt.encode(),
+        positioned=reason is not None,
+    )
+    return Library(TextEncoder(loaded.tokenizer), ChatTemplate(loaded.tokenizer), keys, reason, config.placeholders)
+
+
+def _as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:
+    return prompt.build() if isinstance(prompt, PromptBuilder) else prompt
+
+
+def _unwrap(prompt: Mapping[str, Any]) -> Any:
+    keys = set(prompt)
+    if keys == {"prompt"} or keys == {"prompt_token_ids"} or keys == {"messages"}:
+        return next(iter(prompt.values()))
+    raise ParameterError(
+        f"a prompt has the keys {sorted(map(str, keys))}; write {{'prompt': …}}, {{'prompt_token_ids': …}} or "
+        "{'messages': …}"
+    )
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return (
+        isinstance(prompt, Sequence)
+        and bool(prompt)
+        and all(isinstance(message, Mapping) and "role" in message for message in prompt)
+    )
+
+
+def _is_several(prompts: Any) -> bool:
+    """Whether this is a list of prompts, not one prompt that happens to be a list."""
+    if isinstance(prompts, (str, Mapping, Prompt, PromptBuilder)) or not isinstance(prompts, Sequence):
+        return False
+    return not (_is_conversation(prompts) or (bool(prompts) and all(isinstance(item, int) for item in prompts)))

@@ -1,0 +1,73 @@
+"""The seam between stock transformers models and inlay's attention.
+
+A model whose ``_attn_implementation`` is ours calls ``_attention`` in every layer. The name is in no table of masks,
+so transformers builds none; the pass's context travels through the model as a keyword argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from inlay.attention.contract import AttentionOptions, Backend
+from inlay.attention.plan import Plan
+from inlay.cache.pool import KVPool
+from inlay.models.adapter import ModelSpec
+
+IMPLEMENTATION = "inlay"
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What the attention of one forward pass needs besides the layer's own tensors."""
+
+    backend: Backend
+    pool: KVPool
+    plan: Plan
+    spec: ModelSpec
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # (1, heads, rows, head_dim)
+    key: Tensor,  # (1, kv_heads, rows, head_dim)
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    inlay: PassContext,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    assert attention_mask is None, "transformers built a mask for an implementation that takes none"
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    options = AttentionOptions(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+        rotary=inlay.spec.layers[layer].rotary,
+    )
+    output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, inlay.plan, layer, options)
+    return output.unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+
+
+@contextmanager
+def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let a model attend through another implementation ("inlay", "sdpa", "eager") within a block."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before

@@ -1,0 +1,61 @@
+"""Rotary position embeddings as data: which frequencies a layer turns by, and how a shift turns a query.
+
+Stored keys carry the model's own rotary embedding at the positions they were encoded at. A segment that is read
+``shift`` positions further on is read by turning the *query* by ``-shift``, because a score depends on the
+difference of the two positions alone (Su et al., arXiv 2104.09864). Keys are never rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotary embedding of one layer.
+
+    inverse_frequencies: (rotated / 2,), fp32, radians per position.
+    interleaved: whether the two halves of a pair lie side by side (GPT-J) or half a head apart (NeoX, Llama).
+    """
+
+    inverse_frequencies: Tensor
+    interleaved: bool = False
+
+    @property
+    def rotated(self) -> int:
+        """How many leading dimensions of a head are turned."""
+        return 2 * self.inverse_frequencies.numel()
+
+    def angles(self, shifts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Unit cosines and sines of ``-shift``: two tensors (shifts, rotated / 2), fp32.
+
+        Unit, because a model that scales its cosines (YaRN) has scaled the query and the key already.
+        """
+        turns = torch.outer(torch.tensor([-float(s) for s in shifts], dtype=torch.float64), self._frequencies64())
+        return turns.cos().float(), turns.sin().float()
+
+    def _frequencies64(self) -> Tensor:
+        return self.inverse_frequencies.to(torch.float64)
+
+    def turn(self, query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turn queries, in fp32.
+
+        query: (..., head_dim), any floating dtype.
+        cos, sin: broadcastable to (..., rotated / 2), fp32.
+        Returns fp32 of the broadcast shape.
+        """
+        query = query.float()
+        turning, rest = query[..., : self.rotated], query[..., self.rotated :]
+        if self.interleaved:
+            first, second = turning[..., 0::2], turning[..., 1::2]
+            turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+        else:
+            first, second = turning.chunk(2, -1)
+            turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        if rest.shape[-1] == 0:
+            return turned
+        return torch.cat((turned, rest.expand(*turned.shape[:-1], rest.shape[-1])), -1)

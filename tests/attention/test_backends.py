@@ -1,0 +1,142 @@
+"""Every backend against the reference, over random sharing sets, shifts, windows, caps and sinks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.attention.contract import AttentionOptions
+from inlay.attention.dispatch import get_backend
+from inlay.attention.plan import Piece, Span, advance, build_plan
+from inlay.cache.pool import KVPool, LayerShape, Run
+from inlay.errors import ParameterError
+from inlay.models.rope import Rotary
+
+BACKENDS = ("cpu",)
+CHUNK = 4
+
+
+def rotary(head_dim: int, *, interleaved: bool = False) -> Rotary:
+    return Rotary(10000.0 ** (-torch.arange(0, head_dim, 2).float() / head_dim), interleaved)
+
+
+def make_pool(kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> KVPool:
+    pool = KVPool([LayerShape(kv_heads, head_dim)], dtype, 1 << 20, CHUNK)
+    generator = torch.Generator().manual_seed(5)
+    pool.keys[0].copy_(torch.randn(pool.keys[0].shape, generator=generator))
+    pool.values[0].copy_(torch.randn(pool.values[0].shape, generator=generator))
+    return pool
+
+
+def both(spans: list[Span], options: AttentionOptions, heads: int, pool: KVPool, backend: str, dtype: torch.dtype):
+    """The backend's output and the reference's, on the same new keys."""
+    plan = build_plan(spans)
+    generator = torch.Generator().manual_seed(7)
+    kv_heads, _, head_dim = pool.keys[0].shape
+    query = torch.randn(heads, plan.rows, head_dim, generator=generator).to(dtype)
+    key, value = (torch.randn(kv_heads, plan.rows, head_dim, generator=generator).to(dtype) for _ in range(2))
+    expected = get_backend("reference").attend(query, key, value, pool, plan, 0, options)
+    return get_backend(backend).attend(query, key, value, pool, plan, 0, options), expected
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> list[Span]:
+    """Spans that share stored segments in any combination, order and shift."""
+    segments, slot = [], 0
+    for _ in range(draw(st.integers(1, 5))):
+        length = draw(st.integers(1, 9))
+        segments.append((Run(slot, length), draw(st.integers(0, 40))))
+        slot += -(-length // CHUNK) * CHUNK
+    spans = []
+    for _ in range(draw(st.integers(1, 4))):
+        chosen = draw(st.lists(st.sampled_from(segments), max_size=4, unique=True))
+        at, context = draw(st.integers(0, 9)), []
+        for run, start in chosen:
+            shift = 0 if draw(st.booleans()) else at - start
+            context.append(Piece(run, start, shift))
+            at = max(at, start + shift + run.length)
+        slots = []
+        length = draw(st.integers(1, 7))
+        for size in draw(st.sampled_from([[length], [1, length]])):
+            slots.append(Run(slot, size))
+            slot += size + draw(st.sampled_from([0, 3]))
+        spans.append(Span(at, length, tuple(context), tuple(slots)))
+    return spans
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
+@given(
+    spans=passes(), window=st.sampled_from([None, 1, 5, 20]), softcap=st.sampled_from([None, 3.0]), sinks=st.booleans()
+)
+@settings(max_examples=60, deadline=None)
+def test_backend_equals_reference(backend, heads, kv_heads, spans, window, softcap, sinks):
+    options = AttentionOptions(
+        scale=0.3,
+        window=window,
+        softcap=softcap,
+        sinks=torch.linspace(-1, 1, heads) if sinks else None,
+        rotary=rotary(8),
+    )
+    output, expected = both(spans, options, heads, make_pool(kv_heads, 8), backend, torch.float32)
+    torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_head_sizes_and_dtypes(backend, head_dim, dtype):
+    pool = make_pool(2, head_dim, dtype)
+    spans = [Span(20, 5, (Piece(Run(0, 11), 0), Piece(Run(12, 6), 3, shift=9)), (Run(20, 5),))]
+    options = AttentionOptions(scale=head_dim**-0.5, rotary=rotary(head_dim))
+    output, expected = both(spans, options, 6, pool, backend, dtype)
+    tolerance = 2e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(output.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_turning_the_query_equals_moving_the_keys(interleaved):
+    turn = rotary(8, interleaved=interleaved)
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(3, 8, generator=generator), torch.randn(5, 8, generator=generator)
+    cos, sin = turn.angles([-17])  # a shift of -17 turns by +17: what moving keys 17 on does
+    moved = key @ torch.eye(8)
+    moved = turn.turn(moved, cos, sin)
+    cos, sin = turn.angles([17])
+    torch.testing.assert_close(query @ moved.T, turn.turn(query, cos, sin) @ key.T, atol=1e-5, rtol=1e-5)
+
+
+def test_only_leading_dimensions_turn():
+    turn = rotary(4)
+    query = torch.randn(2, 10)
+    cos, sin = turn.angles([3])
+    assert torch.equal(turn.turn(query, cos, sin)[:, 4:], query[:, 4:])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 6])
+def test_an_advanced_plan_equals_a_new_one(backend, window):
+    """Decode steps advance lengths in place; the result must be that of a plan built from scratch."""
+    shared = Piece(Run(0, 7), 0)
+    spans = [
+        Span(12, 1, (shared, Piece(Run(8, 2), 10)), (Run(10, 1),)),
+        Span(30, 1, (Piece(Run(0, 7), 0, shift=5),), (Run(40, 1),)),
+        Span(9, 1, (shared,), (Run(60, 1),)),
+    ]
+    options = AttentionOptions(scale=0.3, window=window, rotary=rotary(8))
+    pool, plan = make_pool(2, 8), build_plan(spans)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(5):
+        query, key, value = (torch.randn(2, 3, 8, generator=generator) for _ in range(3))
+        output = get_backend(backend).attend(query, key, value, pool, plan, 0, options)
+        fresh = get_backend("reference").attend(query, key, value, pool, build_plan(plan.spans), 0, options)
+        torch.testing.assert_close(output, fresh, atol=2e-5, rtol=1e-4)
+        plan = advance(plan)
+    assert plan.positions.tolist() == [17, 35, 14]
+
+
+def test_unknown_backend():
+    with pytest.raises(ParameterError, match="attention backend 'gpu' does not exist; use one of cpu, reference"):
+        get_backend("gpu")

@@ -1,0 +1,102 @@
+"""Tiny models of every supported family, with weights large enough for attention to matter."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from inlay.models.adapter import describe
+from inlay.models.bytes_tokenizer import bytes_tokenizer
+from inlay.models.load import LoadedModel, fingerprint
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 262,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+}
+
+#: name → (model type, settings)
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _COMMON),
+    "llama3-scaled": (
+        "llama",
+        _COMMON
+        | {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "yarn": (
+        "llama",
+        _COMMON
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 512,
+            }
+        },
+    ),
+    "mistral": ("mistral", _COMMON | {"sliding_window": 40, "head_dim": 8}),
+    "qwen2": ("qwen2", _COMMON),
+    "qwen2-mixed": (
+        "qwen2",
+        _COMMON
+        | {
+            "use_sliding_window": True,
+            "sliding_window": 40,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen3": ("qwen3", _COMMON | {"head_dim": 16}),
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": 262,
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 2048,
+            "initializer_range": 0.25,
+            "scale_attn_by_inverse_layer_idx": True,
+        },
+    ),
+}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+ROTARY = tuple(name for name in CONFIGS if name != "gpt2")
+
+
+@cache
+def tiny(name: str) -> LoadedModel:
+    """A tiny model in fp32 with one token a byte; the same object at every call."""
+    kind, settings = CONFIGS[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings), dtype=torch.float32).eval()
+    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), describe(model), fingerprint(model))
+
+
+@pytest.fixture(params=list(CONFIGS))
+def any_model(request: pytest.FixtureRequest) -> LoadedModel:
+    return tiny(request.param)
+
+
+@pytest.fixture(params=ROTARY)
+def rotary_model(request: pytest.FixtureRequest) -> LoadedModel:
+    return tiny(request.param)

@@ -1,0 +1,117 @@
+"""The oracle: stock transformers models, told positions and visibility through explicit masks.
+
+``prefill`` is a full forward pass. ``PromptCacheOracle`` is Prompt Cache in its plainest form: modules encoded by the
+stock model one by one, their keys turned to where they stand in the prompt, concatenated into a stock cache, and the
+new tokens computed on top of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from inlay.models.interface import attention_implementation
+from inlay.models.load import LoadedModel
+
+
+def mask_for(model: PreTrainedModel, query: Tensor, key: Tensor, visible: Tensor) -> Any:
+    """Additive masks (1, 1, queries, keys) from visibility, with the sliding window in positions."""
+
+    def additive(seen: Tensor) -> Tensor:
+        return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None]
+
+    config = model.config
+    window = getattr(config, "sliding_window", None)
+    near = visible if window is None else visible & (query[:, None] - key[None] < window)
+    if config.model_type == "mistral":
+        return additive(near)
+    if config.model_type in ("qwen2", "qwen3"):
+        return {"full_attention": additive(visible), "sliding_attention": additive(near)}
+    return additive(visible)
+
+
+@torch.inference_mode()
+def forward(model: PreTrainedModel, ids: list[int], positions: list[int], visible: Tensor, past: Any = None) -> Any:
+    """A stock forward pass of new tokens over an optional cache. visible: (tokens, cached + tokens) bool.
+
+    The positions of cached tokens ride along in ``past.inlay_positions``.
+    """
+    query = torch.tensor(positions)
+    before = past.inlay_positions if past is not None else torch.tensor([], dtype=torch.long)
+    mask = mask_for(model, query, torch.cat((before, query)), visible)
+    cache = past if past is not None else DynamicCache()
+    with attention_implementation(model, "eager"):
+        output = model(
+            input_ids=torch.tensor([ids]),
+            position_ids=query[None],
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        )
+    cache.inlay_positions = torch.cat((before, query))
+    return output
+
+
+def prefill(loaded: LoadedModel, ids: list[int], positions: list[int] | None = None) -> Tensor:
+    """(tokens, vocabulary): every logit of a causal pass, with gaps in the positions if they have any."""
+    positions = positions or list(range(len(ids)))
+    return forward(loaded.model, ids, positions, torch.ones(len(ids), len(ids)).tril().bool()).logits[0]
+
+
+def keys_and_values(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+class PromptCacheOracle:
+    """Assembles a stock cache from separately encoded modules, then runs new tokens over it."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        layers = len(loaded.spec.layers)
+        self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
+        self.values: list[list[Tensor]] = [[] for _ in range(layers)]
+        self.positions: list[int] = []
+        self.logits: list[Tensor] = []
+
+    def add_module(self, context: list[tuple[int, int]], text: list[tuple[int, int]], start: int) -> None:
+        """Encode ``text`` behind ``context``, both (id, position), and splice it in at position ``start``."""
+        tokens = context + text
+        ids, positions = [t for t, _ in tokens], [p for _, p in tokens]
+        cache = DynamicCache()
+        cache.inlay_positions = torch.tensor([], dtype=torch.long)
+        forward(self.loaded.model, ids, positions, torch.ones(len(ids), len(ids)).tril().bool(), cache)
+        shift = start - text[0][1]
+        for layer, (key, value) in enumerate(keys_and_values(cache)):
+            self.keys[layer].append(self._moved(key[:, :, len(context) :], shift))
+            self.values[layer].append(value[:, :, len(context) :])
+        self.positions += [p + shift for _, p in text]
+
+    def add_fresh(self, ids: list[int], start: int) -> None:
+        """Compute new tokens over all that stands at or before their positions."""
+        positions = list(range(start, start + len(ids)))
+        cache = DynamicCache()
+        for layer in range(len(self.keys)):
+            if self.keys[layer]:
+                cache.update(torch.cat(self.keys[layer], 2), torch.cat(self.values[layer], 2), layer)
+        cache.inlay_positions = torch.tensor(self.positions, dtype=torch.long)
+        everything = torch.tensor(self.positions + positions)
+        visible = everything[None] <= torch.tensor(positions)[:, None]
+        output = forward(self.loaded.model, ids, positions, visible, cache)
+        count = len(self.positions)
+        for layer, (key, value) in enumerate(keys_and_values(cache)):
+            self.keys[layer].append(key[:, :, count:])
+            self.values[layer].append(value[:, :, count:])
+        self.positions += positions
+        self.logits += list(output.logits[0])
+
+    def _moved(self, key: Tensor, shift: int) -> Tensor:
+        """Keys rotated ``shift`` positions on, with the model's own rotary code."""
+        if shift == 0:
+            return key
+        rotary = self.loaded.model.model.rotary_emb
+        angle = shift * torch.cat((rotary.inv_freq, rotary.inv_freq)).double()
+        half = torch.cat((-key[..., key.shape[-1] // 2 :], key[..., : key.shape[-1] // 2]), -1)
+        return (key.double() * angle.cos() + half.double() * angle.sin()).float()
