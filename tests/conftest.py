@@ -13,6 +13,8 @@ from inlay.models.adapter import describe
 from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.models.load import LoadedModel, fingerprint
 
+torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that wait for each other stall
+
 _COMMON: dict[str, Any] = {
     "vocab_size": 262,
     "hidden_size": 32,

@@ -26,6 +26,7 @@ from inlay.models.shapes import build_random, check_shape
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _DEMO_NOTE = "demo is a tiny model with random weights: its timings and counts are real, its answers mean nothing"
 
 
@@ -85,11 +86,18 @@ def _checkpoint(name: str, dtype: str) -> LoadedModel:
     check_config(config)
     tokenizer = _read_tokenizer(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=_checkpoint_dtype(config, dtype), trust_remote_code=False
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=_checkpoint_dtype(config, dtype),
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except Exception as error:
         raise ModelError(f"{name}: the weights cannot be loaded: {_first_line(error)}") from error
+    if lacking := sorted(report["missing_keys"]):  # transformers would fill them with noise
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise ModelError(f"{name}: the weights lack {lacking[0]}{more}; give a complete checkpoint")
     model.eval()
     return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model))
 
@@ -112,6 +120,8 @@ def _read_config(name: str) -> PretrainedConfig:
 
 
 def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in _TOKENIZER_FILES):
+        raise ModelError(f"{name}: the directory holds no tokenizer; add its tokenizer.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:

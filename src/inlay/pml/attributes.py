@@ -1,0 +1,114 @@
+"""Reading the attributes of PML's own tags, with an error for each that is missing, empty or unknown."""
+
+from __future__ import annotations
+
+import re
+
+from inlay.errors import Place
+from inlay.pml.limits import MAX_PARAM_LENGTH
+from inlay.pml.names import TAGS, objection
+from inlay.pml.parser import Element
+from inlay.pml.problems import Problems, listed, quote
+
+_SPACE = "xml:space"
+_TAKES = {
+    "schema": ("name", _SPACE),
+    "prompt": ("schema", _SPACE),
+    "module": ("name", "src", _SPACE),
+    "union": (),
+    "param": ("name", "len", "default"),
+    "parameter": ("name", "length", "default"),
+    "scaffold": ("modules",),
+    "system": (_SPACE,),
+    "user": (_SPACE,),
+    "assistant": (_SPACE,),
+}
+_USAGE = {
+    "schema": '<schema name="…">',
+    "prompt": '<prompt schema="…">',
+    "module": '<module name="…">',
+    "param": '<param name="…" len="…"/>',
+    "parameter": '<parameter name="…" length="…"/>',
+    "scaffold": '<scaffold modules="… …"/>',
+}
+
+
+class Attributes:
+    """Reads the attributes of elements; what is wrong goes to ``problems``."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+
+    def check(self, element: Element) -> None:
+        """Report attributes that the tag does not take, and required ones that are missing or empty."""
+        takes = _TAKES[element.tag]
+        meant = set()
+        for name in [name for name in element.attributes if name not in takes]:
+            near = self._problems.near(name, takes)
+            meant.add(near)
+            remedy = f'did you mean "{near}"?' if near else _takes(takes)
+            message = f"<{element.tag}> takes no attribute {quote(name)}; {remedy}"
+            self._problems.add(element.attributes[name].place, message)
+        for name in _required(element.tag):
+            usage = f"write {_USAGE[element.tag]}"
+            attribute = element.attributes.get(name)
+            if attribute is None and name not in meant:
+                self._problems.add(element.place, f"<{element.tag}> has no {name}; {usage}")
+            elif attribute is not None and not attribute.value.strip():
+                self._problems.add(attribute.place, f"<{element.tag}> has an empty {name}; {usage}")
+
+    def text(self, element: Element, name: str) -> str | None:
+        """The value of an attribute, or None where it is missing or empty."""
+        attribute = element.attributes.get(name)
+        return attribute.value if attribute and attribute.value.strip() else None
+
+    def name(self, element: Element) -> str | None:
+        """The name of a module or a parameter, or None where it is missing or no good."""
+        name = self.text(element, "name")
+        if name is None:
+            return None
+        problem = objection(name)
+        if problem is None and element.tag == "module" and name in TAGS:
+            problem = f"{quote(name)} is a tag of PML; choose another name for the module"
+        if problem:
+            self._problems.add(self.place(element, "name"), problem)
+        return None if problem else name
+
+    def length(self, element: Element) -> int:
+        """The length of a parameter in tokens; 1 where it is missing or no good."""
+        name = _required(element.tag)[1]
+        text = self.text(element, name)
+        if text is None:
+            return 1
+        digits = text.strip().lstrip("0")
+        # the count of digits first: Python refuses to convert very long numbers
+        if re.fullmatch("[0-9]{1,9}", digits) and int(digits) <= MAX_PARAM_LENGTH:
+            return int(digits)
+        wrong = f"{name}={quote(text)} is not a whole number from 1 to {MAX_PARAM_LENGTH}"
+        self._problems.add(self.place(element, name), f"{wrong}; write how many tokens an argument may have")
+        return 1
+
+    def preserve(self, element: Element, inherited: bool) -> bool:
+        """Whether ``xml:space`` of this element, or else of those around it, keeps all white space."""
+        attribute = element.attributes.get(_SPACE)
+        if attribute is None:
+            return inherited
+        if attribute.value not in ("preserve", "default"):
+            message = f'xml:space={quote(attribute.value)} is unknown; write "preserve" or "default"'
+            self._problems.add(attribute.place, message)
+        return attribute.value == "preserve"
+
+    def place(self, element: Element, name: str) -> Place:
+        """Where an attribute stands, or else its tag."""
+        attribute = element.attributes.get(name)
+        return attribute.place if attribute else element.place
+
+
+def _required(tag: str) -> tuple[str, ...]:
+    if tag in ("param", "parameter"):
+        return _TAKES[tag][:2]
+    return _TAKES[tag][:1] if tag in _USAGE else ()
+
+
+def _takes(names: tuple[str, ...]) -> str:
+    return f"it takes {listed(names)}" if names else "it takes none"

@@ -1,0 +1,120 @@
+"""The nodes of a parsed schema and of a parsed prompt: plain, immutable data.
+
+Nothing here knows a tokenizer or a model. Nodes of a schema carry ``order``, their number in document order,
+by which later stages refer to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TypeVar
+
+from inlay.errors import Place
+
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A run of text between two tags, white space already settled; never empty."""
+
+    text: str
+    place: Place
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A hole of ``length`` tokens in a module, filled by an argument or by ``default``."""
+
+    name: str
+    length: int
+    default: str | None
+    place: Place
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A named piece of a schema that prompts import."""
+
+    name: str
+    children: tuple[Text | Param | Module | Union, ...]
+    place: Place
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Modules that exclude each other and start at the same position."""
+
+    members: tuple[Module, ...]
+    place: Place
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A chat turn of a schema; its role is one of ROLES."""
+
+    role: str
+    children: tuple[Text | Module | Union, ...]
+    place: Place
+    order: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """Modules that are encoded together, for prompts that import all of them."""
+
+    modules: tuple[str, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A value that a prompt gives to a parameter."""
+
+    name: str
+    value: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """A module named by a prompt, with arguments, nested imports and new text inside it."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    children: tuple[Text | Import, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTurn:
+    """A chat turn that a prompt adds."""
+
+    role: str
+    children: tuple[Text | Import, ...]
+    place: Place
+
+
+_Node = TypeVar("_Node", bound=Text | Param | Module | Union | Turn)
+
+
+def numbered(children: tuple[Text | Module | Union | Turn, ...]) -> tuple[Text | Module | Union | Turn, ...]:
+    """The children of a schema with ``order`` set throughout, from 0 in document order."""
+    orders = count()
+
+    def number(node: _Node) -> _Node:
+        order = next(orders)
+        if isinstance(node, Union):
+            return replace(node, order=order, members=tuple(map(number, node.members)))
+        if isinstance(node, Module):
+            return replace(node, order=order, children=tuple(number(child) for child in node.children))
+        if isinstance(node, Turn):
+            return replace(node, order=order, children=tuple(number(child) for child in node.children))
+        return replace(node, order=order)
+
+    return tuple(number(child) for child in children)

@@ -1,0 +1,217 @@
+"""Checks a prompt against its schema and puts what both say into one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from inlay.errors import Place
+from inlay.pml import sentences
+from inlay.pml.items import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, TurnStart
+from inlay.pml.levels import Border, Level, Slot
+from inlay.pml.nodes import Argument, Import, Module, Param, PromptTurn, Text, Turn, Union
+from inlay.pml.problems import Problems
+from inlay.pml.prompt import Prompt
+from inlay.pml.schema import Schema
+
+_Arguments = Mapping[str, Argument]
+
+
+def resolve(schema: Schema, prompt: Prompt, *, moves: bool = False) -> Resolved:
+    """What the prompt says, as one list of items in order.
+
+    Imports follow the schema's order. With ``moves``, those between which the schema has no always-present text, no
+    parameter and no border of a turn may stand in any order. Raises PMLError with every problem found.
+    """
+    problems = Problems(prompt.source)
+    resolver = _Resolver(schema, moves, problems)
+    if prompt.schema == schema.name:
+        items = resolver.prompt(prompt)
+    else:
+        # most other problems would follow from this one
+        items = []
+        problems.add(prompt.place or Place(prompt.source), sentences.other_schema(prompt.schema, schema.name))
+    problems.raise_any()
+    return Resolved(schema, tuple(items), frozenset(resolver.imported), prompt.source)
+
+
+@dataclass(slots=True)
+class _Placed:
+    """An import with its place in the schema, and the new text that goes with it."""
+
+    node: Import
+    slot: Slot
+    before: list[NewText] = field(default_factory=list)
+    after: list[NewText] = field(default_factory=list)
+
+
+class _Resolver:
+    def __init__(self, schema: Schema, moves: bool, problems: Problems) -> None:
+        self.imported: dict[str, Import] = {}
+        self._schema = schema
+        self._moves = moves
+        self._problems = problems
+
+    def prompt(self, prompt: Prompt) -> list[Item]:
+        """All items of the prompt."""
+        loose = self._loose(prompt)
+        turns = [child for child in prompt.children if isinstance(child, PromptTurn)]
+        if turns and all(isinstance(child, Module | Union) for child in self._schema.children):
+            if loose:
+                self._problems.add(loose[0].place, sentences.loose_beside_turns(loose[0], self._schema.name))
+            return self._turns_around_imports(turns)
+        return self._top_level(loose) + [item for turn in turns for item in self._turn_of_text(turn)]
+
+    def _loose(self, prompt: Prompt) -> list[Text | Import]:
+        """What stands in no turn of the prompt; it has to stand before them."""
+        loose: list[Text | Import] = []
+        turn: PromptTurn | None = None
+        for child in prompt.children:
+            if isinstance(child, PromptTurn):
+                turn = turn or child
+            else:
+                if turn:
+                    self._problems.add(child.place, sentences.loose_after_turn(child, turn.role))
+                loose.append(child)
+        return loose
+
+    def _top_level(self, loose: list[Text | Import]) -> list[Item]:
+        level = self._schema.levels[None]
+        placed, rest = self._place(loose, None)
+        self._check_order(placed)
+        if not self._schema.has_turns or not rest:
+            return self._merge(level, placed, rest, len(level.fixed), (), {})
+        last = level.fixed[-1]
+        if isinstance(last, Border) and last.turn.role == "user":
+            # the question ends the turn that holds the documents
+            return self._merge(level, placed, rest, len(level.fixed) - 1, (), {})
+        items = self._merge(level, placed, [], 0, (), {})
+        return [*items, TurnStart("user", True, rest[0].place), *rest, TurnEnd("user", True)]
+
+    def _turn_of_text(self, turn: PromptTurn) -> list[Item]:
+        items: list[Item] = [TurnStart(turn.role, True, turn.place)]
+        for child in turn.children:
+            if isinstance(child, Import):
+                has = "chat turns" if self._schema.has_turns else "text"
+                message = sentences.import_in_turn(child.name, self._schema.name, has, turn.role)
+                self._problems.add(child.place, message)
+            else:
+                items.append(NewText(child.text, child.place))
+        return [*items, TurnEnd(turn.role, True)]
+
+    def _turns_around_imports(self, turns: list[PromptTurn]) -> list[Item]:
+        """The prompt's turns where the schema is modules alone: their imports together follow the schema's order."""
+        items: list[Item] = []
+        order: list[_Placed] = []
+        for turn in turns:
+            items.append(TurnStart(turn.role, True, turn.place))
+            placed, rest = self._place(turn.children, None)
+            for one in placed:
+                items += self._import(one, ())
+            items += [*rest, TurnEnd(turn.role, True)]
+            order += placed
+        self._check_order(order)
+        return items
+
+    def _place(self, parts: Iterable[Text | Import], parent: str | None) -> tuple[list[_Placed], list[NewText]]:
+        """The imports of one level, with the new text around them, and the new text that ends the level."""
+        placed: list[_Placed] = []
+        waiting: list[NewText] = []
+        for part in parts:
+            if isinstance(part, Text):
+                waiting.append(NewText(part.text, part.place))
+            elif slot := self._slot(part, parent):
+                one = _Placed(part, slot)
+                (placed[-1].after if placed else one.before).extend(waiting)
+                placed.append(one)
+                waiting = []
+        return placed, waiting
+
+    def _slot(self, node: Import, parent: str | None) -> Slot | None:
+        """Where the import goes at this level, or None after a problem."""
+        name = node.name
+        if name not in self._schema.modules:
+            near = self._problems.near(name, self._schema.modules)
+            message = sentences.unknown_module(name, near, self._schema.name, self._schema.modules)
+            self._problems.add(node.place, message)
+            return None
+        if first := self.imported.get(name):
+            self._problems.add(node.place, sentences.repeated(name, first.place))
+            return None
+        self.imported[name] = node
+        slot = self._schema.levels[parent].slots.get(name)
+        if slot is None:
+            self._problems.add(node.place, sentences.misnested(name, self._schema.parents[name], parent))
+        return slot
+
+    def _check_order(self, placed: list[_Placed]) -> None:
+        """The imports of one level follow the schema, and no two of them are members of one union."""
+        taken: dict[Slot, Import] = {}
+        last: tuple[Slot, Import] | None = None
+        for one in placed:
+            slot, node = one.slot, one.node
+            if other := taken.get(slot):
+                self._problems.add(node.place, sentences.one_union(node.name, other.name))
+                continue
+            taken[slot] = node
+            if last is None or last[0] < slot:
+                last = slot, node
+            elif slot.zone < last[0].zone or not self._moves:
+                movable = slot.zone == last[0].zone
+                self._problems.add(node.place, sentences.out_of_order(node.name, last[1].name, movable))
+
+    def _merge(
+        self,
+        level: Level,
+        placed: list[_Placed],
+        rest: list[NewText],
+        rest_zone: int,
+        owner: tuple[str, ...],
+        arguments: _Arguments,
+    ) -> list[Item]:
+        """The level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
+        zones: dict[int, list[Item]] = {}
+        for one in placed:
+            zones.setdefault(one.slot.zone, []).extend(self._import(one, owner))
+        zones.setdefault(rest_zone, []).extend(rest)
+        merged: list[Item] = []
+        for zone, piece in enumerate(level.fixed):
+            merged += [*zones.get(zone, ()), *self._fixed(piece, owner, arguments)]
+        return merged + zones.get(len(level.fixed), [])
+
+    def _import(self, one: _Placed, owner: tuple[str, ...]) -> list[Item]:
+        node = one.node
+        level = self._schema.levels[node.name]
+        arguments = self._arguments(node, level)
+        placed, rest = self._place(node.children, node.name)
+        self._check_order(placed)
+        items = self._merge(level, placed, rest, len(level.fixed), (*owner, node.name), arguments)
+        return [*one.before, *items, *one.after]
+
+    def _arguments(self, node: Import, level: Level) -> _Arguments:
+        arguments: dict[str, Argument] = {}
+        for argument in node.arguments:
+            if argument.name not in level.params:
+                near = self._problems.near(argument.name, level.params)
+                message = sentences.unknown_parameter(node.name, argument.name, near, level.params)
+                self._problems.add(argument.place, message)
+            elif argument.name in arguments:
+                self._problems.add(argument.place, sentences.argument_twice(node.name, argument.name))
+            arguments[argument.name] = argument
+        for name, param in level.params.items():
+            if name not in arguments and param.default is None:
+                self._problems.add(node.place, sentences.no_argument(node.name, name))
+        return arguments
+
+    def _fixed(self, piece: Text | Param | Border, owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:
+        if isinstance(piece, Text):
+            return [SchemaText(piece, owner)]
+        if isinstance(piece, Border):
+            return [_border(piece.turn, piece.start)]
+        if argument := arguments.get(piece.name):
+            return [Filled(piece, argument.value, False, owner, argument.place)]
+        return [] if piece.default is None else [Filled(piece, piece.default, True, owner, piece.place)]
+
+
+def _border(turn: Turn, start: bool) -> Item:
+    return TurnStart(turn.role, False, turn.place) if start else TurnEnd(turn.role, False)

@@ -1,0 +1,185 @@
+"""Elements → the nodes of a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from inlay.errors import Place
+from inlay.pml.attributes import Attributes
+from inlay.pml.misplaced import misplaced_tag, misplaced_text
+from inlay.pml.nodes import ROLES, Module, Param, Scaffold, Text, Turn, Union, numbered
+from inlay.pml.parser import Element, Run, parse
+from inlay.pml.problems import Problems, clip, quote
+from inlay.pml.scaffolds import Exclusions
+from inlay.pml.sources import Folder, UnreadableError
+from inlay.pml.whitespace import is_white, settle
+
+_Node = Text | Param | Module | Union | Turn | Scaffold
+_TEXT = "text"  # no tag of PML, so it can stand among them
+_TAKES = {
+    "module": frozenset((_TEXT, "module", "union", "param", "parameter")),
+    "union": frozenset(("module",)),
+    **dict.fromkeys(ROLES, frozenset((_TEXT, "module", "union"))),
+}
+_CHAT_SCHEMA = frozenset(("scaffold", *ROLES))
+_PLAIN_SCHEMA = frozenset((_TEXT, "module", "union", "scaffold"))
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaParts:
+    """What a schema file holds."""
+
+    name: str
+    children: tuple[Text | Module | Union | Turn, ...]
+    scaffolds: tuple[Scaffold, ...]
+
+
+def read_schema(data: bytes, source: str, folder: Folder | None, *, declaration_counts: bool) -> SchemaParts:
+    """The parts of a schema in UTF-8; raises PMLError with every problem found."""
+    problems = Problems(source)
+    root = parse(data, problems, declaration_counts=declaration_counts)
+    parts = None if root is None else _SchemaReader(folder, problems).read(root)
+    problems.raise_any()
+    assert parts is not None  # without a root there is a problem
+    return parts
+
+
+class _SchemaReader:
+    def __init__(self, folder: Folder | None, problems: Problems) -> None:
+        self._folder = folder
+        self._problems = problems
+        self._attributes = Attributes(problems)
+        self._modules: dict[str, Place] = {}
+
+    def read(self, root: Element) -> SchemaParts | None:
+        if root.tag != "schema":
+            self._problems.add(root.place, _not_a_schema(root.tag))
+            return None
+        self._attributes.check(root)
+        preserve = self._attributes.preserve(root, inherited=False)
+        has_turns = any(isinstance(child, Element) and child.tag in ROLES for child in root.children)
+        nodes = self._content(root, preserve, _CHAT_SCHEMA if has_turns else _PLAIN_SCHEMA)
+        children = numbered(tuple(node for node in nodes if isinstance(node, Text | Module | Union | Turn)))
+        scaffolds = tuple(node for node in nodes if isinstance(node, Scaffold))
+        if root.closed:
+            self._check_scaffolds(scaffolds, Exclusions(children))
+        return SchemaParts(self._attributes.text(root, "name") or "", children, scaffolds)
+
+    def _content(self, parent: Element, preserve: bool, takes: frozenset[str]) -> list[_Node]:
+        nodes: list[_Node] = []
+        for child in parent.children:
+            if isinstance(child, Run):
+                nodes += self._text(child, parent, preserve, takes)
+            elif child.tag in takes:
+                nodes.append(self._node(child, preserve))
+            else:
+                self._problems.add(child.place, misplaced_tag(child.tag, parent.tag, self._problems))
+                if child.tag in ("module", "union"):
+                    self._node(child, preserve)  # for what is wrong inside, and for the names it defines
+        return nodes
+
+    def _text(self, run: Run, parent: Element, preserve: bool, takes: frozenset[str]) -> list[Text]:
+        if _TEXT in takes:
+            text = run.text if preserve else settle(run.text)
+            return [Text(text, run.place)] if text else []
+        if not is_white(run.text):
+            self._problems.add(run.place, misplaced_text(parent.tag))
+        return []
+
+    def _node(self, element: Element, preserve: bool) -> _Node:
+        self._attributes.check(element)
+        if element.tag in ("param", "parameter"):
+            return self._param(element)
+        if element.tag == "scaffold":
+            return self._scaffold(element)
+        preserve = self._attributes.preserve(element, preserve) if element.tag != "union" else preserve
+        if element.tag == "module":
+            return self._module(element, preserve)
+        nodes = self._content(element, preserve, _TAKES[element.tag])
+        if element.tag == "union":
+            return self._union(element, nodes)
+        children = tuple(node for node in nodes if isinstance(node, Text | Module | Union))
+        return Turn(element.tag, children, element.place)
+
+    def _module(self, element: Element, preserve: bool) -> Module:
+        name = self._attributes.name(element)
+        if name is not None:
+            self._define(name, element)
+        nodes = self._content(element, preserve, _TAKES["module"])
+        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
+        self._check_params(name or "", (node for node in children if isinstance(node, Param)))
+        if "src" in element.attributes:
+            children = self._file(element)
+        return Module(name or "", children, element.place)
+
+    def _define(self, name: str, element: Element) -> None:
+        first = self._modules.setdefault(name, element.place)
+        if first is not element.place:
+            twice = f"module {quote(name)} is defined twice, first in line {first.line}"
+            self._problems.add(self._attributes.place(element, "name"), f"{twice}; give this one another name")
+
+    def _check_params(self, module: str, params: Iterable[Param]) -> None:
+        seen = set()
+        for param in params:
+            if param.name and param.name in seen:
+                twice = f"parameter {quote(param.name)} is defined twice in module {quote(module)}"
+                self._problems.add(param.place, f"{twice}; give this one another name")
+            seen.add(param.name)
+
+    def _file(self, element: Element) -> tuple[Text, ...]:
+        src = element.attributes["src"]
+        if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
+            self._problems.add(src.place, "the module has both src and content; leave one of them out")
+        elif self._folder is None:
+            remedy = "give one with Schema.from_string(text, folder=…)"
+            self._problems.add(src.place, f"src needs a folder, and a schema in a string has none; {remedy}")
+        else:
+            try:
+                text = self._folder.read(src.value)
+                return (Text(text, Place(self._folder.name(src.value), 1, 1)),) if text else ()
+            except UnreadableError as error:
+                self._problems.add(src.place, str(error))
+        return ()
+
+    def _union(self, element: Element, nodes: list[_Node]) -> Union:
+        members = tuple(node for node in nodes if isinstance(node, Module))
+        if element.closed and not any(isinstance(child, Element) for child in element.children):
+            self._problems.add(element.place, "<union> is empty; put a <module> for each choice into it")
+        return Union(members, element.place)
+
+    def _param(self, element: Element) -> Param:
+        name = self._attributes.name(element)
+        if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
+            remedy = f'write <{element.tag} …/>, and a default as default="…"'
+            self._problems.add(element.place, f"<{element.tag}> is not empty; {remedy}")
+        default = element.attributes.get("default")
+        length = self._attributes.length(element)
+        return Param(name or "", length, default.value if default else None, element.place)
+
+    def _scaffold(self, element: Element) -> Scaffold:
+        if element.children:
+            self._problems.add(element.place, '<scaffold> is not empty; write <scaffold modules="… …"/>')
+        return Scaffold(tuple((self._attributes.text(element, "modules") or "").split()), element.place)
+
+    def _check_scaffolds(self, scaffolds: Iterable[Scaffold], exclusions: Exclusions) -> None:
+        for scaffold in scaffolds:
+            for name in scaffold.modules:
+                if name not in self._modules:
+                    self._problems.add(scaffold.place, self._unknown(name))
+            if len(set(scaffold.modules)) == 1:
+                alone = f"<scaffold> names {quote(scaffold.modules[0])} alone"
+                self._problems.add(scaffold.place, f"{alone}; name at least two modules, or delete it")
+            if pair := exclusions.between(scaffold.modules):
+                both = f"<scaffold> names {quote(pair[0])} and {quote(pair[1])}, of which a union allows one"
+                self._problems.add(scaffold.place, f"{both}; leave one of them out")
+
+    def _unknown(self, name: str) -> str:
+        near = self._problems.near(name, self._modules)
+        remedy = f'did you mean "{near}"?' if near else "name modules of this schema"
+        return f"<scaffold> names {quote(name)}, which is no module of this schema; {remedy}"
+
+
+def _not_a_schema(tag: str) -> str:
+    remedy = "read it as a Prompt" if tag == "prompt" else 'write <schema name="…"> around everything'
+    return f"the outermost tag is <{clip(tag)}>, not <schema>; {remedy}"

@@ -1,0 +1,128 @@
+"""Where text comes from: strings, files, and the files that a schema names in ``src``.
+
+A file is read only if it is a regular file of bounded size: a device or a pipe would never end.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path, PureWindowsPath
+
+from inlay.errors import ParameterError, Place, PMLError, Problem
+from inlay.pml import limits
+from inlay.pml.parser import place_at
+from inlay.pml.problems import quote
+
+_BOM = b"\xef\xbb\xbf"
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class UnreadableError(Exception):
+    """A file cannot be read; the message says why and what to do instead."""
+
+
+def document_from_string(text: str, source: str) -> bytes:
+    """The text as UTF-8, without a byte order mark; raises PMLError if it cannot be that, or is too large."""
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise ParameterError(f"from_string takes a str, not {kind}; decode it, or give a path to from_file")
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        place = place_at(source, text[: error.start])
+        raise _refused(place, "a lone surrogate is not a character; decode the text properly or leave it out") from None
+    if len(data) > limits.MAX_BYTES:
+        raise _refused(Place(source), _too_large(limits.MAX_BYTES))
+    return data.removeprefix(_BOM)
+
+
+def document_from_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file in UTF-8, without a byte order mark; raises PMLError if it cannot be read as that."""
+    source = os.fsdecode(path)
+    try:
+        data = _read(source, limits.MAX_BYTES)
+    except UnreadableError as error:
+        raise _refused(Place(source), str(error)) from None
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        place = place_at(source, data[: error.start].decode())
+        raise _refused(place, _not_utf8(data)) from None
+    return data.removeprefix(_BOM)
+
+
+class Folder:
+    """The folder of a schema, whose files its modules may name in ``src``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._left = limits.MAX_SOURCE_BYTES
+
+    def name(self, src: str) -> str:
+        """What to call the file in errors."""
+        return str(Path(self._path) / src)
+
+    def read(self, src: str) -> str:
+        """The file's text, with LF as line break; raises UnreadableError."""
+        if not src:
+            raise UnreadableError('src is empty; write src="…" with the name of a file beside the schema')
+        if os.path.isabs(src) or PureWindowsPath(src).anchor:
+            raise UnreadableError(f"src={quote(src)} is an absolute path; write it relative to the schema's folder")
+        folder = Path(os.path.realpath(self._path))
+        path = Path(os.path.realpath(folder / src))
+        if not path.is_relative_to(folder):
+            raise UnreadableError(f"src={quote(src)} leaves the schema's folder; move the file beside the schema")
+        try:
+            data = _read(str(path), min(self._left, limits.MAX_BYTES))
+        except UnreadableError as error:
+            raise UnreadableError(f"src={quote(src)}: {error}") from None
+        self._left -= len(data)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise UnreadableError(f"src={quote(src)}: {_not_utf8(data)}") from None
+        if "\0" in text:
+            raise UnreadableError(f"src={quote(src)}: holds NUL characters; name a file of text, saved as UTF-8")
+        return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def _read(path: str, most: int) -> bytes:
+    try:
+        # before opening, since to open a device can act on it; and after, since the path may lead elsewhere by then
+        _regular(os.stat(path).st_mode)
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            _regular(os.fstat(file.fileno()).st_mode)
+            data = file.read(most + 1)
+    except FileNotFoundError:
+        raise UnreadableError("no such file; check the path") from None
+    except PermissionError:
+        raise UnreadableError("permission denied; make the file readable") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UnreadableError(f"cannot be read ({reason}); check the path") from None
+    if len(data) > most:
+        raise UnreadableError(_too_large(most))
+    return data
+
+
+def _regular(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise UnreadableError("is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise UnreadableError("is not a regular file; name a file on disk, or read it yourself and use from_string")
+
+
+def _not_utf8(data: bytes) -> str:
+    if data.startswith(_UTF16_BOMS):
+        return "is UTF-16; save it as UTF-8"
+    return "is not UTF-8; save it as UTF-8"
+
+
+def _too_large(most: int) -> str:
+    return f"is larger than the {most} bytes that are allowed; split it"
+
+
+def _refused(place: Place, message: str) -> PMLError:
+    return PMLError([Problem(place, message)])

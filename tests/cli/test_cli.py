@@ -1,0 +1,202 @@
+"""The command line: what it prints, and one sentence with an exit status for what is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from inlay.cli.main import main
+
+SCHEMA = """<schema name="s">
+  Always here.
+  <module name="a">The first module of them all.</module>
+  <module name="b">Second, with <param name="p" len="8"/> in it.</module>
+</schema>
+"""
+PROMPT = '<prompt schema="s"><a/><b p="it"/>And now?</prompt>'
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.xml").write_text(SCHEMA)
+    (tmp_path / "p.xml").write_text(PROMPT)
+    return tmp_path
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_run_prints_the_answer_and_a_table(files, capsys):
+    status, out, _ = run(capsys, "run", "s.xml", "--prompt", "p.xml", "--max-tokens", "5")
+    assert status == 0
+    assert "tokens cached" in out
+    assert "reuse anchored" in out
+
+
+def test_run_json(files, capsys):
+    status, out, err = run(capsys, "run", "s.xml", "--prompt", "p.xml", "--max-tokens", "5", "--json", "--compare")
+    assert status == 0
+    row = json.loads(out.splitlines()[-1])
+    assert len(out.splitlines()) == 1
+    for each in (row, row["baseline"]):
+        assert {
+            "text",
+            "token_ids",
+            "prompt_tokens",
+            "cached_tokens",
+            "computed_tokens",
+            "ttft_ms",
+            "model",
+            "reuse",
+            "positions",
+        } <= set(each)
+        assert each["cached_tokens"] + each["computed_tokens"] == each["prompt_tokens"]
+    assert (row["reuse"], row["positions"], row["model"]) == ("anchored", "packed", "demo")
+    assert row["computed_tokens"] == len("it") + len("And now?")
+    assert (row["baseline"]["reuse"], row["baseline"]["cached_tokens"]) == ("off", 0)
+    assert "random weights" in err
+
+
+def test_run_reads_a_prompt_from_standard_input(files, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
+    status, out, _ = run(capsys, "run", "s.xml", "--prompt", "-", "--max-tokens", "2", "--json")
+    assert status == 0
+    assert json.loads(out)["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("reuse", ["off", "exact", "isolated", "anchored"])
+@pytest.mark.parametrize("positions", ["schema", "packed"])
+def test_every_policy(files, capsys, reuse, positions):
+    arguments = ["--reuse", reuse, "--positions", positions, "--max-tokens", "2", "--json"]
+    status, out, _ = run(capsys, "run", "s.xml", "--prompt", "p.xml", *arguments)
+    assert status == 0
+    assert (json.loads(out)["reuse"], json.loads(out)["positions"]) == (reuse, positions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("run none.xml --prompt p.xml", "none.xml: no such file"),
+        ("run s.xml --prompt none.xml", "none.xml: no such file"),
+        ("run s.xml", "Missing option '--prompt' (see 'inlay run --help')"),
+        ("run s.xml --prompt p.xml --gpu", "No such option: --gpu"),
+        ("run s.xml --prompt p.xml --reuse much", "reuse is 'much'; use one of off, exact, isolated, anchored"),
+        ("run s.xml --prompt p.xml --positions loose", "positions is 'loose'; use one of schema, packed"),
+        ("run s.xml --prompt p.xml --max-tokens 0", "max_tokens is 0; it must be"),
+        ("run s.xml --prompt p.xml --max-tokens many", "Invalid value for '--max-tokens'"),
+        ("run s.xml --prompt p.xml --temperature -1", "temperature is -1.0; it must be"),
+        ("run s.xml --prompt p.xml --model ./nowhere", "./nowhere: no such directory"),
+        ("run s.xml --prompt p.xml --model random:x", "random:x is not a known shape"),
+        ("run s.xml --prompt p.xml --dtype int4", "dtype is 'int4'"),
+        ("run p.xml --prompt p.xml", "p.xml:1:1: "),
+        ("schema show none.xml", "none.xml: no such file"),
+        ("schema show s.xml --model ./nowhere", "./nowhere: no such directory"),
+        ("schema look s.xml", "No such command 'look'"),
+        ("bench ttft --model demo --cached many", "--cached is 'many'; write a number"),
+        ("bench ttft --model demo --cached 2", "at least 8 cached tokens"),
+        ("bench ttft --model demo --cached 100000", "do not fit the model's context of 8192"),
+        ("bench ttft --model demo --baseline vllm", "--baseline is 'vllm'; use one of transformers, none"),
+        ("bench ttft --model demo --reuse off", "--reuse is 'off'; use one of isolated, anchored"),
+        ("serve", "No such command 'serve'"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):
+    before = sorted(files.iterdir())
+    status, out, err = run(capsys, *arguments.split())
+    assert status == 2
+    assert sentence in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("inlay: ")
+    assert "Traceback" not in err + out
+    assert sorted(files.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "prompt", "sentence"),
+    [
+        ("<schema>", PROMPT, "s.xml:1:"),
+        (SCHEMA, '<prompt schema="s"><c/></prompt>', "p.xml:1:20: "),
+        (
+            SCHEMA,
+            '<prompt schema="s"><b p="much too long"/>?</prompt>',
+            "is 13 tokens long and its len is 8; shorten it",
+        ),
+        (SCHEMA, f'<prompt schema="s">{"word " * 2000}</prompt>', "the model's context is 8192 tokens long"),
+    ],
+)
+def test_wrong_files(files, capsys, schema, prompt, sentence):
+    (files / "s.xml").write_text(schema)
+    (files / "p.xml").write_text(prompt)
+    status, out, err = run(capsys, "run", "s.xml", "--prompt", "p.xml")
+    assert status == 2
+    assert sentence in err.splitlines()[-1]
+    assert not out.strip()
+
+
+def test_schema_check(files, capsys):
+    (files / "bad.xml").write_text('<schema name="x"><modul name="a">x</modul>\n<param name="p" len="0"/></schema>')
+    assert run(capsys, "schema", "check", "s.xml")[:2] == (0, "s.xml: ok, schema 's' with 2 modules\n")
+    status, out, err = run(capsys, "schema", "check", "bad.xml", "s.xml", "none.xml")
+    assert status == 1
+    assert "s.xml: ok" in out
+    assert [line.split(": ")[0] for line in err.splitlines()][:2] == ["bad.xml:1:18", "bad.xml:2:1"]
+    assert err.splitlines()[-1].startswith("none.xml: ")
+
+
+def test_schema_show_json(files, capsys):
+    status, out, _ = run(capsys, "schema", "show", "s.xml", "--json")
+    assert status == 0
+    tree = json.loads(out)
+    assert tree["end"] == len("Always here.\n") + len("The first module of them all.") + len("Second, with ") + 8 + 7
+    kinds = [(child["kind"], child["name"]) for child in tree["children"]]
+    assert kinds == [("text", "Always here."), ("module", "a"), ("module", "b")]
+    b = tree["children"][2]
+    assert [(c["kind"], c["end"] - c["start"]) for c in b["children"]] == [("text", 13), ("parameter", 8), ("text", 7)]
+    assert (b["start"], b["end"], b["tokens"]) == (42, 70, 20)
+
+
+def test_schema_show_draws_a_tree(files, capsys):
+    status, out, _ = run(capsys, "schema", "show", "s.xml")
+    assert status == 0
+    assert "module b" in out
+    assert "positions 42…69" in out
+
+
+def test_bench_ttft(files, capsys):
+    arguments = ["--model", "demo", "--cached", "64,128", "--new", "8", "--runs", "2", "--json"]
+    status, out, _ = run(capsys, "bench", "ttft", *arguments)
+    assert status == 0
+    result = json.loads(out.splitlines()[-1])
+    assert [(row["cached"], row["new"]) for row in result["rows"]] == [(64, 8), (128, 8)]
+    for row in result["rows"]:
+        assert row["speedup"] == pytest.approx(row["full_prefill_ms"] / row["ttft_ms"], rel=0.01)
+        assert row["over_bound"] == pytest.approx(row["ttft_ms"] / row["bound_ms"], rel=0.01)
+    assert result["machine"]["threads"] >= 1
+
+
+def test_version_and_help(capsys):
+    import inlay
+
+    assert run(capsys, "--version")[:2] == (0, f"inlay {inlay.__version__}\n")
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    assert all(command in out for command in ("run", "schema", "bench"))
+    assert run(capsys)[0] == 0
+
+
+def test_checking_a_schema_does_not_wait_for_torch(files):
+    code = (
+        "import sys; from inlay.cli.main import main; main(['schema', 'check', 's.xml']); print('torch' in sys.modules)"
+    )
+    started = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=files, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+    assert time.perf_counter() - started < 30

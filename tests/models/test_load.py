@@ -1,0 +1,170 @@
+"""Models by name, and the sentences for those that cannot be served."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from inlay import LLM, ModelError, ParameterError, SamplingParams
+from inlay.models.load import load_model, load_tokenizer
+from inlay.models.shapes import SHAPES
+
+from ..conftest import tiny
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A real checkpoint directory: configuration, safetensors, tokenizer with chat template."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tiny("qwen2").model.save_pretrained(folder)
+    tiny("qwen2").tokenizer.save_pretrained(folder)
+    return folder
+
+
+def copy_of(checkpoint, folder, **changes):
+    for file in checkpoint.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_local_directory(checkpoint):
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    (loaded,) = LLM(str(checkpoint), kv_memory="16MiB").generate("Hello", params)
+    (made,) = LLM(tiny("qwen2"), kv_memory="16MiB").generate("Hello", params)
+    assert loaded.outputs[0].token_ids == made.outputs[0].token_ids
+
+
+def test_dtypes(checkpoint):
+    assert load_model(str(checkpoint)).model.dtype == torch.float32
+    assert load_model(str(checkpoint), dtype="bfloat16").model.dtype == torch.bfloat16
+    with pytest.raises(ParameterError, match="dtype is 'int8'; use 'auto', 'float32' or 'bfloat16'"):
+        load_model(str(checkpoint), dtype="int8")
+
+
+def test_fingerprints_tell_weights_apart(checkpoint):
+    model = load_model(str(checkpoint))
+    assert model.fingerprint == load_model(str(checkpoint)).fingerprint
+    with torch.no_grad():
+        changed = load_model(str(checkpoint))
+        changed.model.lm_head.weight.mul_(1.001)
+    from inlay.models.load import fingerprint
+
+    assert fingerprint(changed.model) != model.fingerprint
+    assert load_model("demo", seed=1).fingerprint != load_model("demo", seed=2).fingerprint
+
+
+def test_demo_says_what_it_is():
+    assert "random weights" in load_model("demo").note
+
+
+def test_random_weights_are_the_same_for_a_seed():
+    one, other = load_model("demo", seed=3), load_model("demo", seed=3)
+    assert one.fingerprint == other.fingerprint
+    logits = one.model(torch.tensor([[1, 2, 3]]), use_cache=False).logits
+    assert logits.isfinite().all()
+    assert logits.std() > 0.1
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_shapes_are_valid_configurations(shape):
+    settings = dict(SHAPES[shape])
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    millions = {"qwen2.5-0.5b": 494, "llama-3.2-1b": 1236, "llama-2-7b": 6738, "mha-0.4b": 436, "tiny": 3}[shape]
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == pytest.approx(millions, rel=0.02)
+    for key, value in SHAPES[shape].items():
+        if key not in ("model_type", "rope_parameters"):
+            assert getattr(config, key) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("random:gpt-5", "random:gpt-5 is not a known shape; use one of llama-2-7b, llama-3.2-1b, mha-0.4b"),
+        ("./nowhere", "./nowhere: no such directory; give the folder of a Hugging Face checkpoint"),
+    ],
+)
+def test_names_that_are_nothing(name, sentence):
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(ModelError, match=sentence):
+            load(name)
+
+
+def test_a_hub_name_that_cannot_be_had(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="nobody/nothing is neither a local directory nor a model that the hub would"):
+        load_model("nobody/nothing")
+
+
+def test_broken_directories(checkpoint, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ModelError, match=r"the directory holds no config\.json"):
+        load_model(str(empty))
+    (empty / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read: "):
+        load_model(str(empty))
+
+
+def test_missing_or_broken_weights(checkpoint, tmp_path):
+    folder = copy_of(checkpoint, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ModelError, match="the weights cannot be loaded: "):
+        load_model(folder)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="the weights cannot be loaded: "):
+        load_model(folder)
+
+
+def test_weights_that_do_not_fit_the_configuration(checkpoint, tmp_path):
+    """transformers would fill what is missing with noise, and say so in a log."""
+    folder = copy_of(checkpoint, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"], weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="the weights lack model.layers.1.mlp.up_proj.weight and 1 more; give a comp"):
+        load_model(folder)
+
+
+def test_a_missing_tokenizer(checkpoint, tmp_path):
+    folder = copy_of(checkpoint, tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="the directory holds no tokenizer; add its tokenizer.json"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"model_type": "bloom"},
+            "models of type 'bloom' are not supported: .* use one of gpt2, llama, mistral, qwen2",
+        ),
+        ({"model_type": "falcon"}, "models of type 'falcon' are not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary scaling 'dynamic'"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "factor": 2.0,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [1.0] * 4,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "rotary scaling 'longrope' is not supported: it chooses its frequencies from the longest position",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized checkpoints are not supported"),
+    ],
+)
+def test_models_that_are_refused(checkpoint, tmp_path, changes, reason):
+    with pytest.raises(ModelError, match=reason):
+        load_model(copy_of(checkpoint, tmp_path, **changes))

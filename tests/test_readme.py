@@ -1,0 +1,98 @@
+"""Everything that the README shows is run: its commands, its Python, its PML; links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str, file: str = "README.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / file).read_text(), re.DOTALL | re.MULTILINE)
+
+
+COMMANDS = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+INLAY = [command for command in COMMANDS if command.startswith("inlay ") and " bench " not in command]
+BENCH = [command for command in COMMANDS if " bench " in command]
+
+
+def run(command: str) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(command)
+    if words[0] == "inlay":
+        words[:1] = [sys.executable, "-m", "inlay"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
+
+
+def test_every_command_is_known_here():
+    assert {"make demo", "make test"} < set(COMMANDS)
+    assert set(COMMANDS) - set(INLAY) - set(BENCH) == {"make demo", "make test"}
+    assert len(INLAY) >= 4
+    assert len(BENCH) == 2
+
+
+@pytest.mark.parametrize("command", INLAY)
+def test_commands(command):
+    result = run(command)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+@pytest.mark.parametrize("command", BENCH)
+def test_bench_commands_on_a_small_model(command):
+    """The same command on a model and sizes that take a second; test_bench_commands runs it as it stands."""
+    command = re.sub(r"random:\S+", "demo", re.sub(r"--cached \d+", "--cached 128", command))
+    result = run(command + " --runs 1")
+    assert result.returncode == 0, result.stderr
+    assert '"speedup"' in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", BENCH)
+def test_bench_commands(command):
+    result = run(command)
+    assert result.returncode == 0, result.stderr
+
+
+def test_make_demo_is_the_first_command_of_the_readme():
+    """`make demo` installs and runs this; `make test` is what runs these tests."""
+    plan = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    demo = next(line for line in plan.splitlines() if "inlay run" in line)
+    assert demo.replace(".venv/bin/", "").split()[:2] == ["inlay", "run"]
+    assert any(command.split() == demo.replace(".venv/bin/", "").split() for command in INLAY)
+
+
+def test_the_python(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (code,) = blocks("python")
+    exec(compile(code, "README.md", "exec"), {})
+    assert "cached_tokens=" in capsys.readouterr().out
+
+
+def test_the_schema_is_the_example():
+    (schema,) = blocks("xml")
+    assert schema == (ROOT / "examples/docs/docs.xml").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links(document):
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        if not target.startswith("http"):
+            assert (document.parent / target.split("#")[0]).exists(), target
+
+
+def test_the_architecture_names_every_file():
+    """A newcomer finds every module of the pipeline in docs/architecture.md, or in a package that it links."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    for package in ("attention", "cache", "engine", "models"):
+        for file in (ROOT / "src/inlay" / package).glob("*.py"):
+            if file.name not in ("__init__.py", "bytes_tokenizer.py", "dispatch.py"):
+                assert f"{package}/{file.name}" in text, file
