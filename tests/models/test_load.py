@@ -129,14 +129,16 @@ def test_weights_that_do_not_fit_the_configuration(checkpoint, tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"], weights["model.norm.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="the weights lack model.layers.1.mlp.up_proj.weight and 1 more; give a comp"):
+    with pytest.raises(
+        ModelError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight and 1 more; give a comp"
+    ):
         load_model(folder)
 
 
 def test_a_missing_tokenizer(checkpoint, tmp_path):
     folder = copy_of(checkpoint, tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match="the directory holds no tokenizer; add its tokenizer.json"):
+    with pytest.raises(ModelError, match=r"the directory holds no tokenizer; add its tokenizer\.json"):
         load_model(folder)
 
 

@@ -30,15 +30,20 @@ app.add_typer(schema_app, name="schema")
 app.add_typer(bench_app, name="bench")
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         from inlay import __version__
 
         print(f"inlay {__version__}")
         raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = typer.main.get_command(app).main(args=arguments, prog_name="inlay", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+            return 0
         return _fail(_sentence(error))
     except InlayError as error:
         return _fail(str(error))

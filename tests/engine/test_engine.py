@@ -1,0 +1,104 @@
+"""The loop: packed encoding, plans that advance, chunks of prompts, and chunks of the pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay import LLM, SamplingParams, Schema
+from inlay.attention.plan import Span
+from inlay.cache.pool import Run
+from inlay.engine import engine as engine_module
+from inlay.engine.encoder import batches
+from inlay.engine.request import Work
+
+from ..conftest import tiny
+
+MODULES = Schema.from_string(
+    '<schema name="s">Always here. '
+    + "".join(f'<module name="m{n}">Module number {n} holds a few words.</module>' for n in range(6))
+    + "</schema>"
+)
+
+
+def work(length: int, slot: int = 0) -> Work:
+    return Work(tuple(range(length)), Span(0, length, (), (Run(slot, length),)))
+
+
+def passes(llm: LLM, monkeypatch) -> list[int]:
+    """The number of tokens of every forward pass from now on."""
+    sizes: list[int] = []
+    run = llm._engine._runner.run
+
+    def counted(packed, rows, plan=None):
+        sizes.append(sum(len(w.ids) for w in packed))
+        return run(packed, rows, plan)
+
+    monkeypatch.setattr(llm._engine._runner, "run", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("reuse", ["isolated", "anchored"])
+def test_modules_are_encoded_in_one_pass(monkeypatch, reuse):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", reuse=reuse)
+    sizes = passes(llm, monkeypatch)
+    llm.add_schema(MODULES)
+    assert sizes == [llm.store.tokens]
+
+
+def test_encoding_keeps_to_the_budget(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_num_batched_tokens=50)
+    sizes = passes(llm, monkeypatch)
+    llm.add_schema(MODULES)
+    assert sizes[:-1] == [50] * (len(sizes) - 1)
+    assert sum(sizes) == llm.store.tokens
+
+
+def test_a_second_request_computes_new_text_alone(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    llm.add_schema(MODULES)
+    sizes = passes(llm, monkeypatch)
+    prompt = MODULES.prompt().use("m1").use("m4").text("And?")
+    llm.generate(prompt, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+    assert sizes == [len("And?"), 1, 1]
+
+
+def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
+    schema = Schema.from_string(
+        '<schema name="s"><module name="a">Go <param name="p" len="9"/> and <param name="q" len="9"/>.</module></schema>'
+    )
+    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    llm.add_schema(schema)
+    sizes = passes(llm, monkeypatch)
+    llm.generate(schema.prompt().use("a", p="here", q="there").text("OK?"), SamplingParams(max_tokens=1))
+    assert sizes == [len("here") + len("there") + len("OK?")]
+
+
+def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    built = []
+    build = engine_module.build_plan
+    monkeypatch.setattr(engine_module, "build_plan", lambda spans: built.append(len(spans)) or build(spans))
+    params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (30, 10)]
+    llm.generate(["Hello", "Good morning"], params)
+    # the prompts; decoding of both; decoding of the one that is left
+    assert built == [2, 2, 1]
+
+
+def test_every_chunk_comes_back():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4)
+    llm.add_schema(MODULES)
+    free = llm.store.pool.free_chunks
+    prompts = [MODULES.prompt().use(f"m{n}").text("And?") for n in range(6)]
+    llm.generate(prompts, [SamplingParams(max_tokens=1 + 3 * n, ignore_eos=True) for n in range(6)])
+    assert llm.store.pool.free_chunks == free
+    assert all(segment.pins == 0 for segment in llm.store._segments.values())
+    assert not llm._engine.busy
+
+
+def test_batches_cut_work_in_order():
+    cut = batches([work(5), work(4, 8), work(9, 16)], 6)
+    assert [[w.span.length for w in batch] for batch in cut] == [[5, 1], [3, 3], [6]]
+    second = cut[1][0]
+    assert (second.ids, second.span.start) == ((1, 2, 3), 1)
+    assert [piece.run for piece in second.span.context] == [Run(8, 1)]
+    assert second.span.slots == (Run(9, 3),)
