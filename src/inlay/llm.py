@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from tqdm import tqdm
+
 from inlay.attention.dispatch import get_backend
 from inlay.cache.pool import KVPool, LayerShape
 from inlay.cache.segment import KeyMaker
@@ -118,6 +120,7 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
         reuse: str | None = None,
         positions: str | None = None,
     ) -> list[RequestOutput]:
@@ -126,12 +129,14 @@ class LLM:
         prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of chat
             messages, or a list of any of these.
         sampling_params: for all prompts, or one for each; None for the defaults.
+        use_tqdm: whether to show a progress bar of finished prompts.
         reuse, positions: the policy of these requests; None for the engine's defaults.
         Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt.
         """
         requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions))
-        for _ in self._run(requests):
-            pass
+        with tqdm(total=len(requests), disable=not use_tqdm, desc="prompts") as bar:
+            for advanced in self._run(requests):
+                bar.update(sum(request.finished for request in advanced))
         return [request.output() for request in requests]
 
     def stream(
@@ -150,10 +155,12 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of ``{"role": …, "content": …}``."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate(list(conversations), sampling_params)  # type: ignore[arg-type]
+        return self.generate(list(conversations), sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
 
     def positions_for(self, reuse: str, positions: str | None = None) -> str:
         """The position policy that a request with this reuse gets. Raises ParameterError."""

@@ -137,6 +137,18 @@ def test_an_advanced_plan_equals_a_new_one(backend, window):
     assert plan.positions.tolist() == [17, 35, 14]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_lies_outside_the_window_is_not_read(backend):
+    pool = make_pool(2, 8)
+    pool.keys[0][:, :20] = pool.values[0][:, :20] = torch.nan
+    spans = [Span(40, 3, (Piece(Run(0, 12), 0), Piece(Run(12, 16), 20)), (Run(28, 3),))]
+    plan = build_plan(spans)
+    query, key, value = torch.ones(2, 3, 8), torch.ones(2, 3, 8), torch.ones(2, 3, 8)
+    options = AttentionOptions(scale=0.3, window=12)  # position 40 sees 29 and on: slot 21
+    output = get_backend(backend).attend(query, key, value, pool, plan, 0, options)
+    assert output.isfinite().all()
+
+
 def test_unknown_backend():
     with pytest.raises(ParameterError, match="attention backend 'gpu' does not exist; use one of cpu, reference"):
         get_backend("gpu")

@@ -39,7 +39,7 @@ def test_run_prints_the_answer_and_a_table(files, capsys):
     status, out, _ = run(capsys, "run", "s.xml", "--prompt", "p.xml", "--max-tokens", "5")
     assert status == 0
     assert "tokens cached" in out
-    assert "reuse anchored" in out
+    assert "anchored, packed" in out
 
 
 def test_run_json(files, capsys):

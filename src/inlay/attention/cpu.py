@@ -7,6 +7,7 @@ Pass 3 merges the block's partial results through their log-sum-exp, in fp32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -17,6 +18,19 @@ from inlay.attention.plan import Block, Plan, WorkItem
 from inlay.cache.pool import KVPool
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The part of a work item that its rows see.
+
+    causal: row i sees the first i + 1 keys; only where there is no mask.
+    mask: (rows, keys) bool, True where a row sees a key; None where all rows see all, or the causal rule says it.
+    """
+
+    slots: slice
+    causal: bool
+    mask: Tensor | None
 
 
 class CpuBackend:
@@ -58,11 +72,15 @@ def _attend_block(
     query: Tensor, pool: KVPool, plan: Plan, block: Block, layer: int, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
     turned = _turn(query, block, options)
+    partial = _flash_partial if options.softcap is None else _softcap_partial
     parts = []
     for item in block.items:
-        mask = _mask(plan, block, item, options)
-        partial = _flash_item if options.softcap is None else _softcap_item
-        parts.append(partial(turned[item.shift], pool, layer, item, mask, options))
+        view = _view(plan, block, item, options)
+        if view is not None:
+            keys, values = pool.keys[layer][:, view.slots], pool.values[layer][:, view.slots]
+            parts.append(partial(turned[item.shift], keys, values, view, options))
+    if not parts:  # every key lies outside the window
+        return torch.zeros(query.shape), torch.full(query.shape[:2], -torch.inf)
     if len(parts) == 1:
         return parts[0]
     outputs = torch.stack([output for output, _ in parts])  # (items, heads, rows, head_dim)
@@ -87,17 +105,16 @@ def _turn(query: Tensor, block: Block, options: AttentionOptions) -> dict[int, T
     return turned
 
 
-def _flash_item(
-    query: Tensor, pool: KVPool, layer: int, item: WorkItem, mask: Tensor | None, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:
-    keys, values = _stored(pool, layer, item)
+def _flash_partial(
+    query: Tensor, keys: Tensor, values: Tensor, view: _View, options: AttentionOptions
+) -> tuple[Tensor, Tensor]:  # (heads, rows, head_dim), (heads, rows) fp32
     heads, rows, head_dim = query.shape
-    if mask is None and not item.causal:  # heads that share keys become rows, so that the kernel packs a key once
+    mask = view.mask
+    if mask is None and not view.causal:  # heads that share keys become rows, so that the kernel packs a key once
         query = query.reshape(keys.shape[0], -1, head_dim)
     additive = None if mask is None else torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-    causal = item.causal and mask is None
     output, lse = _flash(
-        query[None], keys[None], values[None], is_causal=causal, attn_mask=additive, scale=options.scale
+        query[None], keys[None], values[None], is_causal=view.causal, attn_mask=additive, scale=options.scale
     )
     output, lse = output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)
     if mask is not None:  # a row that sees none of these keys has no say
@@ -107,18 +124,16 @@ def _flash_item(
     return output, lse
 
 
-def _softcap_item(
-    query: Tensor, pool: KVPool, layer: int, item: WorkItem, mask: Tensor | None, options: AttentionOptions
+def _softcap_partial(
+    query: Tensor, keys: Tensor, values: Tensor, view: _View, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
     """The same in separate steps, since the flash kernel knows no soft-cap."""
     assert options.softcap is not None
-    keys, values = _stored(pool, layer, item)
     heads, rows, head_dim = query.shape
     grouped = query.reshape(keys.shape[0], -1, rows, head_dim).float()
     scores = grouped @ keys.float().transpose(1, 2).unsqueeze(1) * options.scale
     scores = options.softcap * torch.tanh(scores / options.softcap)
-    if mask is None and item.causal:
-        mask = torch.ones(rows, item.length, dtype=torch.bool).tril()
+    mask = torch.ones(rows, keys.shape[1], dtype=torch.bool).tril() if view.causal else view.mask
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     lse = torch.logsumexp(scores, -1)
@@ -126,24 +141,28 @@ def _softcap_item(
     return output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)
 
 
-def _stored(pool: KVPool, layer: int, item: WorkItem) -> tuple[Tensor, Tensor]:
-    slots = slice(item.first, item.first + item.length)
-    return pool.keys[layer][:, slots], pool.values[layer][:, slots]
-
-
-def _mask(plan: Plan, block: Block, item: WorkItem, options: AttentionOptions) -> Tensor | None:
-    """(rows, keys) bool, True where a row sees a key; None where the item's own rule says it all."""
+def _view(plan: Plan, block: Block, item: WorkItem, options: AttentionOptions) -> _View | None:
+    """What of an item the block's rows see; None for nothing. Worked out once a pass for each window."""
     if options.window is None:
-        return None
+        return _View(slice(item.first, item.first + item.length), item.causal, None)
     memo = (options.window, id(item))
     if memo not in block.memo:
-        rows, keys = plan.positions[block.rows][:, None], item.key_positions()[None]
-        seen = rows - keys < options.window
-        if item.causal:
-            seen &= keys <= rows
-        trivial = bool((rows - keys < options.window).all())
-        block.memo[memo] = None if trivial else seen
-    return cast(Tensor | None, block.memo[memo])
+        block.memo[memo] = _windowed(plan.positions[block.rows], item, options.window)
+    return cast("_View | None", block.memo[memo])
+
+
+def _windowed(rows: Tensor, item: WorkItem, window: int) -> _View | None:
+    keys = item.key_positions()
+    seen = rows[:, None] - keys[None] < window
+    if bool(seen.all()):
+        return _View(slice(item.first, item.first + item.length), item.causal, None)
+    if item.causal:
+        seen &= keys[None] <= rows[:, None]
+    columns = seen.any(0).nonzero()
+    if columns.numel() == 0:
+        return None
+    first, last = int(columns[0]), int(columns[-1]) + 1
+    return _View(slice(item.first + first, item.first + last), False, seen[:, first:last])
 
 
 def _finite(lse: Tensor) -> Tensor:

@@ -120,12 +120,12 @@ def _table(row: Row) -> None:
 
     table = Table(box=None, pad_edge=False)
     rows = [row] + ([row["baseline"]] if "baseline" in row else [])
-    for name in ("", "tokens cached", "tokens computed", "time to first token"):
-        table.add_column(name, justify="right" if name else "left")
+    table.add_column("reuse, positions", no_wrap=True)
+    for name in ("tokens cached", "tokens computed", "time to first token"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in rows:
         cells = (each["cached_tokens"], each["computed_tokens"])
-        label = f"reuse {each['reuse']}, positions {each['positions']}"
-        table.add_row(label, *(f"{cell:,}" for cell in cells), f"{each['ttft_ms']:,.1f} ms")
+        table.add_row(f"{each['reuse']}, {each['positions']}", *(f"{cell:,}" for cell in cells), f"{each['ttft_ms']:,.1f} ms")
     Console().print(table)
     if row["encode_ms"] >= 0.05:
         print(f"(its modules were encoded once, before the request, in {row['encode_ms']:,.1f} ms)")

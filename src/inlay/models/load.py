@@ -7,6 +7,7 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -86,7 +87,7 @@ def _checkpoint(name: str, dtype: str) -> LoadedModel:
     check_config(config)
     tokenizer = _read_tokenizer(name)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        read: Any = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
             dtype=_checkpoint_dtype(config, dtype),
@@ -95,6 +96,7 @@ def _checkpoint(name: str, dtype: str) -> LoadedModel:
         )
     except Exception as error:
         raise ModelError(f"{name}: the weights cannot be loaded: {_first_line(error)}") from error
+    model, report = read
     if lacking := sorted(report["missing_keys"]):  # transformers would fill them with noise
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise ModelError(f"{name}: the weights lack {lacking[0]}{more}; give a complete checkpoint")
