@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay import LLM, ModelError, ParameterError, SamplingParams
-from inlay.models.load import load_model, load_tokenizer
+from inlay.models.load import load_model, load_tokenizer, stop_ids
 from inlay.models.shapes import SHAPES
 
 from ..conftest import tiny
@@ -61,6 +61,11 @@ def test_fingerprints_tell_weights_apart(checkpoint):
 
 def test_demo_says_what_it_is():
     assert "random weights" in load_model("demo").note
+
+
+def test_a_random_model_ends_where_its_tokenizer_says():
+    loaded = load_model("demo")
+    assert stop_ids(loaded) == {loaded.tokenizer.convert_tokens_to_ids("<|end|>")}
 
 
 def test_random_weights_are_the_same_for_a_seed():

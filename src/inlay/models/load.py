@@ -78,8 +78,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def _random(name: str, shape: str, dtype: torch.dtype, seed: int, note: str) -> LoadedModel:
-    model = build_random(shape, dtype, seed)
-    return LoadedModel(name, model, bytes_tokenizer(), describe(model), fingerprint(model), note)
+    tokenizer = bytes_tokenizer()
+    model = build_random(shape, dtype, seed, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id)
+    return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model), note)
 
 
 def _checkpoint(name: str, dtype: str) -> LoadedModel:

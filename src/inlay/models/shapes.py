@@ -86,11 +86,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def build_random(shape: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """A model of a named shape with random weights; the same seed gives the same weights. Raises ModelError."""
+def build_random(shape: str, dtype: torch.dtype, seed: int, *, bos: int, eos: int) -> PreTrainedModel:
+    """A model of a named shape with random weights; the same seed gives the same weights. Raises ModelError.
+
+    bos, eos: the ids that begin and end a text, in place of those that the configuration's class assumes.
+    """
     check_shape(shape)
     settings = dict(SHAPES[shape])
-    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings, bos_token_id=bos, eos_token_id=eos)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.to_empty(device="cpu")
