@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from inlay.chat import ChatTemplate
+from inlay.chat import ChatTemplate, Trim
 from inlay.errors import PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.tokens import TextEncoder
@@ -76,7 +76,10 @@ class SchemaLayout:
 
     entries: runs and holes in document order.
     extents: module name → positions.
-    run_of: order of a text node → index of its run.
+    run_of: order of a text node → index of its run; a text without tokens is in none.
+    run_of_turn: number of a turn → index of the run with the template's piece in front of it; an empty piece that
+        would begin a run is in none.
+    hole_of: order of a parameter → index of its hole.
     turn_pieces: the chat template's pieces in front of the schema's turns.
     """
 
@@ -94,6 +97,12 @@ class SchemaLayout:
     def runs(self) -> Iterator[TextRun]:
         return (entry for entry in self.entries if isinstance(entry, TextRun))
 
+    def text_of(self, order: int) -> str:
+        """A text node as it is laid out: a chat template may strip the ends of a turn."""
+        run = self.entries[self.run_of[order]] if order in self.run_of else None
+        parts = run.parts if isinstance(run, TextRun) else ()
+        return next((part.text for part in parts if part.node == order), "")
+
     def chain(self, index: int, owners: frozenset[Owner]) -> list[TextRun | Hole]:
         """The entries of these owners before entry ``index``, in document order."""
         before = [entry for owner in owners for entry in self.by_owner.get(owner, ()) if entry.index < index]
@@ -103,14 +112,16 @@ class SchemaLayout:
 def lay_out_schema(schema: Schema, encoder: TextEncoder, template: ChatTemplate) -> SchemaLayout:
     """Token ids and positions of a schema. Raises PMLError (a default that is too long) and ModelError."""
     roles = [child.role for child in schema.children if isinstance(child, Turn)]
-    walk = _SchemaWalk(encoder, template, template.opening_pieces(roles) if roles else ())
-    if not roles:
+    walk = _SchemaWalk(encoder)
+    if roles:
+        walk.turn_pieces, walk.trims = template.opening_pieces(roles), template.opening_trims(roles)
+    else:
         walk.add_text(RunPart(encoder.bos, ""), ())
     turn = 0
     for child in schema.children:
         if isinstance(child, Turn):
             turn += 1
-            walk.turn(child, turn - 1, open_ended=turn == len(roles))
+            walk.turn(child, turn - 1, open_ended=turn == len(roles) and child.role == "user")
         else:
             walk.node(child, ())
     if walk.problems:
@@ -121,8 +132,8 @@ def lay_out_schema(schema: Schema, encoder: TextEncoder, template: ChatTemplate)
 @dataclass
 class _SchemaWalk:
     encoder: TextEncoder
-    template: ChatTemplate
-    turn_pieces: tuple[str, ...]
+    turn_pieces: tuple[str, ...] = ()
+    trims: tuple[Trim, ...] = ()
     at: int = 0
     entries: list[TextRun | Hole] = field(default_factory=list)
     extents: dict[str, Extent] = field(default_factory=dict)
@@ -132,7 +143,7 @@ class _SchemaWalk:
     def turn(self, turn: Turn, number: int, *, open_ended: bool) -> None:
         piece = self.turn_pieces[number]
         self.add_text(RunPart(self.encoder.template(piece), piece, turn=number), ())
-        for child in _trimmed(turn, open_ended) if self.template.trims(turn.role) else turn.children:
+        for child in _trimmed(turn, self.trims[number], open_ended):
             self.node(child, ())
 
     def node(self, node: Text | Param | Module | Union, owner: Owner) -> None:
@@ -149,10 +160,10 @@ class _SchemaWalk:
         self.closed = True
 
     def module(self, module: Module, owner: Owner) -> None:
-        start, owner = self.at, (*owner, module.name)
+        start, first, owner = self.at, len(self.entries), (*owner, module.name)
         for child in module.children:
             self.node(child, owner)
-        tokens = sum(len(e.ids) for e in self.entries if isinstance(e, TextRun) and e.owner == owner)
+        tokens = sum(len(e.ids) for e in self.entries[first:] if isinstance(e, TextRun) and e.owner == owner)
         self.extents[module.name] = Extent(start, self.at, tokens)
 
     def union(self, union: Union, owner: Owner) -> None:
@@ -178,10 +189,11 @@ class _SchemaWalk:
         self.at += param.length
 
     def add_text(self, part: RunPart, owner: Owner) -> None:
-        if not part.ids and part.turn is None:
-            return
         last = self.entries[-1] if self.entries else None
-        if not self.closed and isinstance(last, TextRun) and last.owner == owner:
+        joins = not self.closed and isinstance(last, TextRun) and last.owner == owner
+        if not part.ids and not joins:
+            return  # no run is empty
+        if joins and isinstance(last, TextRun):
             self.entries[-1] = replace(last, ids=last.ids + part.ids, parts=(*last.parts, part))
         else:
             self.entries.append(TextRun(len(self.entries), part.ids, self.at, owner, (part,)))
@@ -206,11 +218,11 @@ class _SchemaWalk:
         )
 
 
-def _trimmed(turn: Turn, open_ended: bool) -> list[Text | Module | Union]:
+def _trimmed(turn: Turn, trim: Trim, open_ended: bool) -> list[Text | Module | Union]:
     """A turn's children as a chat template that strips bodies leaves them. New text may follow an open-ended turn."""
     children = list(turn.children)
     if children and isinstance(children[0], Text):
-        children[0] = replace(children[0], text=children[0].text.lstrip())
+        children[0] = replace(children[0], text=trim.start(children[0].text))
     if children and isinstance(children[-1], Text) and not open_ended:
-        children[-1] = replace(children[-1], text=children[-1].text.rstrip())
+        children[-1] = replace(children[-1], text=trim.end(children[-1].text))
     return [child for child in children if not (isinstance(child, Text) and not child.text)]

@@ -6,12 +6,12 @@ positions leave no gap: everything follows what stands before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from inlay.chat import ChatTemplate
+from inlay.chat import ChatTemplate, Trim
 from inlay.errors import Place, PMLError, Problem
-from inlay.layout import Hole, SchemaLayout, TextRun
+from inlay.layout import Hole, RunPart, SchemaLayout, TextRun
 from inlay.pml import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, TurnStart
 from inlay.tokens import TextEncoder
 
@@ -63,13 +63,18 @@ def lay_out_prompt(
 ) -> PromptLayout:
     """Place a resolved prompt. positions: "schema" or "packed". Raises PMLError and ModelError."""
     turns = _Turns.of(resolved, template)
-    walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, packed=positions == "packed")
+    items = list(resolved.items)
+    settled: dict[int, str] = {}
+    for number, text in _settle_ends(items, layout, turns.trims).items():
+        item = items[number]
+        if isinstance(item, SchemaText):
+            settled[item.node.order] = text
+        elif isinstance(item, NewText | Filled):
+            items[number] = replace(item, text=text)
+    walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, settled, positions == "packed")
     walk.begin()
-    items = resolved.items
-    for number, item in enumerate(items):
-        first = number > 0 and isinstance(items[number - 1], TurnStart)
-        last = number + 1 < len(items) and isinstance(items[number + 1], TurnEnd)
-        walk.item(item, first=first, last=last)
+    for item in items:
+        walk.item(item)
     walk.finish()
     if walk.problems:
         raise PMLError(walk.problems)
@@ -83,7 +88,7 @@ class _Turns:
     roles: tuple[str, ...]
     pieces: tuple[str, ...]
     generation: bool
-    trims: tuple[bool, ...]
+    trims: tuple[Trim, ...]
 
     @classmethod
     def of(cls, resolved: Resolved, template: ChatTemplate) -> _Turns:
@@ -94,7 +99,40 @@ class _Turns:
         # A prompt that ends in an assistant turn of its own wants that turn carried on.
         generation = not (starts[-1].own and roles[-1] == "assistant")
         pieces = template.pieces(roles, generation=generation)
-        return cls(roles, pieces, generation, tuple(template.trims(role) for role in roles))
+        return cls(roles, pieces, generation, template.trims(roles, generation=generation))
+
+
+def _settle_ends(items: Sequence[Item], layout: SchemaLayout, trims: Sequence[Trim]) -> dict[int, str]:
+    """What a template that strips bodies leaves of the texts at their ends: the number of an item → its text.
+
+    Texts of modules and defaults stay as written: they are shared, and stand elsewhere in other prompts.
+    """
+    settled: dict[int, str] = {}
+
+    def strip(numbers: Iterable[int], trim: Callable[[str], str]) -> None:
+        for number in numbers:
+            text = settled.get(number, _loose_text(items[number], layout))
+            if text is None:
+                return
+            settled[number] = trim(text)
+            if settled[number]:
+                return
+
+    turn = body = -1
+    for number, item in enumerate(items):
+        if isinstance(item, TurnStart):
+            turn, body = turn + 1, number + 1
+        elif isinstance(item, TurnEnd):
+            strip(range(body, number), trims[turn].start)
+            strip(reversed(range(body, number)), trims[turn].end)
+    return settled
+
+
+def _loose_text(item: Item, layout: SchemaLayout) -> str | None:
+    """The text of an item that is new or always present, and None for others."""
+    if isinstance(item, NewText) or (isinstance(item, Filled) and not item.is_default):
+        return item.text
+    return layout.text_of(item.node.order) if isinstance(item, SchemaText) and not item.owner else None
 
 
 @dataclass
@@ -104,6 +142,7 @@ class _PromptWalk:
     encoder: TextEncoder
     template: ChatTemplate
     turns: _Turns
+    settled: Mapping[int, str]  # order of a text node at an end of a turn → its text in this prompt
     packed: bool
     at: int = 0
     turn: int = -1
@@ -119,8 +158,7 @@ class _PromptWalk:
         if not self.turns.roles and isinstance(first, TextRun) and not first.owner:
             self.run(first.index)  # BOS stands alone in front, or before the first text
 
-    def item(self, item: Item, *, first: bool, last: bool) -> None:
-        """Place one item; first and last tell whether it opens or closes the body of a turn."""
+    def item(self, item: Item) -> None:
         if isinstance(item, TurnStart):
             self.start_turn(item)
         elif isinstance(item, SchemaText):
@@ -129,13 +167,9 @@ class _PromptWalk:
         elif isinstance(item, Filled):
             self.filled(item)
         elif isinstance(item, NewText):
-            text = item.text
-            if self.turns.roles and self.turns.trims[self.turn]:
-                text = text.lstrip() if first else text
-                text = text.rstrip() if last else text
             self.new_text = item.place
-            self.say(text)
-            self.place(self.encoder.text(text), None)
+            self.say(item.text)
+            self.place(self.encoder.text(item.text), None)
 
     def start_turn(self, start: TurnStart) -> None:
         self.turn += 1
@@ -143,8 +177,10 @@ class _PromptWalk:
             piece = self.turns.pieces[self.turn]
             self.open_body(piece)
             self.place(self.encoder.template(piece), None)
-        else:
+        elif self.turn in self.layout.run_of_turn:
             self.run(self.layout.run_of_turn[self.turn])
+        else:
+            self.place(self.turn_piece(self.turn, ()), None)
 
     def run(self, index: int) -> None:
         """Place a run of the schema, once, as it is or as this prompt's turns change it."""
@@ -156,10 +192,20 @@ class _PromptWalk:
         self.arrive(run.start)
         ids: list[int] = []
         for part in run.parts:
-            ids.extend(part.ids if part.turn is None else self.turn_piece(part.turn, part.ids))
-            if part.turn is None:
-                self.say(part.text)
+            ids.extend(self.text_part(part) if part.turn is None else self.turn_piece(part.turn, part.ids))
         self.place(tuple(ids), run if tuple(ids) == run.ids else None)
+
+    def text_part(self, part: RunPart) -> tuple[int, ...]:
+        """Text of the schema, which the template may strip where it stands at an end of a turn in this prompt."""
+        text = part.text if part.node is None else self.settled.get(part.node, part.text)
+        self.say(text)
+        if text == part.text:
+            return part.ids
+        self.template.warn_once(
+            "the chat template strips the ends of turns: text of the schema that stands at one in some prompts only is "
+            f"computed anew for those, first {part.text[-20:]!r}"
+        )
+        return self.encoder.text(text)
 
     def turn_piece(self, turn: int, ids: tuple[int, ...]) -> tuple[int, ...]:
         """What stands before a turn of the schema, which later turns can change."""
@@ -194,12 +240,12 @@ class _PromptWalk:
         )
 
     def finish(self) -> None:
-        if not self.turns.roles:
-            return
-        if self.turns.generation:
-            self.pieces.append(self.turns.pieces[-1])
-            self.place(self.encoder.template(self.turns.pieces[-1]), None)
-            self.template.verify(self.turns.roles, self.bodies, self.turns.pieces)
+        turns = self.turns
+        if turns.generation:
+            self.pieces.append(turns.pieces[-1])
+            self.place(self.encoder.template(turns.pieces[-1]), None)
+        if turns.roles:
+            self.template.verify(turns.roles, self.bodies, turns.pieces, generation=turns.generation)
 
     def open_body(self, piece: str) -> None:
         self.pieces.append(piece)

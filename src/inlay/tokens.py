@@ -1,66 +1,126 @@
 """Text to token ids, so that text stays text: no run of it can turn into a special token.
 
-Every run of text is tokenized alone. Tokenizers that put a dummy space in front of a text (SentencePiece) would put
-one in front of every run, so they are told not to.
+Every run of text is tokenized alone. Tokenizers that put a dummy space in front of a text (SentencePiece), or strip
+its ends, would do so to every run, so they are told not to.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise, takewhile
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
+
+from inlay.errors import ModelError
+
+_NO_SPACE: dict[str, dict[str, Any]] = {
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+}
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextEncoder:
-    """Encodes runs of text and pieces of a chat template with a model's tokenizer."""
+    """Encodes runs of text and pieces of a chat template with a model's tokenizer, which stays as it is.
+
+    unk_id: the token for what the vocabulary lacks, or None.
+    bos: what the tokenizer itself puts in front of a text: BOS, or nothing.
+    Raises ModelError for a tokenizer that is not a fast one.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        parts = json.loads(tokenizer.backend_tokenizer.to_str())
-        parts.update(truncation=None, padding=None, post_processor=None)
-        _drop_dummy_space(parts)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            kind = type(tokenizer).__name__
+            raise ModelError(f"the model's tokenizer is a {kind}, not a fast tokenizer; save it with a tokenizer.json")
+        parts = json.loads(backend.to_str())
+        parts.update(truncation=None, padding=None)
+        for step in ("normalizer", "pre_tokenizer"):
+            parts[step] = _without_edges(parts[step])
         self._template = Tokenizer.from_str(json.dumps(parts))
-        parts["added_tokens"] = []
-        self._text = Tokenizer.from_str(json.dumps(parts))
-        self._special = frozenset(
-            token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
-        ) | frozenset(tokenizer.all_special_ids)
+        self._text = _without_special_tokens(parts)
         self.unk_id: int | None = tokenizer.unk_token_id
-        self.bos = _leading_bos(tokenizer)
+        self.bos = _in_front(self._template)
+        unknown = _unknown(parts["model"])
+        self._reserved = _reserved(tokenizer, unknown)
+        # tokens that stand for other text than their names, which must not turn into them
+        vocabulary = self._text.get_vocab().items()
+        self._named = {i: n for n, i in vocabulary if (i == unknown and len(n) > 1) or _BYTE.fullmatch(n)}
+        self._guarded = self._reserved.union(self._named)
 
     def text(self, text: str) -> tuple[int, ...]:
         """The ids of a run of text; what looks like a special token is spelled out."""
-        encoding = self._text.encode(text, add_special_tokens=False)
-        for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id in self._special and token_id != self.unk_id and last - first > 1:
-                return self.text(text[: first + 1]) + self.text(text[first + 1 :])
-        return tuple(encoding.ids)
+        pieces = [text]
+        while True:
+            encodings = self._text.encode_batch(pieces, add_special_tokens=False)
+            cut = [part for pair in zip(pieces, encodings, strict=True) for part in self._cut(*pair)]
+            if len(cut) == len(pieces):
+                break
+            pieces = cut
+        # a single character that is a special token all the same is left out
+        return tuple(i for encoding in encodings for i in encoding.ids if i not in self._reserved)
 
     def template(self, text: str) -> tuple[int, ...]:
         """The ids of a piece of a chat template, special tokens included."""
         return tuple(self._template.encode(text, add_special_tokens=False).ids)
 
+    def _cut(self, text: str, encoding: Encoding) -> list[str]:
+        """The text, cut open wherever it became a token that no text may become."""
+        ids = encoding.ids
+        if self._guarded.isdisjoint(ids):
+            return [text]
+        cuts = []
+        for token_id, (first, last) in zip(ids, encoding.offsets, strict=True):
+            if name := self._named.get(token_id):
+                cuts += [first + found.start() + 1 for found in re.finditer(re.escape(name), text[first:last])]
+            elif token_id in self._reserved and last - first > 1:
+                cuts.append(first + 1)
+        return [text[first:last] for first, last in pairwise([0, *sorted(set(cuts)), len(text)])]
 
-def _leading_bos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The ids that the tokenizer itself puts in front of a text: BOS, or nothing."""
-    bos = tokenizer.bos_token_id
-    return (bos,) if bos is not None and tokenizer.encode("", add_special_tokens=True)[:1] == [bos] else ()
+
+def _without_special_tokens(parts: dict[str, Any]) -> Tokenizer:
+    """A tokenizer that takes added tokens for text, except plain ones of white space: models have those for code."""
+    added = [
+        {**token, "special": token["special"] or not _is_white(token["content"])} for token in parts["added_tokens"]
+    ]
+    text = Tokenizer.from_str(json.dumps({**parts, "added_tokens": added, "post_processor": None}))
+    text.encode_special_tokens = True  # as text
+    return text
 
 
-def _drop_dummy_space(part: Any) -> None:
-    """Switch off every setting of a tokenizer's description that puts a space in front of a text."""
-    if isinstance(part, list):
-        part[:] = [p for p in part if not (isinstance(p, dict) and p.get("type") == "Prepend")]
-        for inner in part:
-            _drop_dummy_space(inner)
-    elif isinstance(part, dict):
-        if part.get("type") == "Metaspace":
-            part["prepend_scheme"] = "never"
-        if part.get("type") == "ByteLevel" and "add_prefix_space" in part:
-            part["add_prefix_space"] = False
-        for key, inner in part.items():
-            if isinstance(inner, dict) and inner.get("type") == "Prepend":
-                part[key] = None
-            elif key not in ("model", "added_tokens"):
-                _drop_dummy_space(inner)
+def _unknown(model: dict[str, Any]) -> int | None:
+    """The id that a tokenizer's model gives to what its vocabulary lacks."""
+    name = model.get("unk_token")
+    return model.get("unk_id") if name is None else model["vocab"].get(name)
+
+
+def _reserved(tokenizer: PreTrainedTokenizerBase, unknown: int | None) -> frozenset[int]:
+    """Every added token but those of white space, and but the one for what is unknown where it has no other role."""
+    roles = [token for role, token in tokenizer.special_tokens_map.items() if role != "unk_token"]
+    names = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+    names.update(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return frozenset(i for i, name in names.items() if not _is_white(name) and (i != unknown or name in roles))
+
+
+def _in_front(template: Tokenizer) -> tuple[int, ...]:
+    """The special tokens that a tokenizer puts in front of a text."""
+    encoding = template.encode("a", add_special_tokens=True)
+    marked = takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+    return tuple(token_id for token_id, _ in marked)
+
+
+def _is_white(token: str) -> bool:
+    return not token.replace("▁", " ").strip()  # ▁ is how SentencePiece writes a space
+
+
+def _without_edges(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A step of a tokenizer's description, without what adds a space in front of a text or strips its ends."""
+    if step is None or step["type"] in ("Prepend", "Strip"):
+        return None
+    inner = next((key for key in ("normalizers", "pretokenizers") if key in step), None)
+    if inner is not None:
+        return {**step, inner: [kept for one in step[inner] if (kept := _without_edges(one))]}
+    return {**step, **_NO_SPACE.get(step["type"], {})}

@@ -125,7 +125,9 @@ def _table(row: Row) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for each in rows:
         cells = (each["cached_tokens"], each["computed_tokens"])
-        table.add_row(f"{each['reuse']}, {each['positions']}", *(f"{cell:,}" for cell in cells), f"{each['ttft_ms']:,.1f} ms")
+        table.add_row(
+            f"{each['reuse']}, {each['positions']}", *(f"{cell:,}" for cell in cells), f"{each['ttft_ms']:,.1f} ms"
+        )
     Console().print(table)
     if row["encode_ms"] >= 0.05:
         print(f"(its modules were encoded once, before the request, in {row['encode_ms']:,.1f} ms)")
