@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inlay.cache.contexts import CONTEXTS, SchemaSpecs, placeholder_id
@@ -10,7 +11,7 @@ from inlay.cache.splice import Splice, open_end, splice_exact, splice_fresh, spl
 from inlay.chat import ChatTemplate
 from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.layout import SchemaLayout, lay_out_schema
-from inlay.placement import PromptLayout, lay_out_prompt
+from inlay.placement import PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.pml import Prompt, Schema, resolve
 from inlay.tokens import TextEncoder
 
@@ -28,6 +29,7 @@ class Library:
     """Schemas by name.
 
     why_not_shift: the reason why this model's segments cannot be read at a shift, or None.
+    special_tokens: the texts that the tokenizer takes for special tokens.
     """
 
     encoder: TextEncoder
@@ -35,6 +37,7 @@ class Library:
     keys: KeyMaker
     why_not_shift: str | None
     placeholders: str
+    special_tokens: frozenset[str]
     _layouts: dict[str, SchemaLayout] = field(default_factory=dict)
     _specs: dict[tuple[str, Policy], SchemaSpecs] = field(default_factory=dict)
 
@@ -60,6 +63,25 @@ class Library:
             )
         default = "schema" if modular and self.why_not_shift is not None else "packed"
         return Policy(reuse, positions or default)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], encode: Callable[[str], list[int]]) -> PromptLayout:
+        """Chat messages as the template writes them, without a schema. encode: the tokenizer's own, for whole texts.
+
+        The ids are those of the whole rendering, unless a message spells a special token: then bodies are encoded
+        apart, so that no message can open a role.
+        """
+        text = self.template.render(messages)
+        bodies = [message["content"] for message in messages]
+        if not any(name in body for name in self.special_tokens for body in bodies):
+            return lay_out_ids(encode(text), text)
+        roles = [message["role"] for message in messages]
+        pieces = self.template.pieces(roles, generation=True)
+        trims = self.template.trims(roles, generation=True)
+        ids = list(self.encoder.template(pieces[0]))
+        for body, trim, piece in zip(bodies, trims, pieces[1:], strict=True):
+            ids += self.encoder.text(trim.start(trim.end(body)))
+            ids += self.encoder.template(piece)
+        return lay_out_ids(ids, text)
 
     def place(self, prompt: Prompt, policy: Policy) -> PromptLayout:
         """Token ids and positions of a prompt. Raises PMLError."""

@@ -217,8 +217,8 @@ class LLM:
         if isinstance(prompt, str):
             return lay_out_ids(self._check_ids(self.tokenizer.encode(prompt)), prompt)
         if _is_conversation(prompt):
-            text = self._render_chat(prompt)
-            return lay_out_ids(self._check_ids(self.tokenizer.encode(text, add_special_tokens=False)), text)
+            _check_messages(prompt)
+            return self._library.chat(prompt, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
         if isinstance(prompt, Sequence):
             return lay_out_ids(self._check_ids(list(prompt)), "")
         raise ParameterError(
@@ -235,12 +235,6 @@ class LLM:
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
         return self.loaded.spec.vocab_size
-
-    def _render_chat(self, messages: Sequence[Message]) -> str:
-        for message in messages:
-            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                raise ParameterError(f"a chat message is {dict(message)!r}; it needs a 'role' and a 'content' of text")
-        return self._library.template.render(messages)
 
     def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
         for request in requests:
@@ -271,7 +265,15 @@ def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> L
         salt=config.cache_salt.encode(),
         positioned=reason is not None,
     )
-    return Library(TextEncoder(loaded.tokenizer), ChatTemplate(loaded.tokenizer), keys, reason, config.placeholders)
+    tokenizer = loaded.tokenizer
+    special = frozenset(token.content for token in tokenizer.added_tokens_decoder.values())
+    return Library(TextEncoder(tokenizer), ChatTemplate(tokenizer), keys, reason, config.placeholders, special)
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    for message in messages:
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise ParameterError(f"a chat message is {dict(message)!r}; it needs a 'role' and a 'content' of text")
 
 
 def _as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -66,6 +67,16 @@ def test_no_slot_is_given_out_twice_and_none_is_lost(steps):
         slots = [slot for runs in held for run in runs for slot in range(run.first, run.end)]
         assert len(slots) == len(set(slots))
         assert len(slots) + p.free_tokens == 64
+
+
+def test_what_is_never_written_takes_no_memory():
+    process = psutil.Process()
+    before = process.memory_info().rss
+    big = KVPool([LayerShape(8, 128)] * 4, torch.bfloat16, 2 * 2**30, 64)
+    assert process.memory_info().rss - before < 2**27
+    big.write(3, Run(64, 1), torch.ones(8, 1, 128), torch.ones(8, 1, 128))
+    assert big.keys[3][:, 64].float().sum() == 8 * 128
+    assert big.keys[2][:, 64].float().sum() == 0
 
 
 def test_cut():

@@ -64,7 +64,8 @@ def test_a_second_request_computes_new_text_alone(monkeypatch):
 
 def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
     schema = Schema.from_string(
-        '<schema name="s"><module name="a">Go <param name="p" len="9"/> and <param name="q" len="9"/>.</module></schema>'
+        '<schema name="s"><module name="a">Go <param name="p" len="9"/> and <param name="q" len="9"/>.</module>'
+        "</schema>"
     )
     llm = LLM(tiny("llama"), kv_memory="16MiB")
     llm.add_schema(schema)

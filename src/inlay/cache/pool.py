@@ -1,11 +1,13 @@
 """The paged KV pool: one key and one value tensor a layer, handed out in chunks.
 
 A run of chunks that lie side by side is read as one tensor, so the pool prefers contiguous runs. Memory that was
-never written is never touched: the operating system gives pages of a zeroed mapping on first write.
+never written takes none: the operating system gives pages of an anonymous mapping on first write.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,9 +55,8 @@ class KVPool:
                 f"{self.bytes_per_token} bytes a token; give at least {self.bytes_per_token * chunk_size}"
             )
         slots = self.chunks * chunk_size
-        # Zeroed, since a masked slot still enters a product with weight zero, where stray NaN would survive.
-        self.keys = [torch.zeros(s.kv_heads, slots, s.head_dim, dtype=dtype) for s in layers]
-        self.values = [torch.zeros(s.kv_heads, slots, s.head_dim, dtype=dtype) for s in layers]
+        self.keys = [_untouched((s.kv_heads, slots, s.head_dim), dtype) for s in layers]
+        self.values = [_untouched((s.kv_heads, slots, s.head_dim), dtype) for s in layers]
         self._free: list[tuple[int, int]] = [(0, self.chunks)]  # (first chunk, count), by first chunk
 
     @property
@@ -125,6 +126,14 @@ class KVPool:
         taken.append((first, wanted))
         self._free[index : index + 1] = [(first + wanted, count - wanted)] if count > wanted else []
         return wanted
+
+
+def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written; torch.zeros would touch every page.
+
+    Zeros, since a masked slot still enters a product with weight zero, where stray NaN would survive.
+    """
+    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
 
 def _join(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

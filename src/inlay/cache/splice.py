@@ -88,8 +88,8 @@ def splice_modules(parts: Sequence[Placed], spec_of: Callable[[TextRun | Hole], 
 
 def open_end(splice: Splice) -> Splice:
     """The same with at least one fresh token at the end: somebody has to compute the logits behind the last one."""
-    last = splice[-1]
-    if isinstance(last, Fresh):
+    last = splice[-1] if splice else None
+    if not isinstance(last, Cached):
         return splice
     shorter = replace(last, length=last.length - 1)
     tail = Fresh(last.spec.ids[-1:], last.start + last.length - 1)
