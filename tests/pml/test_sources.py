@@ -128,12 +128,6 @@ def test_src_is_a_loop_or_has_an_impossible_name(tmp_path: Path) -> None:
     assert src_problem(tmp_path, "a" * 5000).endswith('…": cannot be read (File name too long); check the path')
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_src_is_unreadable(tmp_path: Path) -> None:
-    (tmp_path / "a").touch(mode=0o000)
-    assert src_problem(tmp_path, "a") == 'src="a": permission denied; make the file readable'
-
-
 def test_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").touch()
     path = schema_file(tmp_path, "a")

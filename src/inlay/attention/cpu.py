@@ -83,11 +83,21 @@ def _attend_block(
         return torch.zeros(query.shape), torch.full(query.shape[:2], -torch.inf)
     if len(parts) == 1:
         return parts[0]
-    outputs = torch.stack([output for output, _ in parts])  # (items, heads, rows, head_dim)
-    lses = torch.stack([lse for _, lse in parts])  # (items, heads, rows), fp32
-    total = torch.logsumexp(lses, 0)
-    weights = torch.exp(lses - _finite(total))
-    return (outputs * weights.unsqueeze(-1)).sum(0), total
+    return _merge(parts)
+
+
+def _merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Partial results of the same rows as one, in fp32."""
+    lses = torch.stack([lse for _, lse in parts])  # (items, heads, rows)
+    highest = _finite(lses.amax(0))
+    weights = (lses - highest).exp_()
+    sums = weights.sum(0)
+    weights = (weights / sums.clamp_min(torch.finfo(torch.float32).tiny)).unsqueeze(-1)
+    # One after the other: a stack of all outputs is large enough for the allocator to fetch fresh pages every time.
+    output = parts[0][0] * weights[0]
+    for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
+        output.addcmul_(part.float(), weight)
+    return output, highest + sums.log()
 
 
 def _turn(query: Tensor, block: Block, options: AttentionOptions) -> dict[int, Tensor]:

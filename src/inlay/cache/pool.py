@@ -133,7 +133,9 @@ def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
     Zeros, since a masked slot still enters a product with weight zero, where stray NaN would survive.
     """
-    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=dtype).view(shape)
 
 
 def _join(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -51,11 +51,12 @@ class Rotary:
         query = query.float()
         turning, rest = query[..., : self.rotated], query[..., self.rotated :]
         if self.interleaved:
-            first, second = turning[..., 0::2], turning[..., 1::2]
-            turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+            swapped = torch.stack((turning[..., 1::2], turning[..., 0::2]), -1).flatten(-2)
+            cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
         else:
-            first, second = turning.chunk(2, -1)
-            turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+            swapped = torch.cat(turning.chunk(2, -1)[::-1], -1)
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        turned = torch.addcmul(turning * cos, swapped, sin)
         if rest.shape[-1] == 0:
             return turned
         return torch.cat((turned, rest.expand(*turned.shape[:-1], rest.shape[-1])), -1)
