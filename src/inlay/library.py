@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inlay.cache.contexts import CONTEXTS, SchemaSpecs, placeholder_id
 from inlay.cache.segment import KeyMaker, SegmentSpec
@@ -91,7 +91,8 @@ class Library:
             raise PMLError([Problem(Place(prompt.source), message)])
         packed = policy.positions == "packed"
         resolved = resolve(layout.schema, prompt, moves=packed)
-        return lay_out_prompt(resolved, layout, self.encoder, self.template, positions=policy.positions)
+        laid = lay_out_prompt(resolved, layout, self.encoder, self.template, positions=policy.positions)
+        return replace(laid, place=prompt.place or Place(prompt.source))
 
     def splice(self, prompt: PromptLayout, policy: Policy) -> Splice:
         """What a placed prompt attends to, with at least one fresh token at its end."""

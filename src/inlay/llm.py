@@ -189,8 +189,9 @@ class LLM:
             raise ParameterError("a prompt is empty; give at least one token")
         longest = self.loaded.spec.max_positions
         if positions[-1] + 1 >= longest:
+            where = f"{layout.place}: " if layout.place else ""
             raise ContextError(
-                f"the prompt ends at position {positions[-1]} and the model's context is {longest} tokens long, answer "
+                f"{where}the prompt ends at position {positions[-1]} and the model's context is {longest} tokens long, answer "
                 "included; shorten the prompt, or import fewer modules"
             )
         room = longest - positions[-1] - 1

@@ -37,12 +37,13 @@ class Placed:
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """A prompt as parts in the order of their positions."""
+    """A prompt as parts in the order of their positions. place: where it was written, if it has a schema."""
 
     schema: SchemaLayout | None
     parts: tuple[Placed, ...]
     text: str
     imported: frozenset[str] = frozenset()
+    place: Place | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):
             '<prompt schema="s"><b p="much too long"/>?</prompt>',
             "is 13 tokens long and its len is 8; shorten it",
         ),
-        (SCHEMA, f'<prompt schema="s">{"word " * 2000}</prompt>', "the model's context is 8192 tokens long"),
+        (SCHEMA, f'<prompt schema="s">{"word " * 2000}</prompt>', "inlay: p.xml:1:9: the prompt ends at position 10"),
     ],
 )
 def test_wrong_files(files, capsys, schema, prompt, sentence):
