@@ -191,8 +191,8 @@ class LLM:
         if positions[-1] + 1 >= longest:
             where = f"{layout.place}: " if layout.place else ""
             raise ContextError(
-                f"{where}the prompt ends at position {positions[-1]} and the model's context is {longest} tokens long, answer "
-                "included; shorten the prompt, or import fewer modules"
+                f"{where}the prompt ends at position {positions[-1]} and the model's context is {longest} tokens long, "
+                "answer included; shorten the prompt, or import fewer modules"
             )
         room = longest - positions[-1] - 1
         number, self._requests = self._requests, self._requests + 1
