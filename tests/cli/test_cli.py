@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -200,3 +201,10 @@ def test_checking_a_schema_does_not_wait_for_torch(files):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=files, check=True)
     assert result.stdout.splitlines()[-1] == "False"
     assert time.perf_counter() - started < 30
+
+
+def test_the_benchmark_file_is_the_command():
+    file = Path(__file__).parents[2] / "benchmarks" / "ttft.py"
+    words = [sys.executable, str(file), "--model", "demo", "--cached", "64", "--new", "8", "--runs", "1"]
+    result = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout.splitlines()[-1])["rows"][0]["cached"] == 64
