@@ -154,6 +154,38 @@ def test_streaming_says_the_same_in_steps(llm):
     assert all(whole.outputs[0].text.startswith(step.outputs[0].text) for step in steps)
 
 
+def test_calls_in_the_middle_of_a_stream_mix_nothing_up(llm):
+    """An engine has one batch: whoever steps it carries everybody on, and everybody hears of their own answer alone."""
+    expected = [llm.generate(text, GREEDY)[0].outputs[0].token_ids for text in ("One", "Another")]
+    one, other = llm.stream("One", GREEDY), llm.stream("Another", GREEDY)
+    first = [next(one).outputs[0].token_ids, next(other).outputs[0].token_ids]
+    assert first == [expected[0][:1], expected[1][:1]]
+    assert tokens(llm.generate("Third", GREEDY)) == tokens(llm.generate("Third", GREEDY))
+    for stream, answer in ((one, expected[0]), (other, expected[1])):
+        steps = [step.outputs[0].token_ids for step in stream]
+        assert steps[-1] == answer
+        assert all(answer[: len(step)] == step for step in steps)
+    assert not llm._engine.busy
+
+
+def test_a_failed_step_ends_the_answers_in_it_and_no_others(llm, monkeypatch):
+    stream = llm.stream("One", GREEDY)
+    next(stream)
+    run = llm._engine._runner.run
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(llm._engine._runner, "run", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        llm.generate("Another", GREEDY)
+    monkeypatch.setattr(llm._engine._runner, "run", run)
+    assert not llm._engine.busy
+    with pytest.raises(RuntimeError, match="broken"):
+        list(stream)
+    assert tokens(llm.generate("One", GREEDY))
+
+
 def test_a_stream_that_is_left_gives_everything_back(llm):
     free = llm.store.pool.free_chunks
     stream = llm.stream("Hello", SamplingParams(max_tokens=50, ignore_eos=True))
@@ -265,6 +297,22 @@ def test_a_small_pool_serves_requests_one_after_the_other():
     big = LLM(tiny("llama"), kv_memory="64MiB")
     assert tokens(llm.generate(prompts, params)) == tokens(big.generate(prompts, params))
     assert llm.store.pool.free_chunks == llm.store.pool.chunks
+
+
+def test_a_request_that_had_to_wait_counts_what_was_encoded_for_it():
+    """Its modules are encoded, then there is no room for its tail; when it is tried again they are no hits."""
+    schema = Schema.from_string('<schema name="s"><module name="a">A module of some length.</module></schema>')
+    llm = LLM(tiny("llama"), kv_memory=40 * 4 * 384, chunk_size=4)
+    llm.add_schema(schema, encode=False)
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (90, 60)]
+    _, waited = llm.generate(["Hello", schema.prompt().use("a").text("?")], params)
+    assert waited.usage.cached_tokens == 0
+    assert waited.metrics.encode_s > 0
+
+
+def test_a_pool_too_small_for_anything():
+    with pytest.raises(CapacityError, match="kv_memory is too small to run anything; give at least 9216 bytes"):
+        LLM(tiny("llama"), kv_memory=16 * 384, chunk_size=8)
 
 
 def test_wrong_settings():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from inlay.cache.contexts import CONTEXTS, SchemaSpecs, placeholder_id
+from inlay.cache.contexts import CONTEXTS, SchemaSpecs
 from inlay.cache.segment import KeyMaker, SegmentSpec
 from inlay.cache.splice import Splice, open_end, splice_exact, splice_fresh, splice_modules
 from inlay.chat import ChatTemplate
@@ -29,6 +29,7 @@ class Library:
     """Schemas by name.
 
     why_not_shift: the reason why this model's segments cannot be read at a shift, or None.
+    placeholder: the token that fills holes while modules are encoded, or None.
     special_tokens: the texts that the tokenizer takes for special tokens.
     """
 
@@ -36,7 +37,7 @@ class Library:
     template: ChatTemplate
     keys: KeyMaker
     why_not_shift: str | None
-    placeholders: str
+    placeholder: int | None
     special_tokens: frozenset[str]
     _layouts: dict[str, SchemaLayout] = field(default_factory=dict)
     _specs: dict[tuple[str, Policy], SchemaSpecs] = field(default_factory=dict)
@@ -117,6 +118,6 @@ class Library:
                 packed=policy.positions == "packed",
                 movable=self.why_not_shift is None,
                 keys=self.keys,
-                unk_id=placeholder_id(self.placeholders, self.encoder.unk_id),
+                unk_id=self.placeholder,
             )
         return self._specs[memo]

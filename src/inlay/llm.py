@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
 from inlay.attention.dispatch import get_backend
+from inlay.cache.contexts import placeholder_id
 from inlay.cache.pool import KVPool, LayerShape
 from inlay.cache.segment import KeyMaker
 from inlay.cache.splice import Cached
@@ -135,8 +135,8 @@ class LLM:
         """
         requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions))
         with tqdm(total=len(requests), disable=not use_tqdm, desc="prompts") as bar:
-            for advanced in self._run(requests):
-                bar.update(sum(request.finished for request in advanced))
+            for request in self._run(requests):
+                bar.update(request.finished)
         return [request.output() for request in requests]
 
     def stream(
@@ -149,7 +149,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
         requests = self._requests_of([prompt], sampling_params, self._policy(reuse, positions))
-        return (advanced[0].output() for advanced in self._run(requests) if advanced)
+        return (request.output() for request in self._run(requests))
 
     def chat(
         self,
@@ -227,9 +227,10 @@ class LLM:
         )
 
     def _check_ids(self, ids: list[Any]) -> list[int]:
-        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < self.vocab_size]
-        if wrong:
-            raise ParameterError(f"a prompt holds the token id {wrong[0]!r}; ids go from 0 to {self.vocab_size - 1}")
+        size = self.vocab_size
+        for i in ids:
+            if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size:
+                raise ParameterError(f"a prompt holds the token id {i!r}; ids go from 0 to {size - 1}")
         return ids
 
     @property
@@ -237,12 +238,27 @@ class LLM:
         """How many tokens the model knows."""
         return self.loaded.spec.vocab_size
 
-    def _run(self, requests: list[Request]) -> Iterator[list[Request]]:
+    def _run(self, requests: list[Request]) -> Iterator[Request]:
+        """Run requests to their end; yields each whenever it has new tokens.
+
+        Other calls on this engine may be under way, half listened to: their steps carry these requests on, and these
+        steps theirs.
+        """
+        told = dict.fromkeys(requests, 0)
         for request in requests:
             self._engine.add(request)
         try:
             while not all(request.finished for request in requests):
-                yield self._engine.step()
+                self._engine.step()
+                for request in requests:
+                    if len(request.token_ids) > told[request]:
+                        told[request] = len(request.token_ids)
+                        yield request
+            for request in requests:
+                if request.error is not None:
+                    raise request.error
+                if len(request.token_ids) > told[request]:
+                    yield request
         finally:  # also when the caller stops listening, or a step fails
             for request in requests:
                 if not request.finished:
@@ -250,12 +266,12 @@ class LLM:
 
 
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:
-    known = EngineConfig()
-    unknown = [name for name in settings if not hasattr(known, name) or name.startswith("_") or name == "kv_bytes"]
-    if unknown:
-        names = ", ".join(sorted(EngineConfig.__dataclass_fields__))
-        raise ParameterError(f"LLM has no setting '{unknown[0]}'; settings are model, dtype, seed, {names}")
-    return replace(known, **settings)
+    known = EngineConfig.__dataclass_fields__
+    for name in settings:
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
+    return EngineConfig(**settings)
 
 
 def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> Library:
@@ -267,8 +283,10 @@ def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> L
         positioned=reason is not None,
     )
     tokenizer = loaded.tokenizer
+    encoder = TextEncoder(tokenizer)
+    placeholder = placeholder_id(config.placeholders, encoder.unk_id)
     special = frozenset(token.content for token in tokenizer.added_tokens_decoder.values())
-    return Library(TextEncoder(tokenizer), ChatTemplate(tokenizer), keys, reason, config.placeholders, special)
+    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder, special)
 
 
 def _check_messages(messages: Sequence[Message]) -> None:

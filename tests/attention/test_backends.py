@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inlay.attention import cpu
 from inlay.attention.contract import AttentionOptions
 from inlay.attention.dispatch import get_backend
-from inlay.attention.plan import Piece, Span, advance, build_plan
+from inlay.attention.plan import Piece, Span, advance, build_plan, extend
 from inlay.cache.pool import KVPool, LayerShape, Run
 from inlay.errors import ParameterError
 from inlay.models.rope import Rotary
@@ -116,6 +116,12 @@ def test_only_leading_dimensions_turn():
     assert torch.equal(turn.turn(query, cos, sin)[:, 4:], query[:, 4:])
 
 
+def one_on(span: Span) -> Span:
+    """The next decode step of a sequence."""
+    context = extend(span.context, span.slots, span.start)
+    return Span(span.start + 1, 1, context, (Run(span.slots[0].first + 1, 1),))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [None, 6])
 def test_an_advanced_plan_equals_a_new_one(backend, window):
@@ -134,7 +140,7 @@ def test_an_advanced_plan_equals_a_new_one(backend, window):
         output = get_backend(backend).attend(query, key, value, pool, plan, 0, options)
         fresh = get_backend("reference").attend(query, key, value, pool, build_plan(plan.spans), 0, options)
         torch.testing.assert_close(output, fresh, atol=2e-5, rtol=1e-4)
-        plan = advance(plan)
+        plan = advance(plan, [one_on(span) for span in plan.spans])
     assert plan.positions.tolist() == [17, 35, 14]
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from inlay import LLM, ParameterError, Schema
+from inlay.models.load import LoadedModel
 from inlay.models.rope import Rotary
 
 from ..conftest import tiny
@@ -25,27 +26,28 @@ def test_learned_positions_allow_no_shift():
         llm.positions_for("isolated", "packed")
 
 
-def test_a_model_that_is_not_what_it_seems_is_caught():
+def mistaken() -> LoadedModel:
     """Frequencies that are not the model's own: a shift would read keys from the wrong distance."""
     loaded = tiny("llama")
     wrong = Rotary(loaded.spec.layers[0].rotary.inverse_frequencies * 1.5)
     layers = tuple(replace(layer, rotary=wrong) for layer in loaded.spec.layers)
-    llm = LLM(replace(loaded, spec=replace(loaded.spec, layers=layers)), kv_memory="16MiB")
+    return replace(loaded, spec=replace(loaded.spec, layers=layers))
+
+
+def test_a_model_that_is_not_what_it_seems_is_caught():
+    llm = LLM(mistaken(), kv_memory="16MiB")
     assert llm.positions_for("isolated") == "schema"
     with pytest.raises(ParameterError, match="a shifted segment changes this model's logits by"):
         llm.positions_for("isolated", "packed")
 
 
 def test_where_shifts_are_refused_segments_stay_where_they_were_encoded():
-    loaded = tiny("llama")
-    wrong = Rotary(loaded.spec.layers[0].rotary.inverse_frequencies * 1.5)
-    layers = tuple(replace(layer, rotary=wrong) for layer in loaded.spec.layers)
-    llm = LLM(replace(loaded, spec=replace(loaded.spec, layers=layers)), kv_memory="16MiB", reuse="isolated")
+    llm = LLM(mistaken(), kv_memory="16MiB", reuse="isolated")
     schema = Schema.from_string(
         '<schema name="s"><module name="a">the same</module><module name="b">the same</module></schema>'
     )
     llm.add_schema(schema)
     assert len(llm.store) == 2  # the start is part of the key
-    other = LLM(loaded, kv_memory="16MiB", reuse="isolated")
+    other = LLM(tiny("llama"), kv_memory="16MiB", reuse="isolated")
     other.add_schema(copy.copy(schema))
     assert len(other.store) == 1  # the same text is found again at any position

@@ -122,24 +122,13 @@ def build_plan(spans: Sequence[Span]) -> Plan:
     )
 
 
-def advance(plan: Plan) -> Plan:
-    """The plan of the next decode step: every span is one token further, in slots that follow its last ones.
+def advance(plan: Plan, spans: Sequence[Span]) -> Plan:
+    """The plan of the next decode step, by growing the last one in place: the grouping stays, only lengths grow.
 
-    The grouping stays as it is; only lengths grow. Every span of ``plan`` must be one token long, and the caller
-    vouches for the next slot of each being free and its own.
+    plan: of one token a span. spans: the same sequences one token on, each in the slot behind its last one, with that
+    one in its context.
     """
-    spans = []
-    grown = {}
-    for span in plan.spans:
-        assert span.length == 1, "only decode plans advance"
-        own = span.slots[0]
-        grown[own.first] = own
-        context, last = span.context, span.context[-1] if span.context else None
-        if last is not None and last.run.end == own.first and last.end == span.start and last.shift == 0:
-            context = (*context[:-1], Piece(Run(last.run.first, last.run.length + 1), last.start))
-        else:
-            context = (*context, Piece(own, span.start))
-        spans.append(Span(span.start + 1, 1, context, (Run(own.first + 1, 1),)))
+    grown = {span.slots[0].first for span in plan.spans}
     for block in plan.blocks:
         block.memo.clear()
         for item in block.items:
@@ -150,15 +139,33 @@ def advance(plan: Plan) -> Plan:
     return Plan(tuple(spans), plan.blocks, plan.positions + 1, _slots(spans))
 
 
+def pieces_at(runs: Sequence[Run], start: int, shift: int = 0) -> tuple[Piece, ...]:
+    """Runs that hold keys encoded at consecutive positions from ``start`` on."""
+    found = []
+    for run in runs:
+        found.append(Piece(run, start, shift))
+        start += run.length
+    return tuple(found)
+
+
+def extend(context: tuple[Piece, ...], runs: Sequence[Run], start: int) -> tuple[Piece, ...]:
+    """A context with more unshifted keys behind it, as part of its last piece where they carry that on."""
+    for piece in pieces_at(runs, start):
+        last = context[-1] if context else None
+        if last is not None and last.run.end == piece.run.first and last.end == piece.start and last.shift == 0:
+            context = (*context[:-1], Piece(Run(last.run.first, last.run.length + piece.run.length), last.start))
+        else:
+            context = (*context, piece)
+    return context
+
+
 def _own_pieces(span: Span) -> Iterable[tuple[Piece, bool, int, int]]:
     """A span's own keys as (piece, causal, first row, row behind the last): the diagonal, and what lies below it."""
-    row = 0
-    for run in cut(span.slots, 0, span.length):
-        piece = Piece(run, span.start + row)
-        yield piece, run.length > 1, row, row + run.length
-        if row + run.length < span.length:
-            yield piece, False, row + run.length, span.length
-        row += run.length
+    for piece in pieces_at(cut(span.slots, 0, span.length), span.start):
+        first, last = piece.start - span.start, piece.end - span.start
+        yield piece, piece.run.length > 1, first, last
+        if last < span.length:
+            yield piece, False, last, span.length
 
 
 def _blocks(groups: dict[tuple[Piece, bool], list[tuple[int, int]]]) -> list[Block]:

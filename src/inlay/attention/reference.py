@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.contract import AttentionOptions
-from inlay.attention.plan import Piece, Plan, Span
+from inlay.attention.plan import Plan, Span, pieces_at
 from inlay.cache.pool import KVPool, cut
 
 
@@ -33,13 +33,10 @@ class ReferenceBackend:
 def _attend_row(
     query: Tensor, span: Span, index: int, pool: KVPool, layer: int, options: AttentionOptions
 ) -> Tensor:  # (heads, head_dim)
-    own = [Piece(run, span.start) for run in cut(span.slots, 0, index + 1)]
+    own = pieces_at(cut(span.slots, 0, index + 1), span.start)
     position = span.start + index
-    scores, values, start = [], [], span.start
-    for number, piece in enumerate([*span.context, *own]):
-        if number >= len(span.context):  # the span's own runs carry on where the one before ended
-            piece = Piece(piece.run, start)
-            start = piece.end
+    scores, values = [], []
+    for piece in (*span.context, *own):
         slots = slice(piece.run.first, piece.run.end)
         repeat = query.shape[0] // pool.keys[layer].shape[0]
         keys = pool.keys[layer][:, slots].float().repeat_interleave(repeat, 0)  # (heads, keys, head_dim)

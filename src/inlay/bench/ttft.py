@@ -23,6 +23,7 @@ import torch
 
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
+from inlay.models.adapter import dtype_name
 from inlay.models.interface import attention_implementation
 from inlay.pml import Prompt, Schema
 from inlay.types import SamplingParams
@@ -62,7 +63,7 @@ def measure_ttft(
         rows.append(_measure(llm, setting, runs, baseline))
         if progress is not None:
             progress(number + 1, len(settings))
-    return {"rows": rows, "machine": describe_machine(), "model": model, "dtype": str(llm.loaded.model.dtype)[6:]}
+    return {"rows": rows, "machine": describe_machine(), "model": model, "dtype": dtype_name(llm.loaded.model.dtype)}
 
 
 def describe_machine() -> dict[str, Any]:

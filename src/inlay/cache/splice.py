@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from inlay.attention.plan import Piece
+from inlay.attention.plan import Piece, pieces_at
 from inlay.cache.pool import cut
 from inlay.cache.segment import Context, KeyMaker, Segment, SegmentSpec, specify
 from inlay.layout import Hole, TextRun
@@ -27,10 +27,6 @@ class Cached:
     length: int
     exact: bool
     displaced: bool
-
-    @property
-    def shift(self) -> int:
-        return self.start - self.spec.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +94,4 @@ def open_end(splice: Splice) -> Splice:
 
 def pieces(segment: Segment, shift: int, length: int) -> tuple[Piece, ...]:
     """The first ``length`` tokens of a stored segment as a plan sees them."""
-    found, at = [], segment.start
-    for run in cut(segment.runs, 0, length):
-        found.append(Piece(run, at, shift))
-        at += run.length
-    return tuple(found)
+    return pieces_at(cut(segment.runs, 0, length), segment.start, shift)

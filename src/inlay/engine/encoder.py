@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from inlay.attention.plan import Piece, Span
+from inlay.attention.plan import Piece, Span, pieces_at
 from inlay.cache.contexts import in_encoding_order
 from inlay.cache.pool import Run, cut
 from inlay.cache.segment import Segment, SegmentSpec
 from inlay.cache.splice import pieces
 from inlay.cache.store import SegmentStore
-from inlay.engine.request import Work, pieces_at
+from inlay.engine.request import Work
 from inlay.engine.runner import Runner
 
 Progress = Callable[[int, int], None]
@@ -32,13 +32,15 @@ class Encoder:
         self._max_tokens = max_tokens
 
     def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> dict[bytes, Segment]:
-        """Make sure that segments are stored, and return them, with all that they attend to, by key.
+        """Make sure that segments are stored, and return them by key, with what the missing ones attend to.
 
         progress: called with the number of tokens done and to do.
         Raises CapacityError; then nothing new is stored.
         """
-        ordered = in_encoding_order(specs)
-        found = {spec.key: segment for spec in ordered if (segment := self._store.get(spec)) is not None}
+        wanted = list(specs)
+        found = self._stored(wanted)
+        ordered = in_encoding_order(spec for spec in wanted if spec.key not in found)
+        found |= self._stored(ordered)
         missing = [spec for spec in ordered if spec.key not in found]
         with self._store.pinned(found.values()):
             runs = self._allocate(missing)
@@ -50,6 +52,9 @@ class Encoder:
                 raise
         found.update((spec.key, self._store.add(spec, runs[spec.key])) for spec in missing)
         return found
+
+    def _stored(self, specs: Iterable[SegmentSpec]) -> dict[bytes, Segment]:
+        return {spec.key: segment for spec in specs if (segment := self._store.get(spec)) is not None}
 
     def _allocate(self, missing: Sequence[SegmentSpec]) -> dict[bytes, tuple[Run, ...]]:
         runs: dict[bytes, tuple[Run, ...]] = {}

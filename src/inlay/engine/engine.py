@@ -43,6 +43,15 @@ class Engine:
         """Admit, run one forward pass, sample. Returns the requests that have a new token."""
         self._admit()
         step = self.scheduler.step()
+        try:
+            return self._compute(step)
+        except BaseException as error:  # what was taken out of the queue for this step is lost
+            for request in set(step.owners):
+                request.error = error
+                self.release(request)
+            raise
+
+    def _compute(self, step: Step) -> list[Request]:
         logits = self._runner.run(step.work, [row for _, row in step.sampled], self._plan(step))
         advanced = [request for request, _ in step.sampled]
         tokens = sample(
@@ -84,16 +93,18 @@ class Engine:
         """Find or encode the segments of a request, and reserve its open tail."""
         specs = [part.spec for part in request.splice if isinstance(part, Cached)]
         hits = frozenset(spec.key for spec in specs if self.store.get(spec) is not None)
+        request.hits = hits if request.hits is None else request.hits & hits  # it may have to wait and be placed again
         started = time.perf_counter()
         segments = self.encode(specs)
-        request.encode_s += time.perf_counter() - started if len(hits) < len(specs) else 0.0
+        if any(spec.key not in hits for spec in specs):
+            request.encode_s += time.perf_counter() - started
         used = [segments[spec.key] for spec in specs]
         with self.store.pinned(used):
             tail = self.store.allocate(request.fresh_tokens + request.limit)
         for segment in used:
             segment.pins += 1
         request.segments = used
-        request.usage = request.usage or usage_of(request.splice, hits)
+        request.usage = usage_of(request.splice, request.hits)
         request.place(segments, tail)
 
     def _plan(self, step: Step) -> Plan:
@@ -101,10 +112,12 @@ class Engine:
         if not step.decodes_only:
             self._decoding = None
             return build_plan([work.span for work in step.work])
-        before = self._decoding
-        follows = before is not None and before[0] == step.owners and _follows(before[1], step)
-        plan = advance(before[1]) if before is not None and follows else build_plan([work.span for work in step.work])
-        self._decoding = (list(step.owners), plan)
+        before, spans = self._decoding, [work.span for work in step.work]
+        if before is not None and before[0] == step.owners and _follows(before[1], step):
+            plan = advance(before[1], spans)
+        else:
+            plan = build_plan(spans)
+        self._decoding = (step.owners, plan)
         return plan
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inlay.attention.plan import Piece, Span
+from inlay.attention.plan import Span, pieces_at
 from inlay.cache.pool import KVPool, Run, cut
-from inlay.engine.request import Work, pieces_at
+from inlay.engine.request import Work
 from inlay.engine.runner import Runner
+from inlay.errors import CapacityError
 from inlay.models.adapter import ModelSpec
 
 _HEAD, _TAIL = 16, 8
@@ -23,12 +24,16 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 
 
 def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
-    """The reason why segments of this model cannot be read at a shift; None where they can."""
+    """The reason why segments of this model cannot be read at a shift; None where they can.
+
+    Raises CapacityError where the pool cannot hold the probe.
+    """
     if not spec.rotary:
         return f"{spec.family} has learned positions, which no turn of the query can move"
     runs = pool.allocate(_HEAD + _TAIL)
     if runs is None:
-        return "the KV pool is too small for the probe"
+        needed = pool.chunks_for(_HEAD + _TAIL) * pool.chunk_size * pool.bytes_per_token
+        raise CapacityError(f"kv_memory is too small to run anything; give at least {needed} bytes")
     try:
         here = _whole(0, spec, runner, runs)
         moved = _error(_whole(_SHIFT, spec, runner, runs), here)
@@ -56,7 +61,7 @@ def _shifted(spec: ModelSpec, runner: Runner, runs: tuple[Run, ...]) -> Tensor:
     """The same, where the head is encoded at one place and read from another."""
     ids, head, tail = _ids(spec), cut(runs, 0, _HEAD), cut(runs, _HEAD, _TAIL)
     runner.run([Work(ids[:_HEAD], Span(_START, _HEAD, (), head))], [])
-    context = tuple(Piece(piece.run, piece.start, _SHIFT) for piece in pieces_at(head, _START))
+    context = pieces_at(head, _START, _SHIFT)
     span = Span(_START + _SHIFT + _HEAD, _TAIL, context, tail)
     return runner.run([Work(ids[_HEAD:], span)], [_TAIL - 1])
 

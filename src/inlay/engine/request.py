@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inlay.attention.plan import Piece, Span
+from inlay.attention.plan import Piece, Span, extend, pieces_at
 from inlay.cache.pool import Run, cut
 from inlay.cache.segment import Segment
 from inlay.cache.splice import Cached, Fresh, Splice, pieces
@@ -33,15 +33,6 @@ class Work:
         return Work(self.ids[:tokens], first), Work(self.ids[tokens:], rest)
 
 
-def pieces_at(runs: Sequence[Run], start: int) -> tuple[Piece, ...]:
-    """Runs that hold consecutive positions from ``start`` on, unshifted."""
-    found = []
-    for run in runs:
-        found.append(Piece(run, start))
-        start += run.length
-    return tuple(found)
-
-
 @dataclass(eq=False)
 class Request:
     """A request's whole state. ``tail`` is its open tail: slots of the KV that it alone reads."""
@@ -58,6 +49,7 @@ class Request:
     stream: TextStream
     spell: Callable[[int], str]  # one token's text, for log-probabilities
     arrival: float = field(default_factory=time.perf_counter)
+    hits: frozenset[bytes] | None = None  # keys of its segments that were stored when it was first looked at
     usage: Usage | None = None
     segments: list[Segment] = field(default_factory=list)
     tail: tuple[Run, ...] = ()
@@ -69,6 +61,7 @@ class Request:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: int | str | None = None
+    error: BaseException | None = None  # what ended it before its time
     encode_s: float = 0.0
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -80,7 +73,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
+        return self.finish_reason is not None or self.error is not None
 
     def place(self, segments: dict[bytes, Segment], tail: tuple[Run, ...]) -> None:
         """Turn the splice into work, now that all that it reads has a place in the pool."""
@@ -104,13 +97,8 @@ class Request:
 
     def decoded(self) -> None:
         """Note that the step of ``decode_work`` has run."""
-        work = self.decode_work()
-        last = self.context[-1] if self.context else None
-        own = work.span.slots[0]
-        if last is not None and last.run.end == own.first and last.end == work.span.start and last.shift == 0:
-            self.context = (*self.context[:-1], Piece(Run(last.run.first, last.run.length + 1), last.start))
-        else:
-            self.context += pieces_at(work.span.slots, work.span.start)
+        slots = cut(self.tail, self.tail_tokens, 1)
+        self.context = extend(self.context, slots, self.positions[-1] + len(self.token_ids))
         self.tail_tokens += 1
 
     def forbidden(self) -> tuple[int, ...]:

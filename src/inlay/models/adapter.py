@@ -123,11 +123,6 @@ _FAMILIES: dict[str, Callable[[PreTrainedModel], tuple[LayerSpec, ...]]] = {
 }
 
 
-def supported_families() -> tuple[str, ...]:
-    """The ``model_type`` names that inlay serves."""
-    return tuple(sorted(_FAMILIES))
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """'bfloat16' for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
