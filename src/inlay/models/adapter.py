@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -23,17 +22,14 @@ _MOVING_SCALINGS = ("dynamic", "longrope")
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The attention of one layer.
+    """The keys and values of one layer, and their positions. What else its attention needs, the layer says itself.
 
-    window: how many positions back a query sees, itself included; None for all.
     rotary: None where positions are not rotary.
     """
 
-    heads: int
     kv_heads: int
     head_dim: int
     rotary: Rotary | None
-    window: int | None
 
 
 @dataclass(frozen=True)
@@ -88,30 +84,12 @@ def _llama_like(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
     config = model.config
     rotary = Rotary(model.model.rotary_emb.inv_freq.detach().float().cpu().clone())
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return tuple(
-        LayerSpec(
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=head_dim,
-            rotary=rotary,
-            window=_window(config, layer),
-        )
-        for layer in range(config.num_hidden_layers)
-    )
-
-
-def _window(config: Any, layer: int) -> int | None:
-    kinds = getattr(config, "layer_types", None)
-    if config.model_type == "llama" or (kinds is not None and kinds[layer] != "sliding_attention"):
-        return None
-    window = getattr(config, "sliding_window", None)
-    return None if window is None else int(window)
+    return (LayerSpec(config.num_key_value_heads, head_dim, rotary),) * config.num_hidden_layers
 
 
 def _gpt2(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
     config = model.config
-    heads, head_dim = config.n_head, config.n_embd // config.n_head
-    return (LayerSpec(heads, heads, head_dim, rotary=None, window=None),) * config.n_layer
+    return (LayerSpec(config.n_head, config.n_embd // config.n_head, rotary=None),) * config.n_layer
 
 
 _FAMILIES: dict[str, Callable[[PreTrainedModel], tuple[LayerSpec, ...]]] = {
