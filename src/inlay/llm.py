@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from inlay.attention.dispatch import get_backend
@@ -24,6 +26,16 @@ from inlay.engine.runner import Runner
 from inlay.engine.sampler import request_seed
 from inlay.engine.stream import TextStream
 from inlay.errors import ContextError, ParameterError
+from inlay.inputs import (
+    Message,
+    PromptInput,
+    as_prompt,
+    check_ids,
+    check_messages,
+    is_conversation,
+    is_several,
+    unwrap,
+)
 from inlay.layout import SchemaLayout
 from inlay.library import Library, Policy
 from inlay.models.adapter import dtype_name
@@ -32,9 +44,6 @@ from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.tokens import TextEncoder
 from inlay.types import RequestOutput, SamplingParams
-
-Message: TypeAlias = Mapping[str, Any]
-PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
 
 
 class LLM:
@@ -112,7 +121,7 @@ class LLM:
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
         policy = self._policy(reuse, positions)
-        splice = self._library.splice(self._library.place(_as_prompt(prompt), policy), policy)
+        splice = self._library.splice(self._library.place(as_prompt(prompt), policy), policy)
         self._engine.encode([part.spec for part in splice if isinstance(part, Cached)], progress)
 
     def generate(
@@ -162,6 +171,37 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate(list(conversations), sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
 
+    def distributions(
+        self,
+        prompts: Sequence[PromptInput],
+        continuations: Sequence[Sequence[int]],
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+    ) -> list[Tensor]:
+        """What the model expects at every token of given continuations: teacher forcing, through the engine.
+
+        Nothing is sampled: the steps are those of ``generate`` in the case that it said just these tokens.
+
+        prompts: a list of prompts, each as in ``generate``.
+        continuations: token ids for each prompt, at least one; end-of-sequence tokens are tokens like others.
+        reuse, positions: the policy of these requests; None for the engine's defaults.
+        Returns natural log-probabilities (tokens, vocabulary), fp32, for each prompt: row i is of the token behind
+        the prompt and i tokens of its continuation. Raises InlayError, before anything runs, for a wrong argument.
+        """
+        if not is_several(prompts) or len(prompts) != len(continuations):
+            raise ParameterError("distributions takes a list of prompts and a list of continuations, one for each")
+        if not all(continuations):
+            raise ParameterError("a continuation is empty; give at least one token id")
+        forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
+        params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
+        requests = self._requests_of(prompts, params, self._policy(reuse, positions))
+        for request, ids in zip(requests, forced, strict=True):
+            request.force(ids)
+        for _ in self._run(requests):
+            pass
+        return [torch.stack(request.distributions) for request in requests]
+
     def positions_for(self, reuse: str, positions: str | None = None) -> str:
         """The position policy that a request with this reuse gets. Raises ParameterError."""
         return self._policy(reuse, positions).positions
@@ -175,7 +215,7 @@ class LLM:
     def _requests_of(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, policy: Policy
     ) -> list[Request]:
-        several = list(prompts) if _is_several(prompts) else [prompts]
+        several = list(prompts) if is_several(prompts) else [prompts]
         params = sampling_params if sampling_params is not None else SamplingParams()
         each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(several):
@@ -212,26 +252,19 @@ class LLM:
 
     def _place(self, prompt: Any, policy: Policy) -> PromptLayout:
         if isinstance(prompt, (Prompt, PromptBuilder)):
-            return self._library.place(_as_prompt(prompt), policy)
+            return self._library.place(as_prompt(prompt), policy)
         if isinstance(prompt, Mapping):
-            prompt = _unwrap(prompt)
+            prompt = unwrap(prompt)
         if isinstance(prompt, str):
-            return lay_out_ids(self._check_ids(self.tokenizer.encode(prompt)), prompt)
-        if _is_conversation(prompt):
-            _check_messages(prompt)
+            return lay_out_ids(check_ids(self.tokenizer.encode(prompt), self.vocab_size), prompt)
+        if is_conversation(prompt):
+            check_messages(prompt)
             return self._library.chat(prompt, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
         if isinstance(prompt, Sequence):
-            return lay_out_ids(self._check_ids(list(prompt)), "")
+            return lay_out_ids(check_ids(prompt, self.vocab_size), "")
         raise ParameterError(
             f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt"
         )
-
-    def _check_ids(self, ids: list[Any]) -> list[int]:
-        size = self.vocab_size
-        for i in ids:
-            if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < size:
-                raise ParameterError(f"a prompt holds the token id {i!r}; ids go from 0 to {size - 1}")
-        return ids
 
     @property
     def vocab_size(self) -> int:
@@ -287,38 +320,3 @@ def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> L
     placeholder = placeholder_id(config.placeholders, encoder.unk_id)
     special = frozenset(token.content for token in tokenizer.added_tokens_decoder.values())
     return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder, special)
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise ParameterError(f"a chat message is {dict(message)!r}; it needs a 'role' and a 'content' of text")
-
-
-def _as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:
-    return prompt.build() if isinstance(prompt, PromptBuilder) else prompt
-
-
-def _unwrap(prompt: Mapping[str, Any]) -> Any:
-    keys = set(prompt)
-    if keys == {"prompt"} or keys == {"prompt_token_ids"} or keys == {"messages"}:
-        return next(iter(prompt.values()))
-    raise ParameterError(
-        f"a prompt has the keys {sorted(map(str, keys))}; write {{'prompt': …}}, {{'prompt_token_ids': …}} or "
-        "{'messages': …}"
-    )
-
-
-def _is_conversation(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, Sequence)
-        and bool(prompt)
-        and all(isinstance(message, Mapping) and "role" in message for message in prompt)
-    )
-
-
-def _is_several(prompts: Any) -> bool:
-    """Whether this is a list of prompts, not one prompt that happens to be a list."""
-    if isinstance(prompts, (str, Mapping, Prompt, PromptBuilder)) or not isinstance(prompts, Sequence):
-        return False
-    return not (_is_conversation(prompts) or (bool(prompts) and all(isinstance(item, int) for item in prompts)))

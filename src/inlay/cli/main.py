@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli.bench import app as bench_app
+from inlay.cli.evaluate import app as eval_app
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.errors import InlayError
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(run)
 app.add_typer(schema_app, name="schema")
 app.add_typer(bench_app, name="bench")
+app.add_typer(eval_app, name="eval")
 
 
 def _print_version(asked: bool) -> None:

@@ -61,10 +61,10 @@ class Engine:
             [request.seed for request in advanced],
             [request.forbidden() for request in advanced],
         )
-        for request, token in zip(advanced, tokens, strict=True):
+        for request, token, row in zip(advanced, tokens, logits, strict=True):
             if request.token_ids:
                 request.decoded()
-            request.accept(token)
+            request.accept(request.choose(row, token))
             if request.finished:
                 self.release(request)
         return advanced

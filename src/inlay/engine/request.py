@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from torch import Tensor
 
 from inlay.attention.plan import Piece, Span, extend, pieces_at
 from inlay.cache.pool import Run, cut
@@ -13,6 +15,7 @@ from inlay.cache.segment import Segment
 from inlay.cache.splice import Cached, Fresh, Splice, pieces
 from inlay.engine.sampler import Sampled
 from inlay.engine.stream import TextStream
+from inlay.errors import ContextError
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 
@@ -57,6 +60,8 @@ class Request:
     context: tuple[Piece, ...] = ()
     prefill: list[Work] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    forced: Sequence[int] = ()  # the tokens that it has to say, where they are given
+    distributions: list[Tensor] = field(default_factory=list)  # of forced tokens: (vocabulary,), fp32, natural logs
     logprob: float | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] | None = None
@@ -89,6 +94,15 @@ class Request:
                 self.context += pieces_at(slots, part.start)
                 self.tail_tokens += len(part.ids)
 
+    def force(self, tokens: Sequence[int]) -> None:
+        """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""
+        if self.limit < len(tokens):
+            raise ContextError(
+                f"a prompt of {len(self.ids)} tokens and its continuation of {len(tokens)} are "
+                f"{len(tokens) - self.limit} too long for the model's context; shorten one of them"
+            )
+        self.forced = tokens
+
     def decode_work(self) -> Work:
         """The step that computes the KV of the token said last, and the logits behind it."""
         position = self.positions[-1] + len(self.token_ids)
@@ -106,6 +120,13 @@ class Request:
         if len(self.token_ids) >= self.params.min_tokens:
             return ()
         return (*self.stop_ids, *self.params.stop_ids)
+
+    def choose(self, logits: Tensor, sampled: Sampled) -> Sampled:
+        """The token that comes next: the one sampled, unless the answer is given. logits: (vocabulary,)."""
+        if not self.forced:
+            return sampled
+        self.distributions.append(logits.float().log_softmax(dim=-1))
+        return Sampled(self.forced[len(self.token_ids)])
 
     def accept(self, sampled: Sampled) -> None:
         """Take the next token, and end where it ends the answer."""

@@ -1,0 +1,100 @@
+"""``inlay eval``: what reuse does to answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(help="Measure answers with reuse against answers without.", no_args_is_help=True)
+
+
+@app.callback()
+def _eval() -> None:
+    """Measure answers with reuse against answers without."""
+
+
+@app.command(name="modular-qa")
+def modular_qa(
+    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
+    reuse: Annotated[str, typer.Option(help="Of off, exact, isolated, anchored: one, or several with commas.")] = (
+        "off,isolated,anchored"
+    ),
+    positions: Annotated[
+        str | None,
+        typer.Option(help="schema, packed, or both with a comma; packed where the model allows it, if not given."),
+    ] = None,
+    documents: Annotated[int, typer.Option(help="Documents that a prompt imports.")] = 6,
+    questions: Annotated[int, typer.Option(help="Questions over all tasks, as many of each.")] = 200,
+    spare: Annotated[
+        int | None,
+        typer.Option(help="Documents of a schema that a prompt leaves out; as many as it imports, if not given."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> None:
+    """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
+    from inlay.cli.progress import token_progress
+    from inlay.llm import LLM
+    from inlay.quality.modular_qa import Setting, measure_modular_qa
+
+    setting = Setting(
+        reuse=_words(reuse),
+        positions=None if positions is None else _words(positions),
+        documents=documents,
+        questions=questions,
+        spare=spare,
+        seed=seed,
+    )
+    llm = LLM(model, dtype=dtype, seed=seed)
+    if llm.loaded.note:
+        print(f"inlay: {llm.loaded.note}", file=sys.stderr)
+    with token_progress("answering") as progress:
+        result = measure_modular_qa(llm, setting, progress)
+    if not as_json:
+        _print_tables(result)
+    print(json.dumps(result))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _print_tables(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for _, rows in groupby(result["rows"], key=lambda row: (row["reuse"], row["positions"])):
+        console.print(_table(list(rows)))
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """One mode's tasks, and all of them together in the last row."""
+    from rich.table import Table
+
+    last = rows[-1]
+    asked = f"{last['questions']:,} questions, {last['cached']:.0%} of the prompts' tokens cached"
+    title = f"\n{last['reuse']}, {last['positions']}: {asked}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    for name in ("exact match", "95% interval", "KL (nats)", "only off", "only this", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["task"],
+            f"{row['exact_match']:.3f}",
+            f"{row['low']:.3f}–{row['high']:.3f}",
+            f"{row['kl']:.4f}",
+            f"{row['only_reference']:,}",
+            f"{row['only_this']:,}",
+            f"{row['p_value']:.3g}",
+            style="bold" if row is last else None,
+        )
+    return table

@@ -1,0 +1,57 @@
+"""Documents that a script writes: one thing each, a few of its facts, each fact in one of several wordings."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from inlay.demo.kinds import Kind, kinds
+from inlay.demo.words import Split, Value, Words
+
+_FACTS = (3, 4)  # stated in a document; every kind has more attributes than that or as many, so some stay unstated
+
+
+@dataclass(frozen=True)
+class Document:
+    """One generated document: its kind, the name of its thing, the stated facts by attribute key, and its text."""
+
+    kind: Kind
+    name: str
+    facts: dict[str, Value]
+    text: str
+
+
+def write_documents(rng: random.Random, split: Split, count: int) -> list[Document]:
+    """Documents about different things, of one to four kinds, so that comparing and counting make sense.
+
+    split: which names and wordings; held-out documents mix in trained wordings of statements.
+    """
+    among = rng.sample(kinds(), k=min(count, rng.randint(1, 4)))
+    words = Words(rng, split)
+    taken: set[str] = set()
+    return [_write(words, rng.choice(among), taken) for _ in range(count)]
+
+
+def _write(words: Words, kind: Kind, taken: set[str]) -> Document:
+    rng = words.rng
+    name = words.name(kind.names)
+    while name in taken:
+        name = words.name(kind.names)
+    taken.add(name)
+    pronoun = rng.choice(kind.pronouns)
+    stated = rng.sample(kind.attributes, k=min(rng.choice(_FACTS), len(kind.attributes) - 1))
+    facts = {attribute.key: words.value(attribute.value) for attribute in stated}
+    sentences = [_wording(words, kind.intros.ways).format(n=name)]
+    for attribute in stated:
+        way = _wording(words, attribute.statements.ways)
+        if way.startswith("{n} ") and rng.random() < 0.4:
+            way = pronoun + way.removeprefix("{n}")
+        sentences.append(way.format(n=name, v=facts[attribute.key].text))
+    return Document(kind, name, facts, " ".join(sentences))
+
+
+def _wording(words: Words, ways: tuple[str, ...]) -> str:
+    """Training leaves out the last wording; held-out documents take it half of the time."""
+    if len(ways) > 1 and (words.split is Split.TRAIN or words.rng.random() < 0.5):
+        return words.rng.choice(ways[:-1])
+    return ways[-1]

@@ -1,0 +1,194 @@
+"""Questions on a set of documents, with the one right answer of each.
+
+Tasks: ``single`` (one fact of one document), ``compare`` (two documents), ``count`` (all of them), ``unstated`` (what
+no document says) and ``form`` (one fact, the answer in the form that an instruction asks for).
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from inlay.demo.documents import Document
+from inlay.demo.kinds import Attribute, Wordings, kinds
+from inlay.demo.words import Split, Words
+
+TASKS = ("single", "compare", "count", "unstated", "form")
+
+_FRAMES = Wordings(
+    (
+        "What is the {p} of {n}?",
+        "Tell me the {p} of {n}.",
+        "Please tell me the {p} of {n}.",
+        "Give the {p} of {n}.",
+        "I want to know the {p} of {n}.",
+        "What do the documents say about the {p} of {n}?",
+        "Please give the {p} of {n}.",  # held out
+    )
+)
+_KIND_COUNTS = Wordings(
+    (
+        "How many of these are {many}?",
+        "How many {many} are described?",
+        "How many documents are about {many}?",
+        "How many of the documents are about {many}?",  # held out
+    )
+)
+
+
+class Form(Enum):
+    """How an answer is to be given; each but PLAIN is asked for by an instruction."""
+
+    PLAIN = "plain"
+    CAPITALS = "capitals"
+    WORD = "word"
+    SENTENCE = "sentence"
+
+
+INSTRUCTIONS = {
+    Form.CAPITALS: Wordings(
+        ("Answer in capitals.", "Write the answer in capital letters.", "Answer in capital letters.")
+    ),
+    Form.WORD: Wordings(("Answer in one word.", "Give the answer in one word.", "Write the answer in one word.")),
+    Form.SENTENCE: Wordings(
+        ("Answer with the full sentence.", "Answer in a full sentence.", "Give the full sentence.")
+    ),
+}
+_UNSTATED = {
+    Form.PLAIN: "not stated",
+    Form.CAPITALS: "NOT STATED",
+    Form.WORD: "unknown",
+    Form.SENTENCE: "The documents do not state this.",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """task: one of TASKS. text: the question. answer: what a right answer is, to the letter."""
+
+    task: str
+    text: str
+    answer: str
+
+
+@dataclass
+class Asker:
+    """Asks questions on documents. form: what the instruction in force asks for."""
+
+    rng: random.Random
+    split: Split
+    documents: list[Document]
+    form: Form = Form.PLAIN
+
+    def ask(self, task: str) -> Question | None:
+        """A question of a task, or None where these documents allow none."""
+        return _ASK[task](self)
+
+    def wording(self, wordings: Wordings) -> str:
+        return self.rng.choice(wordings.of(self.split))
+
+    def about(self, attribute: Attribute, name: str) -> str:
+        """A question on one attribute of one thing."""
+        if self.rng.random() < 0.4:
+            return self.wording(_FRAMES).format(p=self.rng.choice(attribute.phrases), n=name)
+        return self.wording(attribute.questions).format(n=name)
+
+    def single(self) -> Question | None:
+        document = self.rng.choice(self.documents)
+        stated = [a for a in document.kind.attributes if a.key in document.facts and self._answerable(document, a)]
+        if not stated:
+            return None
+        attribute = self.rng.choice(stated)
+        task = "single" if self.form is Form.PLAIN else "form"
+        return Question(task, self.about(attribute, document.name), self._answer(document, attribute))
+
+    def unstated(self) -> Question | None:
+        document = self.rng.choice(self.documents)
+        if self.rng.random() < 0.3:  # a thing that no document is about
+            name = Words(self.rng, self.split).name(document.kind.names)
+            attribute = self.rng.choice(document.kind.attributes)
+            if any(name == other.name for other in self.documents):
+                return None
+        else:
+            name = document.name
+            attribute = self.rng.choice([a for a in document.kind.attributes if a.key not in document.facts])
+        return Question("unstated", self.about(attribute, name), _UNSTATED[self.form])
+
+    def compare(self) -> Question | None:
+        pairs = [
+            (attribute, a, b)
+            for index, a in enumerate(self.documents)
+            for b in self.documents[index + 1 :]
+            for attribute in (a.kind.attributes if a.kind is b.kind else ())
+            if attribute.compare and attribute.key in a.facts and attribute.key in b.facts
+            if a.facts[attribute.key].order != b.facts[attribute.key].order
+        ]
+        if not pairs:
+            return None
+        attribute, *two = self.rng.choice(pairs)
+        self.rng.shuffle(two)
+        assert attribute.compare is not None
+        first, second = two
+        best = max(two, key=lambda d: (d.facts[attribute.key].order or 0) * (1 if attribute.greatest else -1))
+        text = self.wording(attribute.compare).format(a=first.name, b=second.name)
+        return Question("compare", text, best.name)
+
+    def count(self) -> Question | None:
+        if self.rng.random() < 0.3:
+            kind = self.rng.choice(self.documents).kind if self.rng.random() < 0.8 else self.rng.choice(kinds())
+            counted = sum(document.kind is kind for document in self.documents)
+            return Question("count", self.wording(_KIND_COUNTS).format(many=kind.many), str(counted))
+        options = [
+            (attribute, document.facts[attribute.key].text)
+            for document in self.documents
+            for attribute in document.kind.attributes
+            if attribute.count and attribute.key in document.facts
+        ]
+        if not options:
+            return None
+        attribute, value = self.rng.choice(options)
+        if self.rng.random() < 0.2:
+            value = Words(self.rng, self.split).value(attribute.value).text
+        assert attribute.count is not None
+        counted = sum(
+            attribute in document.kind.attributes
+            and attribute.key in document.facts
+            and document.facts[attribute.key].text == value
+            for document in self.documents
+        )
+        return Question("count", self.wording(attribute.count).format(v=value), str(counted))
+
+    def _answerable(self, document: Document, attribute: Attribute) -> bool:
+        """Whether the form fits the value, and the pair of attribute and form belongs to the split."""
+        if self.form is Form.PLAIN:
+            return True
+        if self.form is Form.WORD and document.facts[attribute.key].word is None:
+            return False
+        return self._kept_apart(document.kind.name, attribute) == (self.split is Split.HELD_OUT)
+
+    def _kept_apart(self, kind: str, attribute: Attribute) -> bool:
+        """Combinations of an attribute with a form that training never sees: one in four."""
+        return zlib.crc32(f"{kind} {attribute.key} {self.form.value}".encode()) % 4 == 0
+
+    def _answer(self, document: Document, attribute: Attribute) -> str:
+        value = document.facts[attribute.key]
+        if self.form is Form.CAPITALS:
+            return value.text.upper()
+        if self.form is Form.WORD:
+            assert value.word is not None
+            return value.word
+        if self.form is Form.SENTENCE:
+            return attribute.statements.ways[0].format(n=document.name, v=value.text)
+        return value.text
+
+
+_ASK: dict[str, Callable[[Asker], Question | None]] = {
+    "single": Asker.single,
+    "form": Asker.single,
+    "unstated": Asker.unstated,
+    "compare": Asker.compare,
+    "count": Asker.count,
+}

@@ -1,0 +1,125 @@
+"""The cases of ``modular-qa``: questions on a few documents out of a schema's many, with the right answers.
+
+Names, wordings and combinations are those that the bundled model never saw in training.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inlay.demo.conversations import SYSTEM
+from inlay.demo.documents import Document, write_documents
+from inlay.demo.questions import INSTRUCTIONS, TASKS, Asker, Form
+from inlay.demo.words import Split
+from inlay.errors import Place
+from inlay.pml import Module, Prompt, PromptBuilder, Schema, Text, Turn, Union, numbered
+
+SCHEMA = "modular-qa"
+_PER_TASK = 2  # cases of each task over one schema
+_TRIES = 50  # at a question of one task, before other documents are written
+_PLACE = Place(SCHEMA)
+_FORMS = tuple(INSTRUCTIONS)  # those that an instruction asks for
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: its task, the form its answer is asked for in, and the answer that is right to the letter.
+
+    imported: the numbers of the documents that its prompt imports, ascending; question and answer are on these alone.
+    """
+
+    task: str
+    form: Form
+    imported: tuple[int, ...]
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One schema, as what it is made of, and the cases that are asked over it.
+
+    system: the sentence of the system turn. instructions: what asks for each form; prompts import at most one.
+    """
+
+    system: str
+    instructions: Mapping[Form, str]
+    documents: tuple[Document, ...]
+    cases: tuple[Case, ...]
+
+    def schema(self) -> Schema:
+        """A union of instructions in the system turn, and a module for each document in the user turn."""
+        forms = tuple(_module(form.value, text) for form, text in self.instructions.items())
+        texts = tuple(_module(_name(number), document.text) for number, document in enumerate(self.documents))
+        system = Turn("system", (Text(self.system + "\n", _PLACE), Union(forms, _PLACE)), _PLACE)
+        return Schema(SCHEMA, numbered((system, Turn("user", texts, _PLACE))), source=SCHEMA)
+
+    def prompt(self, case: Case) -> Prompt:
+        """The instruction for the case's form, if any, its documents, and its question at the end of the user turn."""
+        builder = PromptBuilder.for_schema(SCHEMA)
+        if case.form in self.instructions:
+            builder = builder.use(case.form.value)
+        for number in case.imported:
+            builder = builder.use(_name(number))
+        return builder.text(case.question).build()
+
+
+def draw_rounds(*, documents: int, spare: int, questions: int, seed: int) -> list[Round]:
+    """Draw cases: the same ones for the same arguments, as many of each task.
+
+    Arguments:
+        documents: how many documents a prompt imports, at least 2 (or nothing could be compared).
+        spare: how many more its schema holds.
+        questions: how many cases there are over all tasks; rounded up to a multiple of their number.
+        seed: of all that is drawn.
+    """
+    rng = random.Random(seed)
+    left = -(-questions // len(TASKS))
+    rounds = []
+    while left > 0:
+        rounds.append(_draw_round(rng, documents, spare, min(left, _PER_TASK)))
+        left -= _PER_TASK
+    return rounds
+
+
+def _draw_round(rng: random.Random, documents: int, spare: int, each: int) -> Round:
+    while True:  # some documents allow no question of some task
+        written = write_documents(rng, Split.HELD_OUT, documents + spare)
+        cases = _draw_cases(rng, written, documents, each)
+        if cases is not None:
+            instructions = {form: rng.choice(INSTRUCTIONS[form].of(Split.HELD_OUT)) for form in _FORMS}
+            return Round(rng.choice(SYSTEM), instructions, tuple(written), cases)
+
+
+def _draw_cases(rng: random.Random, written: list[Document], count: int, each: int) -> tuple[Case, ...] | None:
+    """``each`` cases of every task, none twice, each on ``count`` documents of its own choice; None where they fail."""
+    cases: list[Case] = []
+    for task in TASKS:
+        found: dict[tuple[tuple[int, ...], str], Case] = {}
+        for _ in range(_TRIES):
+            case = _draw_case(rng, written, count, task)
+            if case is not None:
+                found.setdefault((case.imported, case.question), case)
+            if len(found) == each:
+                break
+        else:
+            return None
+        cases += found.values()
+    return tuple(cases)
+
+
+def _draw_case(rng: random.Random, written: list[Document], count: int, task: str) -> Case | None:
+    imported = tuple(sorted(rng.sample(range(len(written)), count)))
+    form = rng.choice(_FORMS) if task == "form" else Form.PLAIN
+    asked = Asker(rng, Split.HELD_OUT, [written[number] for number in imported], form).ask(task)
+    return None if asked is None else Case(task, form, imported, asked.text, asked.answer)
+
+
+def _name(number: int) -> str:
+    return f"document-{number + 1}"
+
+
+def _module(name: str, text: str) -> Module:
+    return Module(name, (Text(text + "\n", _PLACE),), _PLACE)

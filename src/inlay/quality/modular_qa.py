@@ -1,0 +1,213 @@
+"""What reuse does to answers: questions over imported documents, asked in every mode, compared with full prefill.
+
+``docs/quality.md`` says what each number means.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.chat import ChatTemplate
+from inlay.config import REUSE, check_choice
+from inlay.demo.questions import TASKS
+from inlay.errors import ModelError, ParameterError
+from inlay.llm import LLM
+from inlay.models.adapter import dtype_name
+from inlay.placement import POSITIONS
+from inlay.quality.modular_cases import Case, Round, draw_rounds
+from inlay.quality.statistics import mcnemar, wilson_interval
+from inlay.types import RequestOutput, SamplingParams
+
+MAX_TOKENS = 32  # of an answer: about twice the longest right one
+_MOST_DOCUMENTS = 1000  # in a schema; made-up names run out somewhere beyond
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is measured; checked once, here. Raises ParameterError.
+
+    reuse: the policies, in the order of the rows.
+    positions: the position policies that each is run with; None for the engine's default of each.
+    documents: how many a prompt imports. spare: how many more its schema holds; None for as many.
+    questions: over all tasks, rounded up so that each has as many.
+    seed: of documents and questions.
+    """
+
+    reuse: Sequence[str] = ("off", "isolated", "anchored")
+    positions: Sequence[str] | None = None
+    documents: int = 6
+    questions: int = 200
+    spare: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.reuse:
+            check_choice("reuse", name, REUSE)
+        for name in self.positions or ():
+            check_choice("positions", name, POSITIONS)
+        _require("documents", self.documents, 2, "one of the tasks compares two of them")
+        _require("questions", self.questions, 1, "or there is nothing to measure")
+        _require("spare", self.spare_documents, 0, "it counts the documents that no prompt of a schema need import")
+        _require("seed", self.seed, 0, "it numbers what is drawn")
+        if self.documents + self.spare_documents > _MOST_DOCUMENTS:
+            together = f"{self.documents + self.spare_documents:,}"
+            raise ParameterError(f"documents and spare are {together} together; use at most {_MOST_DOCUMENTS:,}")
+
+    @property
+    def spare_documents(self) -> int:
+        return self.documents if self.spare is None else self.spare
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A reuse policy with its positions."""
+
+    reuse: str
+    positions: str
+
+
+#: Full prefill of the whole prompt, without gaps: what every mode is compared with.
+REFERENCE = Mode("off", "packed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one mode made of one case.
+
+    kl: nats per token of the reference's answer. cached, tokens: of the prompt.
+    """
+
+    task: str
+    right: bool
+    kl: float
+    cached: int
+    tokens: int
+
+
+def measure_modular_qa(
+    llm: LLM, setting: Setting, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Ask the same questions in every mode; returns ``{"rows": […], "model": …, "seed": …, "tasks": …}``.
+
+    progress: called with the number of prompts answered and to answer.
+    Raises InlayError, before anything runs where the model cannot do what is asked.
+    """
+    modes = _modes(llm, setting)
+    _check_turns(llm)
+    rounds = draw_rounds(
+        documents=setting.documents, spare=setting.spare_documents, questions=setting.questions, seed=setting.seed
+    )
+    outcomes: dict[Mode, list[Outcome]] = {mode: [] for mode in dict.fromkeys((REFERENCE, *modes))}
+    total = len(outcomes) * sum(len(each.cases) for each in rounds)
+    for each in rounds:
+        for mode, answered in _ask(llm, each, list(outcomes)):
+            outcomes[mode] += answered
+            if progress is not None:
+                progress(sum(map(len, outcomes.values())), total)
+    return {
+        "rows": [row for mode in modes for row in _rows(setting, mode, outcomes[mode], outcomes[REFERENCE])],
+        "model": llm.model_name,
+        "dtype": dtype_name(llm.loaded.model.dtype),
+        "seed": setting.seed,
+        "spare": setting.spare_documents,
+        "tasks": list(TASKS),
+    }
+
+
+def divergence(reference: Tensor, other: Tensor) -> float:
+    """KL(reference ‖ other) in nats, the mean over tokens.
+
+    reference, other: (tokens, vocabulary), natural log-probabilities.
+    """
+    expected, found = reference.double(), other.double()
+    weights = expected.exp()
+    terms = torch.where(weights > 0, weights * (expected - found), 0.0)
+    # Rounding may take the divergence of almost equal distributions below zero, where none is.
+    return float(terms.sum(dim=-1).clamp(min=0.0).mean())
+
+
+def _require(name: str, value: int, least: int, reason: str) -> None:
+    if value < least:
+        raise ParameterError(f"{name} is {value}; it must be at least {least}: {reason}")
+
+
+def _modes(llm: LLM, setting: Setting) -> list[Mode]:
+    """The modes asked for, each once. Raises ParameterError where the model refuses one."""
+    asked = [
+        REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(reuse, positions))
+        for reuse in setting.reuse
+        for positions in setting.positions or (None,)
+    ]
+    return list(dict.fromkeys(asked))
+
+
+def _check_turns(llm: LLM) -> None:
+    try:
+        ChatTemplate(llm.tokenizer).pieces(("system", "user"), generation=True)
+    except ModelError as error:
+        raise ModelError(f"modular-qa asks in a system and a user turn, but {error}") from error
+
+
+def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, list[Outcome]]]:
+    """Answer a round's cases in every mode; the reference comes first."""
+    assert modes[0] == REFERENCE, "what it said is what the others are measured on"
+    schema, prompts = each.schema(), [each.prompt(case) for case in each.cases]
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    said: list[tuple[int, ...]] = []
+    expected: list[Tensor] = []
+    for mode in modes:
+        llm.add_schema(schema, reuse=mode.reuse, positions=mode.positions)
+        outputs = llm.generate(prompts, params, reuse=mode.reuse, positions=mode.positions)
+        said = said or [output.outputs[0].token_ids for output in outputs]
+        found = llm.distributions(prompts, said, reuse=mode.reuse, positions=mode.positions)
+        expected = expected or found
+        llm.store.clear()
+        yield mode, list(map(_outcome, each.cases, outputs, expected, found))
+
+
+def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor) -> Outcome:
+    right = output.outputs[0].text.strip() == case.answer
+    usage = output.usage
+    return Outcome(case.task, right, divergence(reference, found), usage.cached_tokens, usage.prompt_tokens)
+
+
+def _rows(setting: Setting, mode: Mode, outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> list[Row]:
+    """A row for each task and one for all."""
+    pairs = list(zip(outcomes, reference, strict=True))
+    return [
+        {
+            "reuse": mode.reuse,
+            "positions": mode.positions,
+            "task": task,
+            "documents": setting.documents,
+            **_summary([pair for pair in pairs if task in ("all", pair[0].task)]),
+        }
+        for task in (*TASKS, "all")
+    ]
+
+
+def _summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
+    """The figures of a row; pairs: of a mode and of the reference, case by case."""
+    right = sum(this.right for this, _ in pairs)
+    low, high = wilson_interval(right, len(pairs))
+    only_reference = sum(other.right and not this.right for this, other in pairs)
+    only_this = sum(this.right and not other.right for this, other in pairs)
+    return {
+        "questions": len(pairs),
+        "exact_match": round(right / len(pairs), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "kl": float(f"{statistics.fmean(this.kl for this, _ in pairs):.4g}"),
+        "only_reference": only_reference,
+        "only_this": only_this,
+        "p_value": float(f"{mcnemar(only_reference, only_this):.4g}"),
+        "cached": round(sum(this.cached for this, _ in pairs) / sum(this.tokens for this, _ in pairs), 4),
+    }

@@ -1,0 +1,89 @@
+"""``inlay eval modular-qa``: its tables, its JSON, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inlay.cli.main import main
+
+from ..quality.models import save
+from .test_cli import run
+
+KEYS = {
+    *("reuse", "positions", "task", "documents", "questions", "exact_match", "low", "high", "kl"),
+    *("only_reference", "only_this", "p_value", "cached"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(save(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(autouse=True)
+def _short_answers(monkeypatch):
+    monkeypatch.setattr("inlay.quality.modular_qa.MAX_TOKENS", 6)
+
+
+def test_json_alone(model, capsys):
+    arguments = ["--documents", "2", "--questions", "5", "--reuse", "off,isolated", "--positions", "packed,schema"]
+    status, out, _ = run(capsys, "eval", "modular-qa", "--model", model, *arguments, "--seed", "3", "--json")
+    assert status == 0
+    assert len(out.splitlines()) == 1
+    result = json.loads(out)
+    assert (Path(result["model"]), result["seed"], result["dtype"]) == (Path(model), 3, "float32")
+    assert result["tasks"] == ["single", "compare", "count", "unstated", "form"]
+    assert all(set(row) == KEYS for row in result["rows"])
+    modes = list(dict.fromkeys((row["reuse"], row["positions"]) for row in result["rows"]))
+    assert modes == [("off", "packed"), ("isolated", "packed"), ("isolated", "schema")]
+    assert [row["task"] for row in result["rows"]] == [*result["tasks"], "all"] * 3
+
+
+def test_tables_before_the_json(model, capsys):
+    arguments = ["--documents", "2", "--spare", "0", "--questions", "1", "--reuse", "anchored"]
+    status, out, _ = run(capsys, "eval", "modular-qa", "--model", model, *arguments)
+    assert status == 0
+    *lines, last = out.splitlines()
+    rows = json.loads(last)["rows"]
+    asked = f"5 questions, {rows[-1]['cached']:.0%} of the prompts' tokens cached"
+    assert lines[1].strip() == f"anchored, packed: {asked}"
+    assert " ".join(lines[2].split()) == "task exact match 95% interval KL (nats) only off only this p"
+    for line, row in zip(lines[3:], rows, strict=True):
+        task, match, interval, *_, p_value = line.split()
+        assert (task, match) == (row["task"], f"{row['exact_match']:.3f}")
+        assert interval == f"{row['low']:.3f}–{row['high']:.3f}"
+        assert p_value == f"{row['p_value']:.3g}"
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--reuse off,much", "reuse is 'much'; use one of off, exact, isolated, anchored"),
+        ("--reuse off,", "reuse is ''; use one of"),
+        ("--positions loose", "positions is 'loose'; use one of schema, packed"),
+        ("--documents 0", "documents is 0; it must be at least 2"),
+        ("--questions 0", "questions is 0; it must be at least 1"),
+        ("--questions many", "Invalid value for '--questions'"),
+        ("--spare -1", "spare is -1; it must be at least 0"),
+        ("--seed -1", "seed is -1; it must be at least 0"),
+        ("--dtype int4", "dtype is 'int4'"),
+        ("--model ./nowhere", "./nowhere: no such directory"),
+        ("--documents 60 --questions 1", "the prompt ends at position"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):
+    status, out, err = run(capsys, "eval", "modular-qa", *arguments.split())
+    assert status == 2
+    assert sentence in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("inlay: ")
+    assert not out
+
+
+def test_help_names_it(capsys):
+    assert main(["--help"]) == 0
+    assert main(["eval", "--help"]) == 0
+    assert "modular-qa" in capsys.readouterr().out

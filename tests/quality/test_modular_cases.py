@@ -1,0 +1,172 @@
+"""The cases: right answers follow from the imported documents alone, and prompts are those of the training format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+
+import pytest
+
+from inlay import LLM, SamplingParams
+from inlay.demo.conversations import Conversation
+from inlay.demo.documents import Document
+from inlay.demo.kinds import kinds
+from inlay.demo.lessons import Encoder
+from inlay.demo.questions import TASKS, Form, Question
+from inlay.demo.words import held_out
+from inlay.pml import Import
+from inlay.quality.modular_cases import Case, Round, draw_rounds
+
+from .models import small_model, small_tokenizer
+
+
+def draw(questions: int = 100, documents: int = 4, spare: int = 4, seed: int = 0) -> list[Round]:
+    return draw_rounds(documents=documents, spare=spare, questions=questions, seed=seed)
+
+
+def cases(task: str) -> list[tuple[Case, list[Document], list[Document]]]:
+    """The cases of a task, each with its imported documents and with all documents of its schema."""
+    return [
+        (case, [each.documents[number] for number in case.imported], list(each.documents))
+        for each in draw()
+        for case in each.cases
+        if case.task == task
+    ]
+
+
+@pytest.mark.parametrize(("asked", "each"), [(5, 1), (100, 20), (15, 3), (6, 2), (1, 1)])
+def test_every_task_has_as_many_questions(asked, each):
+    counts = Counter(case.task for one in draw(asked) for case in one.cases)
+    assert counts == dict.fromkeys(TASKS, each)
+
+
+@pytest.mark.parametrize(("documents", "spare"), [(2, 0), (3, 1), (12, 12)])
+def test_any_number_of_documents(documents, spare):
+    for each in draw(15, documents, spare):
+        assert len(each.documents) == documents + spare
+        assert len({document.name for document in each.documents}) == documents + spare
+        for case in each.cases:
+            assert len(case.imported) == documents
+            assert list(case.imported) == sorted(set(case.imported))
+
+
+def test_a_seed_names_its_cases():
+    assert draw(10) == draw(10)
+    assert draw(10) != draw(10, seed=1)
+
+
+def test_prompts_of_one_schema_import_different_documents():
+    for each in draw(20, 6, 6):
+        assert len({case.imported for case in each.cases}) > 1
+        imported = set(chain.from_iterable(case.imported for case in each.cases))
+        assert len(imported) > 6
+
+
+def test_names_are_held_out():
+    for case, imported, _ in cases("compare"):
+        assert case.answer in {document.name for document in imported}
+        made = [word for word in case.answer.replace("-", " ").split() if word.isalpha() and word.istitle()]
+        assert any(map(held_out, made))
+
+
+def test_single_answers_stand_in_an_imported_document():
+    for case, imported, _ in cases("single"):
+        (answer,) = {
+            fact.text
+            for document in imported
+            for attribute in document.kind.attributes
+            if attribute.key in document.facts and asks(case.question, document, attribute.key)
+            for fact in [document.facts[attribute.key]]
+        }
+        assert case.answer == answer
+
+
+def test_comparisons_are_of_imported_documents():
+    for case, imported, _ in cases("compare"):
+        matches = [
+            (attribute, a, b)
+            for a in imported
+            for b in imported
+            for attribute in a.kind.attributes
+            if attribute.compare and case.question == attribute.compare.ways[-1].format(a=a.name, b=b.name)
+        ]
+        attribute, a, b = matches[0]
+        first, second = a.facts[attribute.key].order, b.facts[attribute.key].order
+        assert case.answer == (a if (first > second) == attribute.greatest else b).name
+
+
+def test_counts_are_of_imported_documents():
+    everything = []
+    for case, imported, written in cases("count"):
+        assert case.answer == str(counted(case.question, imported))
+        everything.append(counted(case.question, written) != int(case.answer))
+    assert any(everything)  # counting documents that were left out would be noticed
+
+
+def test_unstated_facts_are_in_no_imported_document():
+    for case, imported, _ in cases("unstated"):
+        assert case.answer == "not stated"
+        assert not any(asks(case.question, document, key) for document in imported for key in document.facts)
+
+
+def test_forms_are_asked_for_and_kept():
+    forms = set()
+    for case, imported, _ in cases("form"):
+        forms.add(case.form)
+        facts = [value for document in imported for value in document.facts.values()]
+        if case.form is Form.CAPITALS:
+            assert case.answer in {fact.text.upper() for fact in facts}
+        elif case.form is Form.WORD:
+            assert case.answer in {fact.word for fact in facts}
+        else:
+            assert any(fact.text in case.answer for fact in facts)
+            assert any(document.name in case.answer for document in imported)
+    assert forms == {Form.CAPITALS, Form.WORD, Form.SENTENCE}
+
+
+@pytest.mark.parametrize(
+    ("reuse", "positions"), [("off", "packed"), ("off", "schema"), ("anchored", "packed"), ("isolated", "schema")]
+)
+def test_prompts_are_those_of_the_training_format(reuse, positions):
+    encoder = Encoder(small_tokenizer())
+    llm = LLM(small_model(), kv_memory="64MiB")
+    (each,) = draw(10, 2, 2)
+    llm.add_schema(each.schema(), reuse=reuse, positions=positions)
+    prompts = [each.prompt(case) for case in each.cases]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=1), reuse=reuse, positions=positions)
+    for case, prompt, output in zip(each.cases, prompts, outputs, strict=True):
+        assert output.prompt_token_ids == tuple(trained_on(encoder, each, case))
+        names = [child.name for child in prompt.children if isinstance(child, Import)]
+        assert names[: len(names) - 2] == ([case.form.value] if case.task == "form" else [])
+        gaps = output.prompt_positions[-1] >= len(output.prompt_positions)
+        assert gaps == (positions == "schema")
+
+
+def trained_on(encoder: Encoder, each: Round, case: Case) -> list[int]:
+    """The token ids of a case as training writes them."""
+    instruction = each.instructions.get(case.form)
+    system = "".join(line + "\n" for line in (each.system, instruction) if line)
+    documents = [each.documents[number] for number in case.imported]
+    conversation = Conversation(system, instruction, documents, [Question(case.task, case.question, case.answer)])
+    runs, [(question, _)] = encoder.conversation(conversation)
+    return [*chain.from_iterable(runs), *question]
+
+
+def asks(question: str, document: Document, key: str) -> bool:
+    """Whether a question is on this attribute of this document."""
+    (attribute,) = [attribute for attribute in document.kind.attributes if attribute.key == key]
+    ways = [attribute.questions.ways[-1]] + [f"Please give the {phrase} of {{n}}." for phrase in attribute.phrases]
+    return question in [way.format(n=document.name) for way in ways]
+
+
+def counted(question: str, documents: list[Document]) -> int:
+    """The answer to a question of "count" over documents."""
+    for kind in kinds():
+        if question == f"How many of the documents are about {kind.many}?":
+            return sum(document.kind is kind for document in documents)
+        for attribute in kind.attributes:
+            for value in attribute.value.split()[1:] if attribute.count else ():
+                if attribute.count and question == attribute.count.ways[-1].format(v=value):
+                    facts = [document.facts.get(attribute.key) for document in documents if document.kind is kind]
+                    return sum(fact is not None and fact.text == value for fact in facts)
+    raise AssertionError(question)

@@ -1,0 +1,192 @@
+"""The run: the same questions in every mode, and figures that follow from the answers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from inlay import LLM, ModelError, ParameterError
+from inlay.demo.questions import TASKS
+from inlay.models.load import LoadedModel
+from inlay.pml import Import, Prompt
+from inlay.quality.modular_cases import draw_rounds
+from inlay.quality.modular_qa import Setting, divergence, measure_modular_qa
+
+from ..conftest import tiny
+from .models import small_model
+
+SMALL = {"documents": 2, "questions": 10, "spare": 1}
+
+
+@pytest.fixture(autouse=True)
+def _short_answers(monkeypatch):
+    monkeypatch.setattr("inlay.quality.modular_qa.MAX_TOKENS", 6)
+
+
+def make(loaded: LoadedModel | None = None) -> LLM:
+    return LLM(loaded or small_model(), kv_memory="64MiB")
+
+
+def key(prompt: Prompt) -> tuple[str, ...]:
+    """What tells one case's prompt from another's."""
+    return tuple(child.name if isinstance(child, Import) else child.text for child in prompt.children)
+
+
+def right_answers() -> dict[tuple[str, ...], str]:
+    rounds = draw_rounds(documents=2, spare=1, questions=10, seed=0)
+    return {key(each.prompt(case)): case.answer for each in rounds for case in each.cases}
+
+
+def say(monkeypatch: pytest.MonkeyPatch, llm: LLM, answer) -> None:
+    """Make the model's answer to a prompt ``answer(reuse, right)``."""
+    generate, right = llm.generate, right_answers()
+
+    def answering(prompts, params, *, reuse, positions):
+        outputs = generate(prompts, params, reuse=reuse, positions=positions)
+        return [
+            replace(output, outputs=[replace(output.outputs[0], text=answer(reuse, right[key(prompt)]))])
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+
+    monkeypatch.setattr(llm, "generate", answering)
+
+
+def test_rows_of_every_mode_and_task():
+    llm = make()
+    told = []
+    setting = Setting(reuse=("off", "exact", "isolated"), positions=("packed", "schema"), **SMALL)
+    result = measure_modular_qa(llm, setting, lambda done, total: told.append((done, total)))
+    modes = [
+        ("off", "packed"),
+        ("exact", "packed"),
+        ("exact", "schema"),
+        ("isolated", "packed"),
+        ("isolated", "schema"),
+    ]
+    rows = {(row["reuse"], row["positions"], row["task"]): row for row in result["rows"]}
+    assert list(rows) == [(*mode, task) for mode in modes for task in (*TASKS, "all")]
+    assert told == [(10 * done, 50) for done in range(1, 6)]
+    for (reuse, positions, task), row in rows.items():
+        assert (row["documents"], row["questions"]) == (2, 10 if task == "all" else 2)
+        assert 0 <= row["low"] <= row["exact_match"] <= row["high"] <= 1
+        differs = reuse == "isolated" or positions == "schema"
+        assert (row["kl"] > 1e-3) if differs else (0 <= row["kl"] < 1e-7)
+        assert (row["cached"] == 0) if reuse == "off" else (0.5 < row["cached"] < 1 or reuse == "exact")
+    assert all(rows["off", "packed", task]["kl"] == 0 for task in TASKS)
+    assert (result["model"], result["seed"], result["tasks"]) == ("small", 0, list(TASKS))
+    assert not len(llm.store)
+
+
+def test_the_row_of_all_is_the_mean_of_the_tasks():
+    *tasks, whole = measure_modular_qa(make(), Setting(reuse=("anchored",), **SMALL))["rows"]
+    assert whole["task"] == "all"
+    assert whole["kl"] == pytest.approx(sum(row["kl"] for row in tasks) / len(tasks), rel=1e-3)
+
+
+def test_the_same_questions_in_every_mode(monkeypatch):
+    llm = make()
+    asked: dict[str, list[tuple[str, ...]]] = {}
+    forced: dict[str, list[tuple[int, ...]]] = {}
+    generate, distributions = llm.generate, llm.distributions
+
+    def generating(prompts, params, *, reuse, positions):
+        asked.setdefault(reuse, []).extend(map(key, prompts))
+        return generate(prompts, params, reuse=reuse, positions=positions)
+
+    def forcing(prompts, said, *, reuse, positions):
+        forced.setdefault(reuse, []).extend(said)
+        return distributions(prompts, said, reuse=reuse, positions=positions)
+
+    monkeypatch.setattr(llm, "generate", generating)
+    monkeypatch.setattr(llm, "distributions", forcing)
+    measure_modular_qa(llm, Setting(**SMALL))
+    assert list(asked) == list(forced) == ["off", "isolated", "anchored"]
+    assert asked["off"] == asked["isolated"] == asked["anchored"] == list(right_answers())
+    assert forced["off"] == forced["isolated"] == forced["anchored"]  # all are measured on what full prefill said
+
+
+def test_right_answers_count(monkeypatch):
+    llm = make()
+    say(monkeypatch, llm, lambda reuse, right: f" {right}\n")
+    for row in measure_modular_qa(llm, Setting(**SMALL))["rows"]:
+        assert (row["exact_match"], row["high"]) == (1, 1)
+        assert (row["only_reference"], row["only_this"], row["p_value"]) == (0, 0, 1)
+
+
+def test_almost_right_answers_do_not(monkeypatch):
+    llm = make()
+    say(monkeypatch, llm, lambda reuse, right: right if reuse == "off" else right + ".")
+    rows = measure_modular_qa(llm, Setting(reuse=("off", "isolated"), **SMALL))["rows"]
+    off, isolated = (row for row in rows if row["task"] == "all")
+    assert (off["exact_match"], isolated["exact_match"], isolated["low"]) == (1, 0, 0)
+    assert (isolated["only_reference"], isolated["only_this"]) == (10, 0)
+    assert isolated["p_value"] == pytest.approx(2 / 2**10, rel=1e-3)
+
+
+def test_the_reference_is_run_when_it_is_not_asked_for(monkeypatch):
+    llm = make()
+    say(monkeypatch, llm, lambda reuse, right: "" if reuse == "off" else right)
+    rows = measure_modular_qa(llm, Setting(reuse=("anchored", "anchored"), **SMALL))["rows"]
+    assert [row["reuse"] for row in rows] == ["anchored"] * 6
+    assert (rows[-1]["only_reference"], rows[-1]["only_this"]) == (0, 10)
+    assert all(row["kl"] > 0 for row in rows)
+
+
+def test_learned_positions():
+    llm = make(tiny("gpt2"))
+    with pytest.raises(ParameterError, match="does not allow"):
+        measure_modular_qa(llm, Setting(positions=("packed",), **SMALL))
+    rows = measure_modular_qa(llm, Setting(reuse=("isolated",), documents=2, questions=1, spare=0))["rows"]
+    assert {row["positions"] for row in rows} == {"schema"}
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, "has no chat template"),
+        ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+         "{{ m.content }}{% endfor %}", "no system role"),
+    ],
+)  # fmt: skip
+def test_a_model_without_a_system_turn(template, reason):
+    tokenizer = copy.deepcopy(small_model().tokenizer)
+    tokenizer.chat_template = template
+    llm = make(replace(small_model(), tokenizer=tokenizer))
+    with pytest.raises(ModelError, match=f"modular-qa asks in a system and a user turn, but .*{reason}"):
+        measure_modular_qa(llm, Setting(**SMALL))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"reuse": ("off", "much")}, "reuse is 'much'; use one of off, exact, isolated, anchored"),
+        ({"reuse": ("",)}, "reuse is ''"),
+        ({"positions": ("loose",)}, "positions is 'loose'; use one of schema, packed"),
+        ({"documents": 1}, "documents is 1; it must be at least 2: one of the tasks compares two of them"),
+        ({"questions": 0}, "questions is 0; it must be at least 1"),
+        ({"spare": -1}, "spare is -1; it must be at least 0"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"documents": 501}, "documents and spare are 1,002 together; use at most 1,000"),
+    ],
+)
+def test_wrong_settings(wrong, sentence):
+    with pytest.raises(ParameterError) as caught:
+        Setting(**wrong)
+    assert sentence in str(caught.value)
+
+
+def test_divergence():
+    fair, skewed = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+    assert divergence(fair, fair) == 0
+    assert divergence(fair, skewed) == pytest.approx(0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1))
+    assert divergence(skewed, fair) == pytest.approx(0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5))
+    both = divergence(torch.cat((fair, fair)), torch.cat((fair, skewed)))
+    assert both == pytest.approx(divergence(fair, skewed) / 2)  # the mean over tokens
+    certain = torch.tensor([[1.0, 0.0]]).log()
+    assert divergence(certain, certain) == 0
+    assert divergence(certain, fair) == pytest.approx(math.log(2))
+    assert divergence(fair, certain) == math.inf
