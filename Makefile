@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: install
-	$(BIN)/inlay run examples/trip/trip.xml --prompt examples/trip/prompt.xml --max-tokens 24 --compare
+	$(BIN)/inlay run examples/records/records.xml --prompt examples/records/prompt.xml --compare
 
 check: install
 	$(BIN)/ruff check .

@@ -20,8 +20,9 @@ def blocks(language: str, file: str = "README.md") -> list[str]:
 
 
 COMMANDS = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
-INLAY = [command for command in COMMANDS if command.startswith("inlay ") and " bench " not in command]
 BENCH = [command for command in COMMANDS if " bench " in command]
+EVAL = [command for command in COMMANDS if " eval " in command]
+INLAY = [command for command in COMMANDS if command.startswith("inlay ") and command not in BENCH + EVAL]
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +35,8 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_command_is_known_here():
     assert {"make demo", "make test"} < set(COMMANDS)
-    assert set(COMMANDS) - set(INLAY) - set(BENCH) == {"make demo", "make test"}
+    assert set(COMMANDS) - set(INLAY) - set(BENCH) - set(EVAL) == {"make demo", "make test"}
+    assert len(EVAL) == 1
     assert len(INLAY) >= 4
     assert len(BENCH) == 2
 
@@ -48,16 +50,24 @@ def test_commands(command):
 
 @pytest.mark.parametrize("command", BENCH)
 def test_bench_commands_on_a_small_model(command):
-    """The same command on a model and sizes that take a second; test_bench_commands runs it as it stands."""
-    command = re.sub(r"random:\S+", "demo", re.sub(r"--cached \d+", "--cached 128", command))
+    """The same command on a model and sizes that take a second; test_long_commands runs it as it stands."""
+    command = re.sub(r"random:\S+", "random:tiny", re.sub(r"--cached \d+", "--cached 128", command))
     result = run(command + " --runs 1")
     assert result.returncode == 0, result.stderr
     assert '"speedup"' in result.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize("command", EVAL)
+def test_eval_commands_on_few_questions(command):
+    """The same command with a question a task; test_long_commands runs it as it stands."""
+    result = run(re.sub(r"--questions \d+", "--questions 5", command))
+    assert result.returncode == 0, result.stderr
+    assert '"exact_match"' in result.stdout.splitlines()[-1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", BENCH)
-def test_bench_commands(command):
+@pytest.mark.parametrize("command", BENCH + EVAL)
+def test_long_commands(command):
     result = run(command)
     assert result.returncode == 0, result.stderr
 

@@ -44,7 +44,8 @@ def test_run_prints_the_answer_and_a_table(files, capsys):
 
 
 def test_run_json(files, capsys):
-    status, out, err = run(capsys, "run", "s.xml", "--prompt", "p.xml", "--max-tokens", "5", "--json", "--compare")
+    arguments = ["--model", "random:tiny", "--max-tokens", "5", "--json", "--compare"]
+    status, out, err = run(capsys, "run", "s.xml", "--prompt", "p.xml", *arguments)
     assert status == 0
     row = json.loads(out.splitlines()[-1])
     assert len(out.splitlines()) == 1
@@ -61,7 +62,7 @@ def test_run_json(files, capsys):
             "positions",
         } <= set(each)
         assert each["cached_tokens"] + each["computed_tokens"] == each["prompt_tokens"]
-    assert (row["reuse"], row["positions"], row["model"]) == ("anchored", "packed", "demo")
+    assert (row["reuse"], row["positions"], row["model"]) == ("anchored", "packed", "random:tiny")
     assert row["computed_tokens"] == len("it") + len("And now?")
     assert (row["baseline"]["reuse"], row["baseline"]["cached_tokens"]) == ("off", 0)
     assert "random weights" in err
@@ -104,7 +105,7 @@ def test_every_policy(files, capsys, reuse, positions):
         ("schema look s.xml", "No such command 'look'"),
         ("bench ttft --model demo --cached many", "--cached is 'many'; write a number"),
         ("bench ttft --model demo --cached 2", "at least 8 cached tokens"),
-        ("bench ttft --model demo --cached 100000", "do not fit the model's context of 8192"),
+        ("bench ttft --model demo --cached 100000", "do not fit the model's context of 4096"),
         ("bench ttft --model demo --baseline vllm", "--baseline is 'vllm'; use one of transformers, none"),
         ("bench ttft --model demo --reuse off", "--reuse is 'off'; use one of isolated, anchored"),
         ("serve", "No such command 'serve'"),
@@ -136,7 +137,7 @@ def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):
 def test_wrong_files(files, capsys, schema, prompt, sentence):
     (files / "s.xml").write_text(schema)
     (files / "p.xml").write_text(prompt)
-    status, out, err = run(capsys, "run", "s.xml", "--prompt", "p.xml")
+    status, out, err = run(capsys, "run", "s.xml", "--prompt", "p.xml", "--model", "random:tiny")
     assert status == 2
     assert sentence in err.splitlines()[-1]
     assert not out.strip()
@@ -153,7 +154,7 @@ def test_schema_check(files, capsys):
 
 
 def test_schema_show_json(files, capsys):
-    status, out, _ = run(capsys, "schema", "show", "s.xml", "--json")
+    status, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny", "--json")
     assert status == 0
     tree = json.loads(out)
     assert tree["end"] == len("Always here.\n") + len("The first module of them all.") + len("Second, with ") + 8 + 7
@@ -165,14 +166,14 @@ def test_schema_show_json(files, capsys):
 
 
 def test_schema_show_draws_a_tree(files, capsys):
-    status, out, _ = run(capsys, "schema", "show", "s.xml")
+    status, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny")
     assert status == 0
     assert "module b" in out
     assert "positions 42…69" in out
 
 
 def test_bench_ttft(files, capsys):
-    arguments = ["--model", "demo", "--cached", "64,128", "--new", "8", "--runs", "2", "--json"]
+    arguments = ["--model", "random:tiny", "--cached", "64,128", "--new", "8", "--runs", "2", "--json"]
     status, out, _ = run(capsys, "bench", "ttft", *arguments)
     assert status == 0
     result = json.loads(out.splitlines()[-1])
@@ -205,6 +206,6 @@ def test_checking_a_schema_does_not_wait_for_torch(files):
 
 def test_the_benchmark_file_is_the_command():
     file = Path(__file__).parents[2] / "benchmarks" / "ttft.py"
-    words = [sys.executable, str(file), "--model", "demo", "--cached", "64", "--new", "8", "--runs", "1"]
+    words = [sys.executable, str(file), "--model", "random:tiny", "--cached", "64", "--new", "8", "--runs", "1"]
     result = subprocess.run(words, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout.splitlines()[-1])["rows"][0]["cached"] == 64

@@ -72,7 +72,7 @@ def test_tables_before_the_json(model, capsys):
         ("--seed -1", "seed is -1; it must be at least 0"),
         ("--dtype int4", "dtype is 'int4'"),
         ("--model ./nowhere", "./nowhere: no such directory"),
-        ("--documents 60 --questions 1", "the prompt ends at position"),
+        ("--documents 100 --questions 1", "the prompt ends at position"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):

@@ -56,20 +56,21 @@ def test_fingerprints_tell_weights_apart(checkpoint):
     from inlay.models.load import fingerprint
 
     assert fingerprint(changed.model) != model.fingerprint
-    assert load_model("demo", seed=1).fingerprint != load_model("demo", seed=2).fingerprint
+    assert load_model("random:tiny", seed=1).fingerprint != load_model("random:tiny", seed=2).fingerprint
 
 
 def test_demo_says_what_it_is():
-    assert "random weights" in load_model("demo").note
+    assert "knows nothing else" in load_model("demo").note
+    assert "random weights" in load_model("random:tiny").note
 
 
 def test_a_random_model_ends_where_its_tokenizer_says():
-    loaded = load_model("demo")
+    loaded = load_model("random:tiny")
     assert stop_ids(loaded) == {loaded.tokenizer.convert_tokens_to_ids("<|end|>")}
 
 
 def test_random_weights_are_the_same_for_a_seed():
-    one, other = load_model("demo", seed=3), load_model("demo", seed=3)
+    one, other = (load_model("random:tiny", dtype="float32", seed=3) for _ in range(2))
     assert one.fingerprint == other.fingerprint
     logits = one.model(torch.tensor([[1, 2, 3]]), use_cache=False).logits
     assert logits.isfinite().all()

@@ -120,7 +120,7 @@ def test_forms_are_asked_for_and_kept():
             assert case.answer in {fact.word for fact in facts}
         else:
             assert any(fact.text in case.answer for fact in facts)
-            assert any(document.name in case.answer for document in imported)
+            assert any(case.answer in document.text for document in imported)
     assert forms == {Form.CAPITALS, Form.WORD, Form.SENTENCE}
 
 

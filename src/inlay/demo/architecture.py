@@ -1,9 +1,12 @@
 """The bundled model's shape, the weights that it starts from, and attention for its training.
 
-Learning to copy from context takes small models most of their training: nothing else improves until a head that looks
-at the previous token and one that matches on what it wrote have formed together (Olsson et al., 2022, "In-context
-Learning and Induction Heads"). Here the first two layers start with such a pair, written by hand, so that the untrained
-model already completes a run of tokens that it has seen before. Training is free to change them.
+Learning to find things in context takes small models most of their training: little improves until heads that look back
+and heads that match what those noted have formed together (Olsson et al., 2022, "In-context Learning and Induction
+Heads"). Here the first three layers start with such heads, written by hand; training is free to change them:
+
+- layer 0 notes, beside every token, the token before it, and a bag of the tokens of the last words and sentences;
+- layer 1 looks for the place whose note is the current token, and copies what stands there: runs are continued;
+- layer 2 looks for the place whose bag is most like the current one, and copies from there: facts are found.
 """
 
 from __future__ import annotations
@@ -18,16 +21,25 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreT
 CONTEXT = 4096  # positions
 _WIDTH, _LAYERS, _HEADS = 256, 6, 4
 _HEAD = _WIDTH // _HEADS  # 64
+_HALF = _HEAD // 2  # frequencies of a head
 _THETA = 500_000.0  # half of a head's frequencies turn so slowly that they match content over the whole context
+_SLOW = (*range(_HALF // 2, _HALF), *range(_HALF + _HALF // 2, _HEAD))  # the rows of a head that these turn
 _SCALE = 0.05  # of the embeddings
-_CONSTANT = 0  # the one dimension that is alike in all embeddings: what heads read that go by position alone
 _BLOCK = 128  # queries of one product in training
-_NOTES = range(192, 256)  # dimensions that start empty, where the first layer notes the previous token
+
+# What the dimensions of the residual stream hold at the start.
+_CONSTANT = 0  # alike for all tokens: what heads read that go by position alone
+_CONTENT = range(1, 128)  # the token
+_BAG = range(128, 192)  # a projection of the tokens before
+_NOTE = range(192, 224)  # a projection of the previous token
+_COMMON = 255  # large for common tokens, which makes the rest of them small once normalised
 
 
-def new_model(tokenizer: PreTrainedTokenizerBase, seed: int = 1) -> LlamaForCausalLM:
-    """A llama of 5 million parameters that can copy, and nothing else."""
-    AttentionInterface.register("causal", _causal)
+def new_model(tokenizer: PreTrainedTokenizerBase, counts: Tensor | None = None, seed: int = 1) -> LlamaForCausalLM:
+    """A llama of 5 million parameters that can copy and look up, roughly, and nothing else.
+
+    counts: (vocabulary,), how often each token stands in a sample of the training text; None for all alike.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -46,57 +58,93 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int = 1) -> LlamaForCaus
     config._attn_implementation = "causal"
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        _start(model)
+        _start(model, torch.ones(len(tokenizer)) if counts is None else counts)
     return model
 
 
-def _start(model: LlamaForCausalLM) -> None:
+def _start(model: LlamaForCausalLM, counts: Tensor) -> None:
     embeddings = model.model.embed_tokens.weight
     embeddings.normal_(0, _SCALE)
     embeddings[:, _CONSTANT] = 4 * _SCALE
-    embeddings[:, _NOTES.start :] = 0
+    embeddings[:, _CONTENT.stop :] = 0
+    embeddings[:, _COMMON] = 8 * _SCALE * torch.log1p(2000 * counts / counts.sum())
     for layer in model.model.layers:
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.v_proj):
             projection.weight.normal_(0, _WIDTH**-0.5)
-        # queries start near their own keys, and outputs near what was read, so that heads match and copy
+        # queries start near their own keys, and outputs near what was read, so that other heads match and copy too
         noise = torch.randn(_WIDTH, _WIDTH) * _WIDTH**-0.5
         attention.k_proj.weight.copy_(0.7 * attention.q_proj.weight + 0.7 * noise)
-        attention.o_proj.weight.copy_(0.4 * _SCALE * attention.v_proj.weight.T)
-        layer.mlp.down_proj.weight.mul_(0.3)
-    reading = torch.linalg.qr(torch.randn(_NOTES.start - 1, _HEAD))[0].T  # (64, 191), orthonormal rows
-    _note_previous_token(model.model.layers[0].self_attn, reading)
-    for head in range(3):
-        _match_notes(model.model.layers[1].self_attn, reading, head)
+        attention.o_proj.weight.copy_(0.2 * _SCALE * attention.v_proj.weight.T)
+        layer.mlp.down_proj.weight.mul_(0.2)
+    reading = torch.linalg.qr(torch.randn(len(_CONTENT), _HEAD))[0].T  # (64, 127), orthonormal rows
+    first, second, third = (model.model.layers[i].self_attn for i in range(3))
+    _note(first, 0, _NOTE, reading, gain=1.4, frequencies=range(8), behind=1, sharpness=1.8)
+    _note(first, 1, _BAG, reading, gain=2, frequencies=range(2, 13), behind=5, sharpness=1.08)
+    _note(first, 2, _BAG, reading, gain=1, frequencies=range(6, 15), behind=12, sharpness=0.36)
+    for head in range(2):
+        _continue_runs(second, head, reading)
+        _find_alike(third, head)
 
 
-def _note_previous_token(attention: nn.Module, reading: Tensor) -> None:
-    """Head 0 looks one position back, by rotation alone, and notes a projection of the token there."""
-    q, k, v, o = _clear(attention, 0)
-    half = _HEAD // 2
-    for i in range(8):  # the fastest frequencies; a key's phase is that of the position after it
-        frequency = _THETA ** (-i / half)
-        q[i, _CONSTANT] = 1.8
-        k[i, _CONSTANT] = 1.8 * torch.cos(torch.tensor(frequency))
-        k[i + half, _CONSTANT] = 1.8 * torch.sin(torch.tensor(frequency))
-    v[:, 1 : _NOTES.start] = reading
-    for row, note in enumerate(_NOTES):
-        o[note, row] = _SCALE
+def _note(
+    attention: nn.Module,
+    head: int,
+    into: range,
+    reading: Tensor,
+    *,
+    gain: float,
+    frequencies: range,
+    behind: int,
+    sharpness: float,
+) -> None:
+    """A head that goes by position alone: it reads tokens around ``behind`` positions back, and notes a projection.
 
-
-def _match_notes(attention: nn.Module, reading: Tensor, head: int) -> None:
-    """A head that looks for a note of the current token, and copies a third of the token that carries it."""
+    The faster its frequencies and the larger its sharpness, the fewer tokens it reads.
+    """
     q, k, v, o = _clear(attention, head)
-    half = _HEAD // 2
-    slow = [*range(half // 2, half), *range(half + half // 2, _HEAD)]
-    for row, turned in enumerate(slow):
-        q[turned, 1 : _NOTES.start] = 2.5 * reading[row]
-        k[turned, _NOTES.start + row] = 2.5
+    _look_back(q, k, frequencies, behind, sharpness)
+    v[: len(into), _CONTENT.start : _CONTENT.stop] = reading[: len(into)]
+    for row, dimension in enumerate(into):
+        o[dimension, row] = gain * _SCALE
+
+
+def _continue_runs(attention: nn.Module, head: int, reading: Tensor) -> None:
+    """A head that looks for a note of the current token, and copies half of the token that carries it."""
+    q, k, v, o = _clear(attention, head)
+    for row, turned in enumerate(_SLOW):
+        q[turned, _CONTENT.start : _CONTENT.stop] = 2.5 * reading[row]
+        k[turned, _NOTE.start + row] = 2.5
+    _copy_half(v, o, head, gain=2.5)
+
+
+def _find_alike(attention: nn.Module, head: int) -> None:
+    """A head that looks for a bag like its own, but not close by, and copies half of the token that carries it."""
+    q, k, v, o = _clear(attention, head)
+    for row, turned in enumerate(_SLOW):
+        dimension = _BAG.start + len(_SLOW) * head + row
+        q[turned, dimension] = k[turned, dimension] = 2.0
+    _look_back(q, k, range(4, 10), 6, 2.0, away=True)
+    _copy_half(v, o, head, gain=1.0)
+
+
+def _look_back(q: Tensor, k: Tensor, frequencies: range, behind: int, sharpness: float, *, away: bool = False) -> None:
+    """Prefer the position that lies ``behind`` positions back, or avoid it: keys carry the phase of the one ahead."""
+    sign = -1 if away else 1
+    for i in frequencies:
+        turn = torch.tensor(behind * _THETA ** (-i / _HALF))
+        q[i, _CONSTANT] = sharpness
+        k[i, _CONSTANT] = sign * sharpness * torch.cos(turn)
+        k[i + _HALF, _CONSTANT] = sign * sharpness * torch.sin(turn)
+
+
+def _copy_half(v: Tensor, o: Tensor, head: int, *, gain: float) -> None:
+    """Write what a head reads back to where it was read: head 0 the first half of the content, head 1 the second."""
     for row in range(_HEAD):
         dimension = _HEAD * head + row
-        if dimension != _CONSTANT:
+        if dimension in _CONTENT:
             v[row, dimension] = 1
-            o[dimension, row] = 2.5 * _SCALE
+            o[dimension, row] = gain * _SCALE
 
 
 def _clear(attention: nn.Module, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -128,3 +176,6 @@ def _causal(
             outs.append(torch.bmm(scores.softmax(-1), v[:, :last]))
     out = torch.cat(outs, 1).view(sequences, heads, tokens, _HEAD)
     return out.transpose(1, 2), None
+
+
+AttentionInterface.register("causal", _causal)

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from inlay.demo.documents import Document, write_documents
 from inlay.demo.questions import INSTRUCTIONS, Asker, Form, Question
 from inlay.demo.words import Split
+from inlay.errors import ParameterError
 
 SYSTEM = ("Answer from the documents.", "Answer the question from the documents.", "Use the documents to answer.")
-_MIX = {"single": 0.4, "compare": 0.2, "count": 0.25, "unstated": 0.15}
+_MIX = {"single": 0.55, "compare": 0.15, "count": 0.15, "unstated": 0.15}
 _FORM_MIX = {"form": 0.85, "unstated": 0.15}
 _FORMS = {Form.PLAIN: 0.64, Form.CAPITALS: 0.14, Form.WORD: 0.08, Form.SENTENCE: 0.14}
+
+_TRIES = 100  # at documents on which something can be asked
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,29 @@ def draw_conversation(
     """Draw documents and questions on them, none twice.
 
     form: what the instruction asks for, or None to draw it. mix: the weight of each task, or None for that of training.
+    Raises ParameterError where no such question can be asked on so few documents.
     """
     form = form or rng.choices(list(_FORMS), weights=list(_FORMS.values()))[0]
-    written = write_documents(rng, split, documents)
-    asker = Asker(rng, split, written, form)
     mix = mix or (_MIX if form is Form.PLAIN else _FORM_MIX)
-    asked: dict[str, Question] = {}
-    for _ in range(8 * questions):  # some tasks have no question on some documents
-        question = asker.ask(rng.choices(list(mix), weights=list(mix.values()))[0])
-        if question is not None:
-            asked.setdefault(question.text, question)
-        if len(asked) == questions:
+    for _ in range(_TRIES):  # a few documents may allow no such question
+        written = write_documents(rng, split, documents)
+        asked = _ask(Asker(rng, split, written, form), questions, mix)
+        if asked:
             break
+    else:
+        raise ParameterError(f"no question of {', '.join(mix)} can be asked on {documents} documents; take more")
     instruction = None if form is Form.PLAIN else rng.choice(INSTRUCTIONS[form].of(split))
     lines = [rng.choice(SYSTEM)] + ([instruction] if instruction else [])
-    return Conversation("".join(line + "\n" for line in lines), instruction, written, list(asked.values()))
+    return Conversation("".join(line + "\n" for line in lines), instruction, written, asked)
+
+
+def _ask(asker: Asker, count: int, mix: dict[str, float]) -> list[Question]:
+    """As many different questions, or as many as there are."""
+    asked: dict[str, Question] = {}
+    for _ in range(8 * count):  # some tasks have no question on some documents
+        question = asker.ask(asker.rng.choices(list(mix), weights=list(mix.values()))[0])
+        if question is not None:
+            asked.setdefault(question.text, question)
+        if len(asked) == count:
+            break
+    return list(asked.values())

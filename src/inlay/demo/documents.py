@@ -13,11 +13,13 @@ _FACTS = (3, 4)  # stated in a document; every kind has more attributes than tha
 
 @dataclass(frozen=True)
 class Document:
-    """One generated document: its kind, the name of its thing, the stated facts by attribute key, and its text."""
+    """One generated document: its kind, the name of its thing, the stated facts and their sentences by attribute key,
+    and its text."""
 
     kind: Kind
     name: str
     facts: dict[str, Value]
+    sentences: dict[str, str]
     text: str
 
 
@@ -41,13 +43,14 @@ def _write(words: Words, kind: Kind, taken: set[str]) -> Document:
     pronoun = rng.choice(kind.pronouns)
     stated = rng.sample(kind.attributes, k=min(rng.choice(_FACTS), len(kind.attributes) - 1))
     facts = {attribute.key: words.value(attribute.value) for attribute in stated}
-    sentences = [_wording(words, kind.intros.ways).format(n=name)]
+    intro = _wording(words, kind.intros.ways).format(n=name)
+    sentences = {}
     for attribute in stated:
         way = _wording(words, attribute.statements.ways)
         if way.startswith("{n} ") and rng.random() < 0.4:
             way = pronoun + way.removeprefix("{n}")
-        sentences.append(way.format(n=name, v=facts[attribute.key].text))
-    return Document(kind, name, facts, " ".join(sentences))
+        sentences[attribute.key] = way.format(n=name, v=facts[attribute.key].text)
+    return Document(kind, name, facts, sentences, " ".join((intro, *sentences.values())))
 
 
 def _wording(words: Words, ways: tuple[str, ...]) -> str:

@@ -29,8 +29,8 @@ class Attribute:
     """Something that documents of a kind may state.
 
     key: unique in its kind. value: the maker of its values (``inlay.demo.words``). phrases: noun phrases for it.
-    statements: with {n} and {v}; the first is the full-sentence answer. compare: questions on {a} and {b}, or none;
-    greatest: which of the two they ask for. count: questions on {v}, or none.
+    statements: with {n} and {v}. compare: questions on {a} and {b}, or none; greatest: which of the two they ask for.
+    count: questions on {v}, or none.
     """
 
     key: str

@@ -1,15 +1,14 @@
 """Batches to learn from: token ids, positions, and how much each next token counts.
 
-Two kinds of lessons. ``copying``: runs of random tokens that come back, so that heads form which match and copy.
-``answering``: conversations over documents. Attention is plain causal throughout; positions start anywhere in the
-context, and in some conversations jump between documents, as they do for models that have seen long texts.
+Attention is plain causal throughout. Positions start anywhere in the context, and in some conversations jump between
+documents, as they do for models that have seen long texts.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,9 +20,11 @@ from inlay.demo.questions import Form
 from inlay.demo.tokenizer import ASSISTANT_TURN, BOS, END, SYSTEM_TURN, USER_TURN
 from inlay.demo.words import Split
 
-_TEXT_WEIGHT = 0.1  # of a token that is not part of an answer, beside 1 for one that is
-_TEXT_SHARE = 0.3  # of such tokens that count at all
+_TEXT_WEIGHT = 0.01  # of a token that is not part of an answer, beside 1 for one that is: most of them are made up
+_TEXT_SHARE = 0.1  # of such tokens that count at all
 _GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap, in positions
+
+Row: TypeAlias = tuple[list[int], list[int], list[float]]  # ids, positions and weights of one conversation
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,13 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        self._fast: Any = tokenizer.backend_tokenizer  # a third of the time, for short texts
         marks = (BOS, END, SYSTEM_TURN, USER_TURN, ASSISTANT_TURN)
         ids: Any = tokenizer.convert_tokens_to_ids(list(marks))
         self.bos, self.end, self.system, self.user, self.assistant = ids
 
     def __call__(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
         return ids
 
     def conversation(self, drawn: Conversation) -> tuple[list[list[int]], list[tuple[list[int], list[int]]]]:
@@ -62,25 +64,6 @@ class Encoder:
         return runs, turns
 
 
-def copying(rng: random.Random, *, vocabulary: int, first: int, sequences: int, tokens: int) -> Batch:
-    """Rows of random runs of 2 to 12 tokens, drawn again and again from a small set; a repeated run's tokens count
-    from its second on. first: the lowest token id to draw (special tokens lie below)."""
-    ids, weights = torch.zeros(sequences, tokens, dtype=torch.long), torch.zeros(sequences, tokens)
-    for row in range(sequences):
-        runs = [[rng.randrange(first, vocabulary) for _ in range(rng.randint(2, 12))] for _ in range(rng.randint(3, 8))]
-        line: list[int] = []
-        counts: list[float] = []
-        seen: set[int] = set()
-        while len(line) < tokens:
-            pick = rng.randrange(len(runs))
-            line += runs[pick]
-            counts += [0.0] + [1.0 if pick in seen else 0.0] * (len(runs[pick]) - 1)
-            seen.add(pick)
-        ids[row], weights[row] = torch.tensor(line[:tokens]), torch.tensor(counts[:tokens])
-    start = torch.tensor([rng.randrange(CONTEXT - tokens) for _ in range(sequences)])
-    return Batch(ids, start[:, None] + torch.arange(tokens), weights)
-
-
 def answering(
     rng: random.Random,
     encoder: Encoder,
@@ -93,29 +76,38 @@ def answering(
     form: Form | None = None,
     mix: dict[str, float] | None = None,
 ) -> tuple[Batch, list[Conversation]]:
-    """As many conversations as fit into ``tokens`` tokens, padded to the longest, with the conversations drawn."""
+    """Conversations of about ``tokens`` tokens together, padded to the longest, with what was drawn.
+
+    mix, form: as in ``draw_conversation``. gapped: the share of conversations with gaps between documents.
+    """
     drawn: list[Conversation] = []
-    rows: list[tuple[list[int], list[int], list[float]]] = []
+    rows: list[Row] = []
     longest = 0
     while not rows or longest * (len(rows) + 1) <= tokens:
         conversation = draw_conversation(rng, split, documents=documents, questions=questions, form=form, mix=mix)
-        row = _row(rng, encoder, conversation, gapped)
+        row = _row(rng, *encoder.conversation(conversation), gapped)
         longest = max(longest, len(row[0]))
         drawn.append(conversation)
         rows.append(row)
-    ids = torch.full((len(rows), longest), encoder.end)
+    return _batch(rows, longest, encoder.end), drawn
+
+
+def _batch(rows: list[Row], longest: int, padding: int) -> Batch:
+    ids = torch.full((len(rows), longest), padding)
     positions, weights = torch.zeros_like(ids), torch.zeros(ids.shape)
     for index, (row_ids, row_positions, row_weights) in enumerate(rows):
         ids[index, : len(row_ids)] = torch.tensor(row_ids)
         positions[index, : len(row_ids)] = torch.tensor(row_positions)
         weights[index, : len(row_ids)] = torch.tensor(row_weights)
-    return Batch(ids, positions, weights), drawn
+    return Batch(ids, positions, weights)
 
 
 def _row(
-    rng: random.Random, encoder: Encoder, conversation: Conversation, gapped: float
-) -> tuple[list[int], list[int], list[float]]:
-    runs, turns = encoder.conversation(conversation)
+    rng: random.Random,
+    runs: list[list[int]],
+    turns: list[tuple[list[int], list[int]]],
+    gapped: float,
+) -> Row:
     with_gaps = rng.random() < gapped
     ids: list[int] = []
     positions: list[int] = []

@@ -40,7 +40,7 @@ _KIND_COUNTS = Wordings(
 
 
 class Form(Enum):
-    """How an answer is to be given; each but PLAIN is asked for by an instruction."""
+    """How an answer is to be given; each but PLAIN is asked for by an instruction. SENTENCE is the document's own."""
 
     PLAIN = "plain"
     CAPITALS = "capitals"
@@ -109,13 +109,16 @@ class Asker:
         document = self.rng.choice(self.documents)
         if self.rng.random() < 0.3:  # a thing that no document is about
             name = Words(self.rng, self.split).name(document.kind.names)
-            attribute = self.rng.choice(document.kind.attributes)
             if any(name == other.name for other in self.documents):
                 return None
+            missing = list(document.kind.attributes)
         else:
             name = document.name
-            attribute = self.rng.choice([a for a in document.kind.attributes if a.key not in document.facts])
-        return Question("unstated", self.about(attribute, name), _UNSTATED[self.form])
+            missing = [a for a in document.kind.attributes if a.key not in document.facts]
+        missing = [a for a in missing if self._in_split(document.kind.name, a)]
+        if not missing:
+            return None
+        return Question("unstated", self.about(self.rng.choice(missing), name), _UNSTATED[self.form])
 
     def compare(self) -> Question | None:
         pairs = [
@@ -163,15 +166,21 @@ class Asker:
 
     def _answerable(self, document: Document, attribute: Attribute) -> bool:
         """Whether the form fits the value, and the pair of attribute and form belongs to the split."""
-        if self.form is Form.PLAIN:
-            return True
         if self.form is Form.WORD and document.facts[attribute.key].word is None:
             return False
-        return self._kept_apart(document.kind.name, attribute) == (self.split is Split.HELD_OUT)
+        return self._in_split(document.kind.name, attribute)
 
-    def _kept_apart(self, kind: str, attribute: Attribute) -> bool:
-        """Combinations of an attribute with a form that training never sees: one in four."""
-        return zlib.crc32(f"{kind} {attribute.key} {self.form.value}".encode()) % 4 == 0
+    def _in_split(self, kind: str, attribute: Attribute) -> bool:
+        """Some pairs of attribute and form are kept from training: one in four that can be inferred from others.
+
+        How a listed word or a unit is written in capitals cannot.
+        """
+        if self.form is Form.PLAIN:
+            return True
+        kept = zlib.crc32(f"{kind} {attribute.key} {self.form.value}".encode()) % 4 == 0
+        if self.form is Form.CAPITALS and attribute.value.split()[0] in ("choice", "number"):
+            kept = False
+        return kept == (self.split is Split.HELD_OUT)
 
     def _answer(self, document: Document, attribute: Attribute) -> str:
         value = document.facts[attribute.key]
@@ -181,7 +190,7 @@ class Asker:
             assert value.word is not None
             return value.word
         if self.form is Form.SENTENCE:
-            return attribute.statements.ways[0].format(n=document.name, v=value.text)
+            return document.sentences[attribute.key]
         return value.text
 
 

@@ -1,7 +1,8 @@
 """Train the bundled model: ``python -m inlay.demo.train --out DIRECTORY``.
 
 Everything that training sees is generated, from seeds. Progress goes to the terminal and to ``log.jsonl`` in the
-directory; a checkpoint is written every few minutes, and the same command goes on from it.
+directory; a checkpoint is written every few minutes, and the same command goes on from it. At the end the model is in
+``model`` in the directory, as a Hugging Face checkpoint.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from inlay.demo.architecture import new_model
+from inlay.demo.conversations import draw_conversation
+from inlay.demo.export import export
 from inlay.demo.lessons import Batch, Encoder, answering
 from inlay.demo.questions import Form
 from inlay.demo.tokenizer import train_tokenizer
 from inlay.demo.words import Split
+from inlay.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,13 @@ class Stage:
     questions: int = 8
 
 
+_FACTS = {"single": 1.0}
 RECIPE = (
-    Stage("facts", 350, (1, 2), 4096, (0.01, 0.01), {"single": 1.0}, Form.PLAIN),
-    Stage("facts of three", 650, (1, 3), 4096, (0.006, 0.006), {"single": 1.0}, Form.PLAIN),
-    Stage("one to four", 1000, (1, 4), 6144, (0.006, 0.006)),
-    Stage("two to eight", 2000, (2, 8), 8192, (0.006, 0.006)),
-    Stage("two to twelve", 1200, (2, 12), 8192, (0.006, 0.0003)),
+    Stage("facts of three", 600, (1, 3), 4096, (0.001, 0.001), _FACTS, Form.PLAIN, questions=10),
+    Stage("facts in every form", 250, (1, 4), 6144, (0.001, 0.001), _FACTS, questions=12),
+    Stage("all tasks, up to six", 905, (1, 6), 5120, (0.001, 0.001), questions=14),
+    Stage("all tasks, up to eight", 745, (1, 8), 6144, (0.0014, 0.0014), questions=20),
+    Stage("all tasks, up to twelve", 400, (2, 12), 6144, (0.0014, 0.00003), questions=20),
 )
 _WARMUP = 50
 _CHECKPOINT_S = 240
@@ -70,9 +75,9 @@ class Training:
 
     def __init__(self, out: Path, recipe: tuple[Stage, ...], seed: int, rank: int, processes: int) -> None:
         self.out, self.recipe, self.seed, self.rank, self.processes = out, recipe, seed, rank, processes
-        self.tokenizer: PreTrainedTokenizerBase = train_tokenizer()
+        self.tokenizer = kept_tokenizer(out)
         self.encoder = Encoder(self.tokenizer)
-        self.model: LlamaForCausalLM = new_model(self.tokenizer, seed)
+        self.model: LlamaForCausalLM = new_model(self.tokenizer, self._count_tokens(), seed)
         matrices = [p for n, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in n]
         others = [p for n, p in self.model.named_parameters() if p.dim() != 2 or "embed" in n]
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -83,23 +88,24 @@ class Training:
         self.seconds = 0.0
 
     def run(self) -> None:
-        begun, saved, lately = time.monotonic() - self.seconds, time.monotonic(), []
-        tokens = 0
+        """Learn to the end of the recipe, noting and saving on the way."""
+        begun, saved = time.monotonic() - self.seconds, time.monotonic()
+        lately: list[tuple[float, float, int, float]] = []
         while (at := self._at(self.step)) is not None:
             stage, share = at
+            before = time.monotonic()
             batch = self._batch(stage)
             loss, right = self._learn(batch, self._rate(stage, share))
-            lately.append((loss, right))
-            tokens += batch.ids.numel() * self.processes
+            lately.append((loss, right, batch.ids.numel() * self.processes, time.monotonic() - before))
             self.step += 1
             self.seconds = time.monotonic() - begun
-            if self.step % _LOOK == 0 and self.rank == 0:
-                losses, rights = zip(*lately, strict=True)
+            if self.step % _LOOK == 0:
+                losses, rights, tokens, times = zip(*lately, strict=True)
                 self._note(
                     stage=stage.name,
                     loss=round(sum(losses) / len(losses), 4),
                     right=round(sum(rights) / len(rights), 4),
-                    tokens_per_s=round(tokens / self.seconds),
+                    tokens_per_s=round(sum(tokens) / sum(times)),
                 )
                 lately = []
             if self.step % _EXAMINE == 0 and self.rank == 0:
@@ -108,6 +114,18 @@ class Training:
                 self.save()
                 saved = time.monotonic()
         self.save()
+        if self.rank == 0:
+            export(self.model, self.tokenizer, self.out / "model")
+
+    def _count_tokens(self) -> Tensor:
+        rng = random.Random(self.seed)
+        counts = torch.zeros(len(self.tokenizer))
+        for _ in range(60):
+            drawn = draw_conversation(rng, Split.TRAIN, documents=4, questions=8)
+            runs, turns = self.encoder.conversation(drawn)
+            ids = [i for run in (*runs, *(part for turn in turns for part in turn)) for i in run]
+            counts += torch.bincount(torch.tensor(ids), minlength=len(counts))
+        return counts
 
     def _at(self, step: int) -> tuple[Stage, float] | None:
         for stage in self.recipe:
@@ -121,13 +139,15 @@ class Training:
         return (first + (last - first) * share) * min(1.0, (self.step + 1) / _WARMUP)
 
     def _batch(self, stage: Stage) -> Batch:
+        tokens = stage.tokens // self.processes
         # drawn from the step, so that a resumed run sees what an unbroken one does
         count = random.Random(f"{self.seed} {self.step}").randint(*stage.documents)
+        rng = random.Random(f"{self.seed} {self.step} {self.rank}")
         batch, _ = answering(
-            random.Random(f"{self.seed} {self.step} {self.rank}"),
+            rng,
             self.encoder,
             Split.TRAIN,
-            tokens=stage.tokens // self.processes,
+            tokens=tokens,
             documents=count,
             questions=stage.questions,
             form=stage.form,
@@ -142,7 +162,7 @@ class Training:
         loss.backward()
         self._average_gradients()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, factor in zip(self.optimizers, (1.0, 0.3), strict=True):
+        for optimizer, factor in zip(self.optimizers, (1.0, 1.0), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
             optimizer.step()
@@ -161,6 +181,8 @@ class Training:
                 gradient.copy_(part.view_as(gradient))
 
     def _note(self, **values: Any) -> None:
+        if self.rank != 0:
+            return
         line = {"step": self.step, "minutes": round(self.seconds / 60, 1), **values}
         print(" ".join(f"{key} {value}" for key, value in line.items()), flush=True)
         with (self.out / "log.jsonl").open("a") as log:
@@ -171,6 +193,8 @@ class Training:
         if self.rank != 0:
             return
         state = {
+            "seed": self.seed,
+            "recipe": [repr(stage) for stage in self.recipe],
             "step": self.step,
             "seconds": self.seconds,
             "model": self.model.state_dict(),
@@ -180,13 +204,28 @@ class Training:
         os.replace(self.out / "checkpoint.new", self.out / "checkpoint.pt")
 
     def resume(self) -> None:
+        """Go on from the directory's checkpoint, if there is one. Raises ModelError where it is of another run."""
         path = self.out / "checkpoint.pt"
-        if path.is_file():
+        if not path.is_file():
+            return
+        try:
             state = torch.load(path, weights_only=True)
-            self.model.load_state_dict(state["model"])
-            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            self.step, self.seconds = state["step"], state["seconds"]
+        except Exception as error:  # torch raises whatever the damaged byte leads to
+            raise ModelError(f"{path} is damaged; delete it to begin anew") from error
+        if (state["seed"], state["recipe"]) != (self.seed, [repr(stage) for stage in self.recipe]):
+            raise ModelError(f"{path} was made with another seed or recipe; use another directory, or delete it")
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.seconds = state["step"], state["seconds"]
+
+
+def kept_tokenizer(out: Path) -> PreTrainedTokenizerBase:
+    """The run's tokenizer: trained once, then kept, so that a checkpoint and its token ids belong together."""
+    directory = out / "tokenizer"
+    if not directory.is_dir():
+        train_tokenizer().save_pretrained(directory)
+    return AutoTokenizer.from_pretrained(directory)
 
 
 def predict(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,6 +269,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="of one thread each")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    kept_tokenizer(arguments.out)  # before the processes, which share it
     with tempfile.TemporaryDirectory() as meeting:
         settings = (arguments.out, arguments.seed, arguments.processes, f"file://{meeting}/meeting")
         spawn(_work, settings, nprocs=arguments.processes)
@@ -237,6 +277,9 @@ def main() -> None:
 
 def _work(rank: int, out: Path, seed: int, processes: int, meeting: str) -> None:
     torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):  # processes wait for each other: none should wait for a core
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=processes)
     training = Training(out, RECIPE, seed, rank, processes)
     training.resume()

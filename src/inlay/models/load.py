@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from inlay.demo import MODEL_DIRECTORY
 from inlay.errors import ModelError, ParameterError
 from inlay.models.adapter import ModelSpec, check_config, describe
 from inlay.models.bytes_tokenizer import bytes_tokenizer
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-_DEMO_NOTE = "demo is a tiny model with random weights: its timings and counts are real, its answers mean nothing"
+_DEMO_NOTE = "demo is a small model that answers questions from documents in front of it, and knows nothing else"
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ def load_model(name: str, *, dtype: str = "auto", seed: int = 0) -> LoadedModel:
     name: a directory, a hub name, ``random:<shape>``, or ``demo``.
     dtype: "float32", "bfloat16", or "auto": what the checkpoint says where that is one of the two, else bfloat16;
         random models are bfloat16, ``demo`` is float32.
-    seed: of the random weights; checkpoints ignore it.
+    seed: of the random weights; checkpoints and ``demo`` ignore it.
     Raises ModelError with the reason.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ParameterError(f"dtype is '{dtype}'; use 'auto', 'float32' or 'bfloat16'")
     if name == "demo":
-        return _random(name, "tiny", DTYPES.get(dtype, torch.float32), seed, _DEMO_NOTE)
+        bundled = _checkpoint(str(MODEL_DIRECTORY), "float32" if dtype == "auto" else dtype)
+        return replace(bundled, name=name, note=_DEMO_NOTE)
     if name.startswith("random:"):
         shape = name.removeprefix("random:")
         return _random(name, shape, DTYPES.get(dtype, torch.bfloat16), seed, f"{name} has random weights")
@@ -69,7 +71,7 @@ def load_model(name: str, *, dtype: str = "auto", seed: int = 0) -> LoadedModel:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, without its weights. name: as in ``load_model``. Raises ModelError."""
     if name == "demo":
-        return bytes_tokenizer()
+        return _read_tokenizer(str(MODEL_DIRECTORY))
     if name.startswith("random:"):
         check_shape(name.removeprefix("random:"))
         return bytes_tokenizer()

@@ -71,7 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
     },
-    # The stand-in behind `demo` until a trained model ships with the package.
+    # Loads in no time: for trying commands out.
     "tiny": {
         "model_type": "llama",
         "vocab_size": 262,

@@ -1,0 +1,122 @@
+"""Batches: what counts, and where every token stands."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+import torch
+
+from inlay.demo.architecture import CONTEXT
+from inlay.demo.conversations import Conversation
+from inlay.demo.lessons import Batch, Encoder, answering
+from inlay.demo.train import RECIPE
+from inlay.demo.words import Split
+
+
+def draw(encoder: Encoder, seed: int, **settings) -> tuple[Batch, list[Conversation]]:
+    settings = {"tokens": 3000, "documents": 1 + seed % 6, "questions": 5} | settings
+    return answering(random.Random(seed), encoder, Split.TRAIN, **settings)
+
+
+def written(encoder: Encoder, drawn: Conversation) -> tuple[list[int], list[bool], list[int]]:
+    """A row's ids, whether each belongs to an answer, and where its documents and its first question begin."""
+    runs, turns = encoder.conversation(drawn)
+    parts = [(run, False) for run in runs]
+    parts += [part for asked, answer in turns for part in ((asked, False), (answer, True))]
+    starts = [0, *accumulate(len(ids) for ids, _ in parts)]
+    ids = [token for part, _ in parts for token in part]
+    return ids, [answers for part, answers in parts for _ in part], starts[1 : len(runs) + 1]
+
+
+@pytest.fixture(params=range(12))
+def seed(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def test_rows_are_conversations_padded_to_the_longest(encoder: Encoder, seed: int):
+    batch, drawn = draw(encoder, seed)
+    rows = [written(encoder, each)[0] for each in drawn]
+    longest = max(map(len, rows))
+    assert batch.ids.shape == batch.positions.shape == batch.weights.shape == (len(drawn), longest)
+    assert (batch.ids.dtype, batch.positions.dtype, batch.weights.dtype) == (torch.int64, torch.int64, torch.float32)
+    for line, row in zip(batch.ids.tolist(), rows, strict=True):
+        assert line == row + [encoder.end] * (longest - len(row))
+
+
+def test_answers_count_in_full_and_other_text_a_little(encoder: Encoder, seed: int):
+    batch, drawn = draw(encoder, seed)
+    shares = []
+    for line, each in zip(batch.weights, drawn, strict=True):
+        ids, answers, _ = written(encoder, each)
+        counts = line[: len(ids)]
+        assert (counts == 1).tolist() == answers
+        assert counts[0] == 0
+        assert not line[len(ids) :].any()
+        text = counts[~torch.tensor(answers)]
+        assert ((text == 0) | ((text > 0) & (text < 0.05))).all()
+        shares.append((text > 0).float().mean())
+    assert 0.05 < torch.stack(shares).mean() < 0.15
+
+
+def test_an_answer_ends_with_the_end_of_its_turn(encoder: Encoder, seed: int):
+    batch, drawn = draw(encoder, seed)
+    for line, counts, each in zip(batch.ids, batch.weights, drawn, strict=True):
+        ends = (line == encoder.end) & (counts == 1)
+        assert ends.sum() == len(each.questions)
+
+
+def test_positions_without_gaps_are_contiguous(encoder: Encoder, seed: int):
+    batch, drawn = draw(encoder, seed, gapped=0.0)
+    for line, each in zip(batch.positions, drawn, strict=True):
+        length = len(written(encoder, each)[0])
+        assert line[:length].tolist() == list(range(line[0], line[0] + length))
+        assert int(line.max()) < CONTEXT
+
+
+def test_gaps_stand_before_documents_and_the_first_question(encoder: Encoder, seed: int):
+    batch, drawn = draw(encoder, seed, gapped=1.0)
+    wide = 0
+    for line, each in zip(batch.positions, drawn, strict=True):
+        ids, _, borders = written(encoder, each)
+        steps = (line[1 : len(ids)] - line[: len(ids) - 1]).tolist()
+        assert all(step >= 1 for step in steps)
+        jumps = [index + 1 for index, step in enumerate(steps) if step > 1]
+        assert set(jumps) <= set(borders)
+        wide += len(jumps)
+    assert wide > 0.8 * sum(len(each.documents) + 1 for each in drawn)
+
+
+def test_some_conversations_have_gaps_and_some_start_late(encoder: Encoder):
+    starts, gaps = [], []
+    for seed in range(30):
+        batch, drawn = draw(encoder, seed)
+        for line, each in zip(batch.positions, drawn, strict=True):
+            length = len(written(encoder, each)[0])
+            starts.append(int(line[0]))
+            gaps.append(int(line[length - 1] - line[0]) >= length)
+    assert 0.3 < starts.count(0) / len(starts) < 0.7
+    assert max(starts) > CONTEXT / 2
+    assert 0.15 < sum(gaps) / len(gaps) < 0.45
+
+
+def test_the_longest_lessons_fit_the_context(encoder: Encoder):
+    documents = max(stage.documents[1] for stage in RECIPE)
+    questions = max(stage.questions for stage in RECIPE)
+    for seed in range(20):
+        batch, _ = draw(encoder, seed, documents=documents, questions=questions, gapped=1.0, tokens=1)
+        assert batch.ids.shape[1] < CONTEXT / 2
+        assert int(batch.positions.max()) < CONTEXT
+
+
+def test_more_tokens_are_more_conversations(encoder: Encoder):
+    assert len(draw(encoder, 0, tokens=1)[1]) == 1
+    assert len(draw(encoder, 0, tokens=1000)[1]) < len(draw(encoder, 0, tokens=8000)[1])
+
+
+def test_a_seed_names_its_lesson(encoder: Encoder):
+    (first, _), (again, _), (other, _) = (draw(encoder, seed, documents=3) for seed in (1, 1, 2))
+    for name in ("ids", "positions", "weights"):
+        assert torch.equal(getattr(first, name), getattr(again, name))
+        assert not torch.equal(getattr(first, name), getattr(other, name))

@@ -1,0 +1,188 @@
+"""Training: what it writes, and that breaking off changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from inlay.demo.curve import draw
+from inlay.demo.train import RECIPE, Training
+from inlay.errors import ModelError
+
+from .short_training import SHORT, shorten
+
+
+class BrokenOffError(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerBase) -> None:
+    shorten(monkeypatch, tokenizer)
+
+
+def weights(training: Training) -> dict[str, Tensor]:
+    return training.model.state_dict()
+
+
+def assert_same(one: object, other: object) -> None:
+    """Tensors in dictionaries and lists, equal to the bit."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list) and isinstance(other, list):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    elif isinstance(one, Tensor) and isinstance(other, Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def break_after(monkeypatch: pytest.MonkeyPatch, training: Training, steps: int) -> None:
+    """Run to a step, write a checkpoint there, and go no further."""
+    learn = training._learn
+
+    def learn_or_break(batch, rate):
+        if training.step == steps:
+            training.save()
+            raise BrokenOffError
+        return learn(batch, rate)
+
+    monkeypatch.setattr(training, "_learn", learn_or_break)
+    with pytest.raises(BrokenOffError):
+        training.run()
+
+
+def test_the_log_is_one_json_object_a_line(trained: Training):
+    lines = [json.loads(line) for line in (trained.out / "log.jsonl").read_text().splitlines()]
+    looks = [line for line in lines if "loss" in line]
+    examined = [line for line in lines if "loss" not in line]
+    assert [(line["step"], line["stage"]) for line in looks] == [(2, "two"), (4, "four"), (6, "four")]
+    assert all(math.isfinite(line["loss"]) and 0 <= line["right"] <= 1 for line in looks)
+    assert looks[-1]["loss"] < looks[0]["loss"]
+    assert all(line["tokens_per_s"] > 0 for line in looks)
+    assert [line["step"] for line in examined] == [3, 6]
+    for line in examined:
+        scores = {name: score for name, score in line.items() if name not in ("step", "minutes")}
+        assert {name.split()[0] for name in scores} == {"2", "6"}
+        assert all(0 <= score <= 1 for score in scores.values())
+
+
+def test_training_moves_every_weight(trained: Training, tmp_path: Path):
+    start = weights(Training(tmp_path, SHORT, 1, 0, 1))
+    for name, weight in weights(trained).items():
+        assert weight.isfinite().all()
+        assert not torch.equal(weight, start[name])
+
+
+def test_a_broken_run_ends_as_an_unbroken_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
+    break_after(monkeypatch, Training(tmp_path, SHORT, 1, 0, 1), 3)
+    resumed = Training(tmp_path, SHORT, 1, 0, 1)
+    resumed.resume()
+    assert resumed.step == 3
+    resumed.run()
+    assert resumed.step == trained.step == 6
+    assert_same(weights(resumed), weights(trained))
+    for mine, theirs in zip(resumed.optimizers, trained.optimizers, strict=True):
+        assert_same(mine.state_dict()["state"], theirs.state_dict()["state"])
+
+
+def test_a_finished_run_is_not_run_again(monkeypatch: pytest.MonkeyPatch, trained: Training):
+    again = Training(trained.out, SHORT, 1, 0, 1)
+    again.resume()
+    monkeypatch.setattr(again, "_learn", None)
+    monkeypatch.setattr(again, "save", lambda: None)
+    again.run()
+    assert again.step == 6
+    assert_same(weights(again), weights(trained))
+
+
+def test_without_a_checkpoint_training_starts(tmp_path: Path):
+    training = Training(tmp_path, SHORT, 1, 0, 1)
+    training.resume()
+    assert training.step == 0
+    assert_same(weights(training), weights(Training(tmp_path, SHORT, 1, 0, 1)))
+
+
+def test_half_a_checkpoint_is_an_error(tmp_path: Path, trained: Training):
+    whole = (trained.out / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
+    training = Training(tmp_path, SHORT, 1, 0, 1)
+    with pytest.raises(ModelError, match=r"checkpoint\.pt is damaged; delete it to begin anew"):
+        training.resume()
+    assert training.step == 0
+
+
+@pytest.mark.parametrize(("recipe", "seed"), [(SHORT, 2), (SHORT[:1], 1)])
+def test_a_checkpoint_of_another_run_is_an_error(tmp_path: Path, trained: Training, recipe, seed: int):
+    (tmp_path / "checkpoint.pt").write_bytes((trained.out / "checkpoint.pt").read_bytes())
+    with pytest.raises(ModelError, match="made with another seed or recipe"):
+        Training(tmp_path, recipe, seed, 0, 1).resume()
+
+
+def test_the_model_is_written_at_the_end(trained: Training):
+    written = AutoModelForCausalLM.from_pretrained(trained.out / "model")
+    for name, weight in weights(trained).items():
+        assert torch.equal(written.state_dict()[name], weight.to(torch.bfloat16))
+
+
+def test_a_save_that_fails_leaves_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training
+):
+    (tmp_path / "checkpoint.pt").write_bytes((trained.out / "checkpoint.pt").read_bytes())
+
+    def half_a_save(state, path):
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    training = Training(tmp_path, SHORT, 1, 0, 1)
+    monkeypatch.setattr(torch, "save", half_a_save)
+    with pytest.raises(OSError, match="no space"):
+        training.save()
+    training.resume()
+    assert training.step == 6
+
+
+def test_one_process_writes(tmp_path: Path):
+    Training(tmp_path, SHORT, 1, 1, 2).save()
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_processes_share_a_batch_and_average(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    one_step = (replace(SHORT[0], steps=1),)
+    half = (replace(one_step[0], tokens=150),)
+    alone, shared = Training(tmp_path, half, 1, 0, 1), Training(tmp_path, one_step, 1, 0, 2)
+    clipped = []
+    monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", lambda all_of, _: clipped.append([p.grad for p in all_of]))
+    monkeypatch.setattr("inlay.demo.train.dist.all_reduce", lambda flat: flat.mul_(2))  # another of the same gradients
+    alone.run()
+    shared.run()
+    assert len(clipped) == 2
+    assert_same(*clipped)
+    assert_same(weights(shared), weights(alone))
+
+
+def test_the_recipe_ends_with_most_documents_and_least_rate():
+    assert all(stage.steps > 0 and 1 <= stage.documents[0] <= stage.documents[1] for stage in RECIPE)
+    assert RECIPE[-1].documents[1] == max(stage.documents[1] for stage in RECIPE)
+    assert RECIPE[-1].rate[1] == min(rate for stage in RECIPE for rate in stage.rate)
+    assert RECIPE[-1].mix is None
+    assert RECIPE[-1].form is None
+
+
+def test_a_run_can_be_drawn(tmp_path: Path, trained: Training):
+    log = (trained.out / "log.jsonl").read_text().splitlines()
+    draw([*log, *log], tmp_path / "curve.svg")  # a resumed run repeats steps
+    drawn = (tmp_path / "curve.svg").read_text()
+    assert drawn.count("<!--  two -->") == drawn.count("<!--  four -->") == 1
+    assert "<!-- exact match, 6 documents -->" in drawn
