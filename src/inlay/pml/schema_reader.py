@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from inlay.errors import Place
 from inlay.pml.attributes import Attributes
 from inlay.pml.misplaced import misplaced_tag, misplaced_text
 from inlay.pml.nodes import ROLES, Module, Param, Scaffold, Text, Turn, Union, numbered
 from inlay.pml.parser import Element, Run, parse
-from inlay.pml.problems import Problems, clip, quote
-from inlay.pml.scaffolds import Exclusions
-from inlay.pml.sources import Folder, UnreadableError
+from inlay.pml.problems import Problems, clip
+from inlay.pml.schema_rules import SchemaParts, SchemaRules, Words
+from inlay.pml.sources import Folder
 from inlay.pml.whitespace import is_white, settle
 
 _Node = Text | Param | Module | Union | Turn | Scaffold
@@ -24,15 +20,7 @@ _TAKES = {
 }
 _CHAT_SCHEMA = frozenset(("scaffold", *ROLES))
 _PLAIN_SCHEMA = frozenset((_TEXT, "module", "union", "scaffold"))
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaParts:
-    """What a schema file holds."""
-
-    name: str
-    children: tuple[Text | Module | Union | Turn, ...]
-    scaffolds: tuple[Scaffold, ...]
+_WORDS = Words("<scaffold>", "from_string")
 
 
 def read_schema(data: bytes, source: str, folder: Folder | None, *, declaration_counts: bool) -> SchemaParts:
@@ -47,10 +35,9 @@ def read_schema(data: bytes, source: str, folder: Folder | None, *, declaration_
 
 class _SchemaReader:
     def __init__(self, folder: Folder | None, problems: Problems) -> None:
-        self._folder = folder
         self._problems = problems
         self._attributes = Attributes(problems)
-        self._modules: dict[str, Place] = {}
+        self._rules = SchemaRules(folder, problems, _WORDS)
 
     def read(self, root: Element) -> SchemaParts | None:
         if root.tag != "schema":
@@ -63,7 +50,7 @@ class _SchemaReader:
         children = numbered(tuple(node for node in nodes if isinstance(node, Text | Module | Union | Turn)))
         scaffolds = tuple(node for node in nodes if isinstance(node, Scaffold))
         if root.closed:
-            self._check_scaffolds(scaffolds, Exclusions(children))
+            self._rules.check_scaffolds(scaffolds, children)
         return SchemaParts(self._attributes.text(root, "name") or "", children, scaffolds)
 
     def _content(self, parent: Element, preserve: bool, takes: frozenset[str]) -> list[_Node]:
@@ -105,42 +92,20 @@ class _SchemaReader:
     def _module(self, element: Element, preserve: bool) -> Module:
         name = self._attributes.name(element)
         if name is not None:
-            self._define(name, element)
+            self._rules.define(name, element.place, self._attributes.place(element, "name"))
         nodes = self._content(element, preserve, _TAKES["module"])
         children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
-        self._check_params(name or "", (node for node in children if isinstance(node, Param)))
+        self._rules.check_params(name or "", (node for node in children if isinstance(node, Param)))
         if "src" in element.attributes:
             children = self._file(element)
         return Module(name or "", children, element.place)
-
-    def _define(self, name: str, element: Element) -> None:
-        first = self._modules.setdefault(name, element.place)
-        if first is not element.place:
-            twice = f"module {quote(name)} is defined twice, first in line {first.line}"
-            self._problems.add(self._attributes.place(element, "name"), f"{twice}; give this one another name")
-
-    def _check_params(self, module: str, params: Iterable[Param]) -> None:
-        seen = set()
-        for param in params:
-            if param.name and param.name in seen:
-                twice = f"parameter {quote(param.name)} is defined twice in module {quote(module)}"
-                self._problems.add(param.place, f"{twice}; give this one another name")
-            seen.add(param.name)
 
     def _file(self, element: Element) -> tuple[Text, ...]:
         src = element.attributes["src"]
         if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
             self._problems.add(src.place, "the module has both src and content; leave one of them out")
-        elif self._folder is None:
-            remedy = "give one with Schema.from_string(text, folder=…)"
-            self._problems.add(src.place, f"src needs a folder, and a schema in a string has none; {remedy}")
-        else:
-            try:
-                text = self._folder.read(src.value)
-                return (Text(text, Place(self._folder.name(src.value), 1, 1)),) if text else ()
-            except UnreadableError as error:
-                self._problems.add(src.place, str(error))
-        return ()
+            return ()
+        return self._rules.file(src.value, src.place)
 
     def _union(self, element: Element, nodes: list[_Node]) -> Union:
         members = tuple(node for node in nodes if isinstance(node, Module))
@@ -161,23 +126,6 @@ class _SchemaReader:
         if element.children:
             self._problems.add(element.place, '<scaffold> is not empty; write <scaffold modules="… …"/>')
         return Scaffold(tuple((self._attributes.text(element, "modules") or "").split()), element.place)
-
-    def _check_scaffolds(self, scaffolds: Iterable[Scaffold], exclusions: Exclusions) -> None:
-        for scaffold in scaffolds:
-            for name in scaffold.modules:
-                if name not in self._modules:
-                    self._problems.add(scaffold.place, self._unknown(name))
-            if len(set(scaffold.modules)) == 1:
-                alone = f"<scaffold> names {quote(scaffold.modules[0])} alone"
-                self._problems.add(scaffold.place, f"{alone}; name at least two modules, or delete it")
-            if pair := exclusions.between(scaffold.modules):
-                both = f"<scaffold> names {quote(pair[0])} and {quote(pair[1])}, of which a union allows one"
-                self._problems.add(scaffold.place, f"{both}; leave one of them out")
-
-    def _unknown(self, name: str) -> str:
-        near = self._problems.near(name, self._modules)
-        remedy = f'did you mean "{near}"?' if near else "name modules of this schema"
-        return f"<scaffold> names {quote(name)}, which is no module of this schema; {remedy}"
 
 
 def _not_a_schema(tag: str) -> str:

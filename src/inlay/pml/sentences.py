@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inlay.errors import Place
+from inlay.pml.json_places import whereabouts
 from inlay.pml.nodes import Import, Text
 from inlay.pml.problems import clip, listed, quote
 
@@ -40,7 +41,7 @@ def argument_twice(module: str, name: str) -> str:
 
 def repeated(name: str, first: Place) -> str:
     """A module is imported a second time."""
-    return f"{_tag(name)} is imported twice, first in line {first.line}; keep one of them"
+    return f"{_tag(name)} is imported twice, first {whereabouts(first)}; keep one of them"
 
 
 def one_union(name: str, other: str) -> str:

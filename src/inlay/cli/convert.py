@@ -1,0 +1,77 @@
+"""``inlay convert``: schemas and prompts from PML to JSON and back, and the JSON Schema of the JSON form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inlay.errors import ParameterError
+from inlay.pml import Prompt, Schema
+from inlay.pml.json_text import is_json, parse_json
+from inlay.pml.parser import parse
+from inlay.pml.problems import Problems
+from inlay.pml.sources import document_from_file
+
+_FORMS = ("json", "pml")
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(help="A schema or a prompt: JSON if its name ends in .json, else PML.")],
+    to: Annotated[
+        str | None, typer.Option(help="json or pml; that of --output, or else the other one, if not given.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where to write it; standard output, if not given.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+) -> None:
+    """Write a schema or a prompt in the other form: PML as JSON, JSON as PML. Text from src files goes in."""
+    form = _form(file, to, output)
+    document = _read(file)
+    text = document.to_json() if form == "json" else document.to_pml()
+    if output is None:
+        print(text, end="")
+    else:
+        _write(output, text, force)
+
+
+def print_json_schema() -> None:
+    """Print the JSON Schema (draft 2020-12) of schemas and prompts in their JSON form."""
+    from inlay.pml.json_form import json_schema
+
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+def _form(file: Path, to: str | None, output: Path | None) -> str:
+    if to is None:
+        wants_json = not is_json(str(file)) if output is None else is_json(str(output))
+        return "json" if wants_json else "pml"
+    if to not in _FORMS:
+        raise ParameterError(f"--to is '{to}'; use one of {', '.join(_FORMS)}")
+    if output is not None and is_json(str(output)) is not (to == "json"):
+        remedy = "JSON is read from files whose names end in .json alone, and PML from others"
+        raise ParameterError(f"--to is {to} and --output {output}; {remedy}: change one of them")
+    return to
+
+
+def _read(file: Path) -> Schema | Prompt:
+    """The document, whichever it is; what is neither is reported as a schema."""
+    data, source = document_from_file(file), str(file)
+    if is_json(source):
+        root = parse_json(data, source)
+        is_prompt = isinstance(root, dict) and "schema" in root and "name" not in root
+    else:
+        element = parse(data, Problems(source), declaration_counts=True)
+        is_prompt = element is not None and element.tag == "prompt"
+    return Prompt.from_file(file) if is_prompt else Schema.from_file(file)
+
+
+def _write(output: Path, text: str, force: bool) -> None:
+    try:
+        with open(output, "w" if force else "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ParameterError(f"{output} exists; choose another name, or overwrite it with --force") from None
+    except OSError as error:
+        raise ParameterError(f"{output} cannot be written ({error.strerror}); check the path") from None

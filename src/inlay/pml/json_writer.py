@@ -1,0 +1,112 @@
+"""Nodes → JSON that reads back to the same nodes, and is laid out to be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import ParameterError, PMLError
+from inlay.pml.json_prompt_reader import read_prompt_json
+from inlay.pml.json_schema_reader import read_schema_json
+from inlay.pml.limits import MAX_DEPTH
+from inlay.pml.nodes import Import, Module, Param, PromptTurn, Text, Turn, Union
+from inlay.pml.problems import quote
+from inlay.pml.sources import document_from_string
+
+if TYPE_CHECKING:
+    from inlay.pml.prompt import Prompt
+    from inlay.pml.schema import Schema
+
+_Node = Text | Param | Module | Union | Turn | Import | PromptTurn
+_Value = dict[str, Any]
+
+_WIDTH = 100  # characters of a line that holds a whole list or object
+_INDENTATION = "  "
+
+
+def write_schema_json(schema: Schema) -> str:
+    """The schema as JSON that ends in a line break; reads back to the same nodes, all but their places.
+
+    Text that came from ``src`` files stands in it. Raises ParameterError for nodes that break the rules of PML.
+    """
+    document: _Value = {"name": schema.name, "content": _content(schema.children, 1)}
+    if schema.scaffolds:
+        document["scaffolds"] = [list(scaffold.modules) for scaffold in schema.scaffolds]
+    return _checked(document, f"schema {quote(schema.name)}", lambda data, what: read_schema_json(data, what, None))
+
+
+def write_prompt_json(prompt: Prompt) -> str:
+    """The prompt as JSON that ends in a line break; reads back to the same nodes, all but their places.
+
+    Raises ParameterError for nodes that break the rules of PML.
+    """
+    document = {"schema": prompt.schema, "content": _content(prompt.children, 1)}
+    return _checked(document, f"the prompt of schema {quote(prompt.schema)}", read_prompt_json)
+
+
+def _checked(document: _Value, what: str, read: Callable[[bytes, str], object]) -> str:
+    text = _laid_out(document, 0) + "\n"
+    # nodes may come from anywhere; the readers know all the rules
+    try:
+        read(document_from_string(text, what), what)
+    except PMLError as error:
+        raise ParameterError(f"cannot be written as JSON: {error.problems[0]}") from None
+    return text
+
+
+def _content(nodes: Iterable[_Node], depth: int) -> str | list[str | _Value]:
+    """What stands in an object that is nested in ``depth`` - 1 others: one text alone, or a list."""
+    content = [
+        node.text if isinstance(node, Text) else _value(node, depth + 1)
+        for node in nodes
+        if not isinstance(node, Text) or node.text
+    ]
+    return content[0] if len(content) == 1 and isinstance(content[0], str) else content
+
+
+def _value(node: Param | Module | Union | Turn | Import | PromptTurn, depth: int) -> _Value:
+    if depth > MAX_DEPTH:
+        raise ParameterError(f"objects would be nested more than {MAX_DEPTH} deep; nest less deeply")
+    if isinstance(node, Param):
+        return {"param": node.name, "len": node.length} | ({} if node.default is None else {"default": node.default})
+    if isinstance(node, Module):
+        return {"module": node.name, "content": _content(node.children, depth)}
+    if isinstance(node, Union):
+        return {"union": [_value(member, depth + 1) for member in node.members]}
+    if isinstance(node, Import):
+        return _import(node, depth)
+    return {"role": node.role, "content": _content(node.children, depth)}
+
+
+def _import(node: Import, depth: int) -> _Value:
+    value: _Value = {"import": node.name}
+    if node.arguments:
+        value["arguments"] = {argument.name: argument.value for argument in node.arguments}
+        if len(value["arguments"]) < len(node.arguments):
+            raise ParameterError(f"module {quote(node.name)} is given the same argument twice; keep one of them")
+    if node.children:
+        value["content"] = _content(node.children, depth)
+    return value
+
+
+def _laid_out(value: Any, level: int) -> str:
+    """A value on one line where that is short, and otherwise with each member on lines of its own."""
+    if isinstance(value, dict):
+        members = [f"{_dumped(key)}: {_laid_out(member, level + 1)}" for key, member in value.items()]
+        start, end = "{}"
+    elif isinstance(value, list):
+        members = [_laid_out(member, level + 1) for member in value]
+        start, end = "[]"
+    else:
+        return _dumped(value)
+    indentation = _INDENTATION * level
+    width = len(indentation) + sum(len(member) + 2 for member in members)
+    if width <= _WIDTH and not any("\n" in member for member in members):
+        return f"{start}{', '.join(members)}{end}"
+    lines = ",\n".join(f"{indentation}{_INDENTATION}{member}" for member in members)
+    return f"{start}\n{lines}\n{indentation}{end}" if members else start + end
+
+
+def _dumped(value: str | int) -> str:
+    return json.dumps(value, ensure_ascii=False)
