@@ -75,7 +75,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if name.startswith("random:"):
         check_shape(name.removeprefix("random:"))
         return bytes_tokenizer()
-    check_config(_read_config(name))
+    check_config(read_config(name))
     return _read_tokenizer(name)
 
 
@@ -86,7 +86,7 @@ def _random(name: str, shape: str, dtype: torch.dtype, seed: int, note: str) -> 
 
 
 def _checkpoint(name: str, dtype: str) -> LoadedModel:
-    config = _read_config(name)
+    config = read_config(name)
     check_config(config)
     tokenizer = _read_tokenizer(name)
     try:
@@ -107,7 +107,8 @@ def _checkpoint(name: str, dtype: str) -> LoadedModel:
     return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model))
 
 
-def _read_config(name: str) -> PretrainedConfig:
+def read_config(name: str) -> PretrainedConfig:
+    """The configuration of a local directory or of a hub name. Raises ModelError."""
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelError(f"{name}: the directory holds no config.json; give the folder of a Hugging Face checkpoint")

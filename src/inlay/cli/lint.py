@@ -1,0 +1,128 @@
+"""``inlay schema lint``: advice on schema files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.errors import Place, PMLError, Problem
+from inlay.pml import Prompt, Schema
+from inlay.pml.json_places import JSONPlace
+
+if TYPE_CHECKING:
+    from inlay.lint import Finding
+
+
+@dataclass
+class _Report:
+    """What is said about one file."""
+
+    file: Path
+    schema: str | None = None
+    problems: tuple[Problem, ...] = ()
+    findings: list[Finding] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "file": str(self.file),
+            "schema": self.schema,
+            "problems": [_place(problem.place) | {"message": problem.message} for problem in self.problems],
+            "findings": [
+                {"rule": finding.rule} | _place(finding.place) | {"message": finding.message}
+                for finding in self.findings
+            ],
+        }
+
+
+def lint(
+    files: Annotated[list[Path], typer.Argument(help="Schema files (PML or JSON).")],
+    model: Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")] = "demo",
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="A prompt file whose arguments are looked at; may stand several times.")
+    ] = None,
+    small: Annotated[int, typer.Option(help="A module of fewer tokens is too small; 0 for no advice on that.")] = 16,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit status 1 if there is any advice.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of lines.")] = False,
+) -> int:
+    """Advice on schemas, as file:line:column: rule: what; what to do instead. Exit status 1 for a wrong file."""
+    read = [Prompt.from_file(prompt) for prompt in prompts or ()]
+    reports = _reports(files, model, read, small)
+    if as_json:
+        print(json.dumps({"model": model, "files": [report.as_json() for report in reports]}, ensure_ascii=False))
+    else:
+        _print(reports)
+    wrong = any(report.problems for report in reports)
+    advised = any(report.findings for report in reports)
+    return 1 if wrong or (strict and advised) else 0
+
+
+def _reports(files: list[Path], model: str, prompts: list[Prompt], small: int) -> list[_Report]:
+    reports = [_Report(file) for file in files]
+    schemas: list[tuple[_Report, Schema]] = []
+    for report in reports:
+        try:
+            schema = Schema.from_file(report.file)
+        except PMLError as error:
+            report.problems = error.problems
+        else:
+            report.schema = schema.name
+            schemas.append((report, schema))
+    _check_names(prompts, [schema.name for _, schema in schemas], complete=len(schemas) == len(files))
+    if schemas:
+        _lint_all(schemas, model, prompts, small)
+    return reports
+
+
+def _check_names(prompts: list[Prompt], names: list[str], *, complete: bool) -> None:
+    """A prompt of no given schema would be passed over without a word; of a file that is wrong, nobody knows."""
+    strays = [prompt for prompt in prompts if prompt.schema not in names]
+    if complete and strays:
+        raise PMLError(
+            Problem(
+                stray.place or Place(stray.source),
+                f"the prompt is of schema '{stray.schema}' and the schemas given are {', '.join(names)}; "
+                "give its schema too, or leave it out",
+            )
+            for stray in strays
+        )
+
+
+def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[Prompt], small: int) -> None:
+    from inlay.chat import ChatTemplate
+    from inlay.layout import lay_out_schema
+    from inlay.lint import lint_schema
+    from inlay.memory.sources import read_config
+    from inlay.models.load import load_tokenizer
+    from inlay.tokens import TextEncoder
+
+    tokenizer = load_tokenizer(model)
+    encoder, template = TextEncoder(tokenizer), ChatTemplate(tokenizer)
+    longest = getattr(read_config(model), "max_position_embeddings", None)
+    for report, schema in schemas:
+        mine = [prompt for prompt in prompts if prompt.schema == schema.name]
+        try:
+            layout = lay_out_schema(schema, encoder, template)
+            report.findings = lint_schema(layout, encoder, mine, max_positions=longest, small=small)
+        except PMLError as error:
+            report.problems = error.problems
+
+
+def _print(reports: list[_Report]) -> None:
+    for report in reports:
+        for problem in report.problems:
+            print(problem, file=sys.stderr)
+        for finding in report.findings:
+            print(finding)
+        if not report.problems and not report.findings:
+            print(f"{report.file}: no advice")
+
+
+def _place(place: Place) -> dict[str, Any]:
+    if isinstance(place, JSONPlace):
+        return {"file": place.source, "path": place.path}
+    return {"file": place.source, "line": place.line, "column": place.column}

@@ -1,0 +1,188 @@
+"""``inlay memory``: how much memory a cached token takes, from a model's configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.errors import ParameterError
+
+if TYPE_CHECKING:
+    from inlay.memory import Codec, KVShape
+
+MIB = 2**20
+Row = dict[str, Any]
+
+
+def memory(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A directory with a config.json, a hub name, random:<shape>, demo, or an architecture of the paper's "
+            "table, such as llama-2-7b; several --model give a table."
+        ),
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Also what this many tokens take.")] = None,
+    codec: Annotated[
+        str,
+        typer.Option(help="fp32, bf16, fp16, fp8, int8 or int4. The engine runs fp32 and bf16; the others are plans."),
+    ] = "bf16",
+    table2: Annotated[
+        bool, typer.Option("--table2", help="Prompt Cache's table 2, beside what these models really keep.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
+) -> None:
+    """Megabytes (MiB, 2^20 bytes) of keys and values for each cached token. Reads configurations, no weights."""
+    from inlay.memory import codec_named
+
+    if tokens is not None and tokens < 1:
+        raise ParameterError(f"--tokens is {tokens}; it must be at least 1")
+    number_format = codec_named(codec)
+    if plot is not None:
+        from inlay.plot.figure import check_plot_file
+
+        check_plot_file(plot)
+    if table2:
+        if model or tokens is not None or number_format.bits != 16:
+            raise ParameterError("--table2 is the paper's table, at 16 bit; leave --model, --tokens and --codec out")
+        _paper_table(number_format, plot, as_json)
+    elif not model:
+        raise ParameterError("memory needs a model; write --model demo, or --table2 for the paper's table")
+    else:
+        _models_table(model, tokens, number_format, plot, as_json)
+
+
+def _models_table(models: list[str], tokens: int | None, codec: Codec, plot: Path | None, as_json: bool) -> None:
+    from inlay.memory import shape_named
+
+    shapes = {name: shape_named(name) for name in models}
+    rows = [_row(name, shape, tokens, codec) for name, shape in shapes.items()]
+    if plot is not None:
+        from inlay.plot.memory import Sizes, draw_memory
+
+        draw_memory([Sizes(row["model"], row["mib_per_token"]) for row in rows], plot, kept=f"kept in {codec.name}")
+    if as_json:
+        print(json.dumps({"codec": codec.name, "scales": codec.adds, "tokens": tokens, "models": rows}))
+        return
+    _print_models(rows, shapes, tokens)
+    print(f"\nMiB are 2^20 bytes. {codec.name}: {codec.bits} bits an element; scales add {codec.adds}.")
+    for row in rows:
+        for note in row["notes"]:
+            print(f"{row['model']}: {note}.")
+
+
+def _row(name: str, shape: KVShape, tokens: int | None, codec: Codec) -> Row:
+    per_token = shape.bytes_per_token(codec)
+    row: Row = {
+        "model": name,
+        "type": shape.kind,
+        "kv_layers": len(shape.layers),
+        "shared_layers": shape.shared,
+        "recurrent_layers": shape.recurrent,
+        "windows": sorted(set(shape.windows)),
+        "bytes_per_token": per_token,
+        "mib_per_token": per_token / MIB,
+        "notes": [*shape.notes, *_window_note(shape)],
+    }
+    if tokens is not None:
+        row |= {"bytes": tokens * per_token, "sequence_bytes": shape.sequence_bytes(tokens, codec)}
+    return row
+
+
+def _window_note(shape: KVShape) -> list[str]:
+    if not shape.windows:
+        return []
+    sizes = ", ".join(f"{size:,}" for size in sorted(set(shape.windows)))
+    return [
+        f"{len(shape.windows)} of {len(shape.layers)} layers see the last {sizes} positions alone; a stored module may "
+        "be read from anywhere, so it keeps all of its tokens there, and one running sequence only the last ones"
+    ]
+
+
+def _print_models(rows: list[Row], shapes: dict[str, KVShape], tokens: int | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    windowed = tokens is not None and any(row["windows"] for row in rows)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    table.add_column("a token keeps", overflow="fold")
+    table.add_column("MiB/token", justify="right", no_wrap=True)
+    if tokens is not None:
+        table.add_column(f"{tokens:,} tokens", justify="right", no_wrap=True)
+    if windowed:
+        table.add_column("one sequence", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row["model"], kept(shapes[row["model"]]), mib(row["mib_per_token"])]
+        cells += [_size(row["bytes"])] if tokens is not None else []
+        cells += [_size(row["sequence_bytes"])] if windowed else []
+        table.add_row(*cells)
+    Console().print(table, markup=False)
+
+
+def kept(shape: KVShape) -> str:
+    """The layers of a model in words: '32 layers × 2 × 8 heads × 128', kind by kind."""
+    kinds: dict[str, int] = {}
+    for layer in shape.layers:
+        keys, values = layer.keys, layer.values
+        if keys == values:
+            what = f"2 × {keys.count} head{'s' if keys.count > 1 else ''} × {keys.width}"
+        else:
+            what = f"({keys.width} + {values.width})"
+        kinds[what] = kinds.get(what, 0) + 1
+    return " + ".join(f"{many} layer{'s' if many > 1 else ''} × {what}" for what, many in kinds.items())
+
+
+def mib(value: float) -> str:
+    """Four decimals, so that small models and large ones stand in one column."""
+    return f"{value:,.4f}"
+
+
+def _size(count: int) -> str:
+    return f"{count / MIB:,.1f} MiB" if count < 1024 * MIB else f"{count / MIB / 1024:,.2f} GiB"
+
+
+def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
+    """The paper's figures, all heads counted, and what is really kept, all at 16 bit."""
+    from inlay.memory import ARCHITECTURES
+
+    rows: list[Row] = [
+        {
+            "model": name,
+            "paper_name": one.label,
+            "paper": one.paper,
+            "all_heads": one.every_head().bytes_per_token(codec) / MIB,
+            "kept": None if one.encoder else one.shape().bytes_per_token(codec) / MIB,
+            "reason": one.reason(),
+        }
+        for name, one in ARCHITECTURES.items()
+    ]
+    if plot is not None:
+        from inlay.plot.memory import Sizes, draw_memory
+
+        sizes = [Sizes(row["model"], row["kept"], row["all_heads"]) for row in rows]
+        draw_memory(sizes, plot, kept="kept at 16 bit", other="every head counted, as the paper does")
+    if as_json:
+        print(json.dumps({"unit": "MiB per token, 16 bit", "table2": rows}))
+        return
+    _print_paper(rows)
+
+
+def _print_paper(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for name in ("paper", "all heads", "kept"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why")
+    for row in rows:
+        really = "—" if row["kept"] is None else mib(row["kept"])
+        table.add_row(row["model"], f"{row['paper']:.2f}", mib(row["all_heads"]), really, row["reason"])
+    Console().print(table, markup=False)
+    print("\nMiB (2^20 bytes) a token at 16 bit. The paper counts every head and cuts off after two decimals.")

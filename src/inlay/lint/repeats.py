@@ -1,0 +1,97 @@
+"""Rule about text that stands in a schema twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from inlay.errors import Place
+from inlay.layout import Owner, TextRun
+from inlay.lint.checked import WORTH, Checked, Finding
+
+_ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeat:
+    """``length`` tokens of ``run`` from ``at`` on that are those of an earlier run from ``first_at`` on."""
+
+    first: TextRun
+    first_at: int
+    run: TextRun
+    at: int
+    length: int
+
+    @property
+    def whole(self) -> bool:
+        return self.length == len(self.run.ids) == len(self.first.ids)
+
+
+def repeated_text(checked: Checked) -> Iterator[Finding]:
+    """The same tokens are stored once only as the same run behind the same context: then their keys are equal."""
+    told: set[tuple[Owner, Owner]] = set()
+    for repeat in sorted(_repeats(list(checked.layout.runs)), key=lambda repeat: -repeat.length):
+        pair = (repeat.first.owner, repeat.run.owner)
+        if pair in told or (repeat.whole and _stored_once(checked, repeat)):
+            continue
+        told.add(pair)
+        yield Finding("repeated-text", _place(checked, repeat.run, repeat.at), _message(checked, repeat))
+
+
+def _message(checked: Checked, repeat: _Repeat) -> str:
+    first, run = repeat.first, repeat.run
+    line = _place(checked, first, repeat.first_at).line
+    where = f"in module '{first.owner[-1]}'" if first.owner else "in the always-present text"
+    what = f"{repeat.length:,} tokens of this text stand {where} as well (line {line}) and are stored twice"
+    if first.owner == run.owner[: len(first.owner)]:
+        remedy = "leave them out here: whoever imports this has them already"
+    elif _exclude_each_other(checked, first.owner, run.owner) and repeat.at == repeat.first_at == 0:
+        remedy = "move them in front of the union"
+    else:
+        remedy = "make them a module of their own, which prompts import beside both"
+    return f"{what}; {remedy}"
+
+
+def _repeats(runs: list[TextRun]) -> Iterator[_Repeat]:
+    """Stretches of at least ``WORTH`` tokens that an earlier run of another owner holds, as long as they go."""
+    data = [np.asarray(run.ids, "<u4").tobytes() for run in runs]
+    seen: dict[bytes, tuple[int, int]] = {}  # a window of tokens → the run and the place where it stood first
+    for number, run in enumerate(runs):
+        at = 0
+        while at + WORTH <= len(run.ids):
+            first, first_at = seen.setdefault(_window(data[number], at), (number, at))
+            length = 0
+            if runs[first].owner != run.owner:
+                length = _alike(runs[first].ids[first_at:], run.ids[at:])
+                yield _Repeat(runs[first], first_at, run, at, length)
+            at += max(1, length)
+
+
+def _window(data: bytes, at: int) -> bytes:
+    return data[at * _ID_BYTES : (at + WORTH) * _ID_BYTES]
+
+
+def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens are the same from the beginning."""
+    differ = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
+
+
+def _stored_once(checked: Checked, repeat: _Repeat) -> bool:
+    first, run = (checked.specs.spec(each, frozenset()) for each in (repeat.first, repeat.run))
+    return first.key == run.key
+
+
+def _place(checked: Checked, run: TextRun, at: int) -> Place:
+    """Where the text node with this token of a run begins."""
+    for part in run.parts:
+        if at < len(part.ids) and part.node is not None:
+            return checked.texts[part.node].place
+        at -= len(part.ids)
+    return Place(checked.schema.source)
+
+
+def _exclude_each_other(checked: Checked, one: Owner, other: Owner) -> bool:
+    return any({one[-1:], other[-1:]} <= {(member.name,) for member in union.members} for union in checked.unions)

@@ -1,0 +1,51 @@
+"""A drawing of what a cached token takes: a bar for each model, or two where there is something to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inlay.plot.figure import one_font_warning, save
+
+# Okabe and Ito's blue, and a light grey.
+_KEPT, _OTHER = "#0072B2", "#BBBBBB"
+_MARGIN = 1.12  # room for the numbers behind the bars
+_FONT = 9.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """MiB a token of one model. kept: None where it keeps nothing. other: what that is compared with, or None."""
+
+    model: str
+    kept: float | None
+    other: float | None = None
+
+
+def draw_memory(sizes: Sequence[Sizes], path: Path, *, kept: str, other: str = "") -> None:
+    """Draw bars into a PNG, SVG or PDF file. kept, other: what the two kinds of bars are. Raises ParameterError."""
+    from matplotlib.figure import Figure
+
+    with one_font_warning(path):
+        compared = any(one.other is not None for one in sizes)
+        figure = Figure(figsize=(8, 1.3 + (0.5 if compared else 0.3) * len(sizes)), layout="constrained")
+        axes = figure.add_subplot()
+        height = 0.38 if compared else 0.6
+        for place, values, colour, label in (
+            (height / 2 if compared else 0.0, [one.kept for one in sizes], _KEPT, kept),
+            (-height / 2, [one.other for one in sizes], _OTHER, other),
+        ):
+            drawn = [(number + place, value) for number, value in enumerate(values) if value is not None]
+            if drawn:
+                bars = axes.barh([y for y, _ in drawn], [v for _, v in drawn], height, color=colour, label=label)
+                axes.bar_label(bars, [f"{value:,.4f}" for _, value in drawn], padding=3, fontsize=_FONT)
+        axes.set_yticks(range(len(sizes)), [one.model for one in sizes], fontsize=_FONT, parse_math=False)
+        axes.invert_yaxis()
+        axes.set_xlim(0, _MARGIN * max(value for one in sizes for value in (one.kept, one.other) if value is not None))
+        axes.set_xlabel("MiB a token", fontsize=_FONT)
+        axes.tick_params(axis="x", labelsize=_FONT)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=_FONT)
+        save(figure, path)
