@@ -5,7 +5,8 @@ InlayError
 ├── ModelError        a model cannot be loaded, or cannot do what is asked of it
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
 ├── ContextError      a prompt does not fit into the model's context
-└── CapacityError     the KV pool is too small for what is asked of it
+├── CapacityError     the KV pool is too small for what is asked of it
+└── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.extract)
 """
 
 from __future__ import annotations

@@ -1,0 +1,205 @@
+"""Logs of requests as JSON lines: one prompt a line, in the forms that people have."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from inlay.errors import InlayError, Place
+from inlay.pml.nodes import ROLES
+
+Progress = Callable[[int, int], None]
+
+MAX_LINE_BYTES = 64 * 2**20
+
+_ROLES = {**{role: role for role in ROLES}, "developer": "system"}  # OpenAI's newer name for the same turn
+_FORMS = '{"prompt": "…"}, {"messages": […]}, an OpenAI Batch request, or a string'
+_GZIP = b"\x1f\x8b"
+
+
+class LogError(InlayError):
+    """A log cannot be read, or a line of it is no request."""
+
+
+class _BadLineError(Exception):
+    """What is wrong with a line, and what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTurn:
+    """One message, or a whole prompt without turns (role None)."""
+
+    role: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPrompt:
+    """One request of a log. line: where it stands, from 1."""
+
+    line: int
+    turns: tuple[LoggedTurn, ...]
+
+
+class LogReader:
+    """Reads a log line by line. Iterating raises LogError at the first bad line, or counts and skips it.
+
+    path: a file, which may be compressed with gzip, or "-" for standard input.
+    skipped, first_skipped: how many lines were skipped, and what was wrong with the first of them.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, skip_bad: bool = False, progress: Progress | None = None):
+        self.source = "<stdin>" if os.fspath(path) == "-" else os.fsdecode(path)
+        self.skipped = 0
+        self.first_skipped: str | None = None
+        self._path = os.fspath(path)
+        self._skip_bad = skip_bad
+        self._progress = progress
+
+    def check(self) -> None:
+        """Raises LogError if there is no such file, or it cannot be opened; before other work that takes time."""
+        if self._path != "-" and not Path(self._path).is_fifo():  # a pipe can be opened once
+            with _opened(self._path, self.source, None):
+                pass
+
+    def __iter__(self) -> Iterator[LoggedPrompt]:
+        with _opened(self._path, self.source, self._progress) as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    turns = _turns(line, first=number == 1)
+                except _BadLineError as error:
+                    self._bad(Place(self.source, number), str(error))
+                else:
+                    if turns is not None:
+                        yield LoggedPrompt(number, turns)
+
+    def _bad(self, place: Place, message: str) -> None:
+        if not self._skip_bad:
+            raise LogError(f"{place}: {message}")
+        self.skipped += 1
+        self.first_skipped = self.first_skipped or f"{place}: {message}"
+
+
+@contextmanager
+def _opened(path: str, source: str, progress: Progress | None) -> Iterator[Iterator[bytes]]:
+    """The lines of the file, as far as ``MAX_LINE_BYTES`` + 1 of each; what cannot be read raises LogError."""
+    try:
+        with _stream(path) as raw:
+            size = os.fstat(raw.fileno()).st_size if path != "-" else 0
+            packed = raw.peek(2)[:2] == _GZIP
+            yield _lines(gzip.GzipFile(fileobj=raw) if packed else raw, raw, size, progress)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise LogError(f"{source}: cannot be decompressed ({error}); compress it again") from None
+    except FileNotFoundError:
+        raise LogError(f"{source}: no such file; check the path") from None
+    except OSError as error:
+        raise LogError(f"{source}: cannot be read ({error.strerror or error}); check the path") from None
+
+
+@contextmanager
+def _stream(path: str) -> Iterator[io.BufferedReader]:
+    if path == "-":
+        yield cast(io.BufferedReader, sys.stdin.buffer)
+    else:
+        with open(path, "rb") as file:
+            yield file
+
+
+def _lines(file: io.BufferedIOBase, raw: io.BufferedReader, size: int, progress: Progress | None) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+        while len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE_BYTES + 1)
+        if progress is not None and size:
+            progress(raw.tell(), size)
+
+
+def _turns(line: bytes, *, first: bool) -> tuple[LoggedTurn, ...] | None:
+    """The turns of a line, or None for a blank one."""
+    if len(line) > MAX_LINE_BYTES:
+        raise _BadLineError(f"the line is longer than {MAX_LINE_BYTES:,} bytes; leave it out")
+    try:
+        text = line.decode("utf-8-sig" if first else "utf-8")
+    except UnicodeDecodeError as error:
+        raise _BadLineError(f"byte {error.start + 1} of the line is not UTF-8; save the log as UTF-8") from None
+    if not text.strip():
+        return None
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _BadLineError(f"the JSON is nested too deeply; write {_FORMS}") from None
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise _BadLineError(f"this is not JSON ({reason}); write {_FORMS}, on one line") from None
+    return _request(value)
+
+
+def _request(value: Any) -> tuple[LoggedTurn, ...]:
+    if isinstance(value, dict) and isinstance(value.get("body"), dict):  # OpenAI Batch
+        value = value["body"]
+    if isinstance(value, str):
+        return (LoggedTurn(None, _text(value, "the prompt")),)
+    if not isinstance(value, dict):
+        raise _BadLineError(f"the line is {_kind(value)}; write {_FORMS}")
+    if "messages" in value and "prompt" in value:
+        raise _BadLineError("the line has both a prompt and messages; keep one of them")
+    if "messages" in value:
+        return _messages(value["messages"])
+    if "prompt" in value:
+        return (LoggedTurn(None, _text(value["prompt"], "the prompt")),)
+    raise _BadLineError(f"the line has neither a prompt nor messages; write {_FORMS}")
+
+
+def _messages(messages: Any) -> tuple[LoggedTurn, ...]:
+    if not isinstance(messages, list) or not messages:
+        raise _BadLineError('messages is no list of messages; write [{"role": "user", "content": "…"}]')
+    return tuple(_message(message, number) for number, message in enumerate(messages, start=1))
+
+
+def _message(message: Any, number: int) -> LoggedTurn:
+    what = f"message {number}"
+    if not isinstance(message, dict):
+        raise _BadLineError(f'{what} is {_kind(message)}; write {{"role": "user", "content": "…"}}')
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise _BadLineError(f"{what} has the role {_clipped(role)}, for which PML has no turn; use {', '.join(ROLES)}")
+    content = message.get("content")
+    if isinstance(content, list):
+        return LoggedTurn(_ROLES[role], "".join(_part(part, what) for part in content))
+    return LoggedTurn(_ROLES[role], _text(content, f"the content of {what}"))
+
+
+def _part(part: Any, what: str) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else part
+        raise _BadLineError(f'{what} holds a part of type {_clipped(kind)}; keep parts of type "text" alone')
+    return _text(part.get("text"), f"a part of {what}")
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise _BadLineError(f"{what} is {_kind(value)}; write a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = f"half a character (\\u{ord(value[error.start]):04x}) at index {error.start}"
+        raise _BadLineError(f"{what} holds {half}; cut texts between characters") from None
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else "a string")
+
+
+def _clipped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)[:60]

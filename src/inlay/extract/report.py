@@ -1,0 +1,113 @@
+"""What was found and what it saves, as plain data for people and programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from inlay.extract.corpus import Corpus
+from inlay.extract.extraction import Extraction
+
+Row = dict[str, Any]
+
+_FIRST_WORDS = 80  # characters of a module that are shown
+
+
+def describe(result: Extraction) -> Row:
+    """The report. Shares are of 1; tokens are counted as ``Saving`` says."""
+    proposal, saving = result.proposal, result.saving
+    names, pieces = proposal.names, proposal.choice.pieces
+    return {
+        "schema": proposal.schema.name,
+        "prompts": len(proposal.corpus),
+        "prompts_that_fit": saving.fitting,
+        "prompts_with_modules": saving.helped,
+        "prompts_out_of_order": proposal.moved,
+        "tokens": saving.tokens,
+        "saved_by_schema": saving.by_schema,
+        "saved_by_schema_share": _share(saving.by_schema, saving.tokens),
+        "saved_by_prefix_cache": saving.by_prefix,
+        "saved_by_prefix_cache_share": _share(saving.by_prefix, saving.tokens),
+        "always_present": {
+            "tokens": saving.always_tokens,
+            "saved_tokens": saving.always,
+            "share_of_saving": _share(saving.always, saving.by_schema),
+        },
+        "modules": [
+            {
+                "name": name,
+                "tokens": piece.tokens,
+                "prompts": piece.prompts,
+                "saved_tokens": saving.by_module[name],
+                "share_of_saving": _share(saving.by_module[name], saving.by_schema),
+                "text": _first_words(piece.text),
+            }
+            for name, piece in zip(names, pieces, strict=True)
+        ],
+        "unions": [[names[piece] for piece in group] for group in proposal.arrangement.groups if len(group) > 1],
+        "notes": _notes(result),
+    }
+
+
+def _first_words(text: str) -> str:
+    """The front of a text on one line, without what a terminal might act on."""
+    line = " ".join(text[: 4 * _FIRST_WORDS].split())[:_FIRST_WORDS]
+    return "".join(character if character.isprintable() else "·" for character in line)
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def _notes(result: Extraction) -> list[str]:
+    """What a reader should know besides, a sentence each."""
+    proposal, saving = result.proposal, result.saving
+    notes = []
+    if not proposal.schema.children:
+        notes.append("no text repeats often and long enough for a module; lower --min-tokens or --min-prompts")
+    notes += _order(result)
+    if left_out := proposal.choice.left_out:
+        worth = sum(piece.worth for piece in left_out)
+        notes.append(
+            f"{_many(len(left_out), 'more text')} would make modules, and save up to {worth:,} more tokens; "
+            "they are left out, since a schema is limited by --max-modules and by the size of its file"
+        )
+    if saving.fitting < len(proposal.corpus):
+        notes.append(
+            f"{_many(len(proposal.corpus) - saving.fitting, 'prompt')} cannot use the schema, without the text that is "
+            "always present; give them a schema of their own"
+        )
+    if saving.by_prefix > saving.by_schema:
+        notes.append(
+            "a prefix cache alone saves more on this log; modules pay where the same texts stand in new combinations"
+        )
+    if proposal.frame is None and any(role is not None for role in proposal.corpus.roles):
+        notes.append("the schema holds modules alone, so prompts write their own chat turns around the imports")
+    if unusable := _unusable(proposal.corpus):
+        holds = "prompt holds" if unusable == 1 else "prompts hold"
+        notes.append(f"{unusable:,} {holds} control characters that XML cannot carry; text with them stays new text")
+    return notes
+
+
+def _order(result: Extraction) -> list[str]:
+    proposal = result.proposal
+    if not proposal.arrangement.swapped:
+        return []
+    one, other, first, later = proposal.arrangement.examples[0]
+    pairs = _many(proposal.arrangement.swapped, "pair")
+    return [
+        f"{pairs} of modules in both orders, such as {proposal.names[one]} and {proposal.names[other]} "
+        f"({first:,} and {later:,} times); {_many(proposal.moved, 'prompt')} in another order than the schema's, which "
+        "needs positions 'packed'"
+    ]
+
+
+def _unusable(corpus: Corpus) -> int:
+    """How many prompts hold characters that no schema can hold."""
+    usable = np.concatenate((corpus.usable, [True]))  # the last one is for END
+    return len(np.unique(corpus.prompts_of(np.flatnonzero(~usable[corpus.words]))))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

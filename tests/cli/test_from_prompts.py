@@ -1,0 +1,179 @@
+"""``inlay schema from-prompts``: what it prints and writes, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from inlay.cli import main as command_line
+from inlay.cli.from_prompts import from_prompts
+from inlay.pml import Prompt, Schema, resolve
+
+WORDS = (
+    "harbour",
+    "ferry",
+    "island",
+    "ticket",
+    "winter",
+    "north",
+    "wind",
+    "museum",
+    "charts",
+    "lamp",
+    "church",
+    "fish",
+)
+
+
+def document(seed: int) -> str:
+    return f"# Guide {seed}\n{' '.join(random.Random(seed).choices(WORDS, k=50))} {seed}.\n"
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    """The command under ``inlay schema``, whether or not it is registered there already."""
+    app = typer.Typer()
+    schema = typer.Typer()
+    schema.command("from-prompts")(from_prompts)
+    schema.command("other")(lambda: None)
+    app.add_typer(schema, name="schema")
+    monkeypatch.setattr(command_line, "app", app)
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": "You help."},
+                {"role": "user", "content": f"{document(n % 2)}{n}?"},
+            ]
+        }
+        for n in range(12)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = command_line.main(["schema", "from-prompts", *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_the_report(log, capsys):
+    status, out, _ = run(capsys, "log.jsonl", "--model", "random:tiny")
+    assert status == 0
+    for words in (
+        "12 prompts",
+        "(always present)",
+        "guide-0",
+        "saved by a prefix cache",
+        "union of 2: guide-",
+    ):
+        assert words in out
+
+
+def test_files_and_json(log, capsys):
+    arguments = ["--model", "random:tiny", "--output", "s.xml", "--prompts", "p.jsonl", "--json"]
+    status, out, _ = run(capsys, "log.jsonl", *arguments)
+    assert status == 0
+    report = json.loads(out)
+    assert len(out.splitlines()) == 1
+    each = len(document(0))
+    assert report["saved_by_schema"] == 11 * len("You help.") + 5 * each + 5 * len(document(1))
+    assert report["tokens"] == report["prompts"] * len("You help.") + 6 * (each + len(document(1))) + 26
+    assert (report["schema"], list(map(sorted, report["unions"]))) == ("log", [["guide-0", "guide-1"]])
+    assert report["written"] == {"output": "s.xml", "prompts": "p.jsonl"}
+    schema = Schema.from_file("s.xml")
+    rows = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in rows] == list(range(1, 13))
+    for number, row in enumerate(rows):
+        assert resolve(schema, Prompt.from_string(row["prompt"])).imported == {f"guide-{number % 2}"}
+
+
+def test_prompts_that_pml_cannot_hold_are_null(log, capsys):
+    with Path("log.jsonl").open("a") as file:
+        file.write(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
+        messages = [{"role": "system", "content": "You help."}, {"role": "user", "content": "\0"}]
+        file.write(json.dumps({"messages": messages}) + "\n")
+    assert run(capsys, "log.jsonl", "--model", "random:tiny", "--prompts", "p.jsonl")[0] == 0
+    last, very_last = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()][-2:]
+    assert (last["prompt"], last["why"]) == (None, "it lacks the text that is always present in the schema")
+    assert very_last["prompt"] is None
+    assert "U+0000" in very_last["why"]
+
+
+def test_files_are_not_overwritten_unasked(log, capsys):
+    Path("s.xml").write_text("mine")
+    status, _, err = run(capsys, "log.jsonl", "--output", "s.xml")
+    assert (status, Path("s.xml").read_text()) == (2, "mine")
+    assert err.splitlines()[-1] == "inlay: s.xml exists; write --force to overwrite it, or give another name"
+    assert run(capsys, "log.jsonl", "--model", "random:tiny", "--output", "s.xml", "--force")[0] == 0
+    assert Schema.from_file("s.xml").modules
+
+
+def test_standard_input_and_a_name(log, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(Path("log.jsonl").read_bytes()))))
+    status, out, _ = run(capsys, "-", "--model", "random:tiny", "--name", "trips of may", "--json")
+    assert (status, json.loads(out)["schema"]) == (0, "trips of may")
+
+
+def test_bad_lines_are_skipped_and_counted(log, capsys):
+    with Path("log.jsonl").open("a") as file:
+        file.write("oops\n7\n")
+    status, _, err = run(capsys, "log.jsonl", "--model", "random:tiny")
+    assert status == 2
+    assert err.splitlines()[-1].startswith("inlay: log.jsonl:13: this is not JSON")
+    status, out, _ = run(capsys, "log.jsonl", "--model", "random:tiny", "--skip-bad", "--json")
+    report = json.loads(out)
+    assert (status, report["prompts"], report["skipped_lines"]) == (0, 12, 2)
+    assert "2 bad lines were skipped; the first is log.jsonl:13: this is not JSON" in report["notes"][-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("none.jsonl", "none.jsonl: no such file; check the path"),
+        ("empty.jsonl --model random:tiny", "empty.jsonl: holds no prompts; write one request a line"),
+        ("log.jsonl --model ./nowhere", "./nowhere: no such directory"),
+        ("log.jsonl --min-prompts 1", "min_prompts is 1; it must be at least 2"),
+        ("log.jsonl --max-modules 0", "max_modules is 0; it must be from 1 to 5,000"),
+        ("log.jsonl --output no/s.xml", "no/s.xml: there is no folder no; make it first"),
+        ("one.jsonl --model random:tiny --output s.xml", "no text repeats often and long enough for a schema"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(log, capsys, arguments, sentence):
+    Path("empty.jsonl").write_text("\n")
+    Path("one.jsonl").write_text('"Only one."\n')
+    before = sorted(log.iterdir())
+    status, out, err = run(capsys, *arguments.split())
+    assert status == 2
+    assert sentence in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("inlay: ")
+    assert "Traceback" not in err + out
+    assert sorted(log.iterdir()) == before
+
+
+def test_a_log_in_which_nothing_repeats(log, capsys):
+    Path("one.jsonl").write_text('"Only one."\n')
+    status, out, _ = run(capsys, "one.jsonl", "--model", "random:tiny")
+    assert status == 0
+    assert "note: no text repeats often and long enough for a module" in out
+
+
+def test_the_benchmark():
+    file = Path(__file__).parents[2] / "benchmarks" / "extract.py"
+    words = [sys.executable, str(file), "--prompts", "30", "--words", "600", "--documents", "5"]
+    result = subprocess.run(words, capture_output=True, text=True, check=True)
+    row = json.loads(result.stdout.splitlines()[-1])
+    assert (row["prompts"], row["recall"], row["whole"]) == (30, 1.0, 1.0)
+    assert row["seconds"] > 0
