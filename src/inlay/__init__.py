@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from inlay.llm import LLM
     from inlay.pml import Prompt, Schema, use
+    from inlay.pml.program import Length, Program, ProgramPrompt, assistant, program, system, user
     from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 _HOMES = {
@@ -27,17 +28,24 @@ _HOMES = {
     "ContextError": "inlay.errors",
     "InlayError": "inlay.errors",
     "LLM": "inlay.llm",
+    "Length": "inlay.pml.program",
     "Logprob": "inlay.types",
     "ModelError": "inlay.errors",
     "PMLError": "inlay.errors",
     "ParameterError": "inlay.errors",
+    "Program": "inlay.pml.program",
+    "ProgramPrompt": "inlay.pml.program",
     "Prompt": "inlay.pml",
     "RequestMetrics": "inlay.types",
     "RequestOutput": "inlay.types",
     "SamplingParams": "inlay.types",
     "Schema": "inlay.pml",
     "Usage": "inlay.types",
+    "assistant": "inlay.pml.program",
+    "program": "inlay.pml.program",
+    "system": "inlay.pml.program",
     "use": "inlay.pml",
+    "user": "inlay.pml.program",
 }
 
 __all__ = [
@@ -46,17 +54,24 @@ __all__ = [
     "CompletionOutput",
     "ContextError",
     "InlayError",
+    "Length",
     "Logprob",
     "ModelError",
     "PMLError",
     "ParameterError",
+    "Program",
+    "ProgramPrompt",
     "Prompt",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "Schema",
     "Usage",
+    "assistant",
+    "program",
+    "system",
     "use",
+    "user",
 ]
 
 __version__ = "0.1.0"

@@ -11,7 +11,10 @@ from typing import Annotated
 import typer
 
 from inlay.cli.bench import app as bench_app
+from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.evaluate import app as eval_app
+from inlay.cli.memory import memory
+from inlay.cli.program import app as program_app
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.errors import InlayError
@@ -27,7 +30,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(memory)
+app.command()(convert)
+schema_app.command(name="json-schema")(print_json_schema)
 app.add_typer(schema_app, name="schema")
+app.add_typer(program_app, name="program")
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 
@@ -51,7 +58,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 for problems in checked files, 2 for every other error."""
     logging.basicConfig(level=logging.WARNING, format="inlay: %(message)s", stream=sys.stderr)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for library in ("TRANSFORMERS", "HF_HUB"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
     try:
         status = typer.main.get_command(app).main(args=arguments, prog_name="inlay", standalone_mode=False)
         return status if isinstance(status, int) else 0

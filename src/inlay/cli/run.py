@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def run(
-    schema: Annotated[Path, typer.Argument(help="The schema file (PML).")],
+    schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
     prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML), or - for standard input.")],
     model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.from_prompts import from_prompts
+from inlay.cli.lint import lint
 from inlay.errors import PMLError
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 
@@ -18,11 +20,13 @@ if TYPE_CHECKING:
     from inlay.layout import SchemaLayout
 
 app = typer.Typer(help="Check and show schemas.", no_args_is_help=True)
+app.command()(lint)
+app.command("from-prompts")(from_prompts)
 Node = dict[str, Any]
 
 
 @app.command()
-def check(files: Annotated[list[Path], typer.Argument(help="Schema files (PML).")]) -> int:
+def check(files: Annotated[list[Path], typer.Argument(help="Schema files (PML or JSON).")]) -> int:
     """Check schema files; problems go to stderr with file, line and column. Exit status 1 if there are any."""
     bad = 0
     for file in files:
@@ -39,11 +43,16 @@ def check(files: Annotated[list[Path], typer.Argument(help="Schema files (PML)."
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="The schema file (PML).")],
+    file: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
     model: Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")] = "demo",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a tree.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
+    from inlay.plot.figure import check_plot_file
+
+    if plot is not None:
+        check_plot_file(plot)
     schema = Schema.from_file(file)
     from inlay.chat import ChatTemplate
     from inlay.layout import lay_out_schema
@@ -52,6 +61,10 @@ def show(
 
     tokenizer = load_tokenizer(model)
     layout = lay_out_schema(schema, TextEncoder(tokenizer), ChatTemplate(tokenizer))
+    if plot is not None:
+        from inlay.plot.layout import draw_layout
+
+        draw_layout(layout, plot)
     tree = _describe(layout)
     if as_json:
         print(json.dumps(tree, ensure_ascii=False))

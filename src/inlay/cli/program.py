@@ -1,0 +1,103 @@
+"""``inlay program``: show the schema that a Python function is."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from inlay.errors import InlayError, ParameterError
+from inlay.pml.problems import listed
+from inlay.pml.program import Program
+
+app = typer.Typer(help="Show prompt programs: Python functions that are schemas.", no_args_is_help=True)
+
+_MODULE = "__inlay_program__"  # not __main__, under which scripts run what they guard
+
+
+@app.callback()
+def _options() -> None: ...
+
+
+@app.command()
+def show(
+    program: Annotated[str, typer.Argument(metavar="FILE:NAME", help="A Python file and a program in it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the schema as one JSON object.")] = False,
+) -> None:
+    """Print the schema of a program, as PML."""
+    schema = find_program(program).schema
+    print((schema.to_json() if as_json else schema.to_pml()).rstrip("\n"))
+
+
+def find_program(reference: str) -> Program[Any]:
+    """The program of ``FILE:NAME``. Runs the file, with its folder on the path, as when it is run as a script.
+
+    Raises ParameterError for what is not there or fails, and PMLError for programs that cannot be translated.
+    """
+    file, _, name = reference.rpartition(":")
+    if not file:
+        usage = "write FILE:NAME, a Python file and the name of a program in it"
+        if not Path(name).is_file():
+            raise ParameterError(f"{reference!r} names no program; {usage}")
+        raise ParameterError(f"{reference!r} names no program; {usage}: {_known(_run(Path(name)))}")
+    module = _run(Path(file))
+    if not hasattr(module, name):
+        raise ParameterError(f"{file} has no {name!r}; {_known(module)}")
+    found = getattr(module, name)
+    if not isinstance(found, Program):
+        raise ParameterError(f"{reference} is of type {type(found).__name__}, not a program; {_known(module)}")
+    return found
+
+
+def _known(module: ModuleType) -> str:
+    programs = listed(name for name, value in vars(module).items() if isinstance(value, Program))
+    return f"its programs are {programs}" if programs else "it has no program: write @inlay.program over a function"
+
+
+def _run(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise ParameterError(f"{file}: {'is a folder' if file.is_dir() else 'no such file'}")
+    loader = SourceFileLoader(_MODULE, str(file))
+    spec = spec_from_loader(_MODULE, loader)
+    assert spec is not None  # there is a loader
+    module = module_from_spec(spec)
+    with _running(module, file.parent):
+        try:
+            # without the loader's own way to do it, which would write a compiled file beside this one
+            exec(loader.source_to_code(loader.get_data(str(file)), str(file)), module.__dict__)
+        except InlayError:
+            raise
+        except (Exception, SystemExit) as error:  # a file is a program, and can fail in any way
+            raise ParameterError(_failure(file, error)) from None
+    return module
+
+
+@contextmanager
+def _running(module: ModuleType, folder: Path) -> Iterator[None]:
+    """The module is known under its name, and its siblings can be imported."""
+    path, sys.path = sys.path, [str(folder.resolve()), *sys.path]
+    sys.modules[module.__name__] = module  # dataclasses look there
+    try:
+        yield
+    finally:
+        sys.path = path
+        del sys.modules[module.__name__]
+
+
+def _failure(file: Path, error: BaseException) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        lines = [error.lineno]
+    place = f"{file}:{lines[-1]}" if lines else str(file)
+    if isinstance(error, SystemExit):
+        return f"{place}: the file exits while it is loaded; put that under if __name__ == '__main__':"
+    reason = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    return f"{place}: {type(error).__name__}{': ' * bool(reason)}{reason}, while the file is loaded; correct it"

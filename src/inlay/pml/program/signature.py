@@ -1,0 +1,131 @@
+"""Annotations → inputs: which arguments a program takes, and what each of them can be."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+import typing
+from collections import abc
+from collections.abc import Iterable
+from enum import Enum, Flag
+from types import FunctionType
+from typing import Any
+
+from inlay.pml.problems import Problems
+from inlay.pml.program.inputs import Choice, Input, Length, Selection, Words, position
+from inlay.pml.program.source import Outside, Source
+
+_SETS = (frozenset, set, abc.Set, abc.Collection)
+_CHOICES = "bool, Literal[…] or an Enum"
+_TYPES = f"{_CHOICES}, frozenset[Literal[…]], or Annotated[str, Length(…)]"
+
+
+class _Unfit(Exception):  # noqa: N818  # carries a message to the argument that it is about
+    """An annotation that no input comes from."""
+
+
+def read_inputs(
+    function: FunctionType, node: ast.FunctionDef, source: Source, outside: Outside, problems: Problems
+) -> dict[str, Input]:
+    """The inputs of a program by name; what is wrong with its arguments goes to ``problems``."""
+    places = {argument.arg: argument for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+    inputs: dict[str, Input] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        try:
+            inputs[name] = _input(function, parameter, outside)
+        except _Unfit as unfit:
+            problems.add(source.place(places[name]), f"argument '{name}' {unfit}")
+    return inputs
+
+
+def _input(function: FunctionType, parameter: inspect.Parameter, outside: Outside) -> Input:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+        raise _Unfit(f"stands for any number of arguments ({star}); write each argument with its type")
+    if parameter.annotation is parameter.empty:
+        raise _Unfit(f"has no type; annotate it with {_TYPES}")
+    default = parameter.default
+    found = _of_type(parameter.name, _evaluated(function, parameter, outside), default)
+    if default is parameter.empty:
+        return found
+    if isinstance(default, list | dict | set):
+        raise _Unfit("has a default that can change; write frozenset(…) or a tuple")
+    if objection := found.objection(default):
+        raise _Unfit(f"has the default {default!r}; {objection}")
+    return found
+
+
+def _evaluated(function: FunctionType, parameter: inspect.Parameter, outside: Outside) -> Any:
+    """The annotation as an object, also where it is written as a string."""
+    holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
+    try:
+        hints = typing.get_type_hints(holder, function.__globals__, outside.closed(), include_extras=True)
+    except Exception as error:  # an annotation is any expression, and can fail in any way
+        reason = " ".join(str(error).split()) or type(error).__name__
+        late = "define or import what it names above the program, and not under TYPE_CHECKING alone"
+        remedy = late if isinstance(error, NameError) else "correct it"
+        raise _Unfit(f"has a type that cannot be evaluated ({reason}); {remedy}") from None
+    return hints["it"]
+
+
+def _of_type(name: str, hint: Any, default: Any) -> Input:
+    hint = _unaliased(hint)
+    if hint is str:
+        raise _Unfit("is a str of any length; write Annotated[str, Length(…)] with the most tokens it may have")
+    if typing.get_origin(hint) is typing.Annotated:
+        inner, *extras = typing.get_args(hint)
+        lengths = [extra for extra in extras if isinstance(extra, Length) or extra is Length]
+        if _unaliased(inner) is str:
+            return _words(name, lengths, default)
+        if lengths:
+            raise _Unfit("has a Length, which is for str alone; leave it out")
+        return _of_type(name, inner, default)
+    if typing.get_origin(hint) in _SETS:
+        (element,) = typing.get_args(hint)
+        return Selection(name, _distinct(_values(element)))
+    if hint in _SETS:
+        raise _Unfit(f"is a set of anything; write {getattr(hint, '__name__', 'frozenset')}[Literal[…]]")
+    return Choice(name, _distinct(_values(hint)))
+
+
+def _words(name: str, lengths: list[Any], default: Any) -> Words:
+    if len(lengths) != 1 or lengths[0] is Length:
+        raise _Unfit("is a str of any length; write Annotated[str, Length(…)] with one number of tokens")
+    return Words(name, lengths[0].tokens, default if isinstance(default, str) else None)
+
+
+def _values(hint: Any) -> Iterable[Any]:
+    """All values of a type that has few."""
+    hint = _unaliased(hint)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _values(typing.get_args(hint)[0])
+    if origin is typing.Literal:
+        return typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [value for member in typing.get_args(hint) for value in _values(member)]
+    if hint is bool:
+        return (True, False)
+    if hint in (None, type(None)):
+        return (None,)
+    if isinstance(hint, type) and issubclass(hint, Enum) and not issubclass(hint, Flag) and len(hint):
+        return list(hint)
+    raise _Unfit(f"has the type {_type_name(hint)}, which has too many values; write {_TYPES}")
+
+
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = ()
+    for value in values:
+        found += (value,) if position(found, value) is None else ()
+    return found
+
+
+def _unaliased(hint: Any) -> Any:
+    while type(hint).__name__ == "TypeAliasType":  # type Place = Literal[…], from Python 3.12 on
+        hint = hint.__value__
+    return hint
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")

@@ -1,0 +1,289 @@
+"""The value of an expression of a program, while the program is translated.
+
+Constants have their Python values. Choices and conditions on arguments have a value as soon as it is known how a call
+answers; until then asking for it raises Undecided, and whoever asked tries the answers one by one. Text arguments are
+holes in a Template.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.errors import Place
+from inlay.pml.program import constants
+from inlay.pml.program.cases import Case, Question, Undecided, possible
+from inlay.pml.program.constants import Unusable, is_symbolic, kind
+from inlay.pml.program.frame import Deferred, Frame, Given, Refused, Settled, Unsettled
+from inlay.pml.program.inputs import Choice, Input, Selected, Selection, Template, Words, shown
+from inlay.pml.program.object import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Evaluates expressions in a frame.
+
+    known: the answers that are settled here.
+    asked: collects the questions that values hung on, settled or not.
+    Every method raises Undecided, or Refused for what cannot be translated.
+    """
+
+    frame: Frame
+    known: Case
+    asked: set[Question]
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of an expression."""
+        with self._refusing(node):
+            return self._value(node)
+
+    def truth(self, node: ast.expr) -> bool:
+        """Whether an expression counts as true."""
+        value = self.value(node)
+        with self._refusing(node):
+            return self._truth(value)
+
+    def text(self, node: ast.expr) -> tuple[str | Words, ...]:
+        """An expression that is yielded, as texts and holes."""
+        return self.parts(node, self.value(node))
+
+    def parts(self, node: ast.expr, value: Any) -> tuple[str | Words, ...]:
+        """A value that is yielded by ``node``, as texts and holes."""
+        pieces = value.parts if isinstance(value, Template) else (value,)
+        with self._refusing(node):
+            return tuple(one if isinstance(one, Words) else constants.text(one) for one in pieces if one != "")
+
+    def items(self, node: ast.expr) -> tuple[Any, ...]:
+        """What a loop over an expression runs through."""
+        value = self.value(node)
+        with self._refusing(node):
+            return constants.items(value)
+
+    def delegate(self, node: ast.expr) -> Program[...] | tuple[Any, ...]:
+        """What ``yield from`` hands over to: the program that is called, or texts."""
+        if isinstance(node, ast.Call) and not self._is_method(node.func):
+            function = self.value(node.func)
+            if isinstance(function, Program):
+                return function
+        value = self.value(node)
+        if isinstance(value, str | Template):
+            raise Refused(self.frame.source.place(node), "yield from a text, one character at a time; write yield")
+        if isinstance(value, Program):
+            name = value.__name__
+            raise Refused(self.frame.source.place(node), f"program {name} is not called; write yield from {name}(…)")
+        return self.items(node)
+
+    def fits(self, subject: ast.expr, case: ast.match_case) -> bool:
+        """Whether a case of a match is that of the subject."""
+        return self._matches(subject, case.pattern) and (case.guard is None or self.truth(case.guard))
+
+    def _matches(self, subject: ast.expr, pattern: ast.pattern) -> bool:
+        match pattern:
+            case ast.MatchOr(patterns):
+                return any(self._matches(subject, one) for one in patterns)
+            case ast.MatchValue(value):
+                comparison = ast.Compare(subject, [ast.Eq()], [value])
+            case ast.MatchSingleton(value):
+                constant = ast.copy_location(ast.Constant(value), pattern)
+                comparison = ast.Compare(subject, [ast.Is()], [constant])
+            case _:  # the wildcard; the grammar lets nothing else through
+                return True
+        return self.truth(ast.copy_location(comparison, pattern))
+
+    @contextmanager
+    def _refusing(self, node: ast.expr) -> Iterator[None]:
+        """Give a place to the reason why something cannot be used."""
+        try:
+            yield
+        except Unusable as reason:
+            raise Refused(self.frame.source.place(node), str(reason)) from None
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value):
+                return value
+            case ast.Name(name):
+                return self._name(name)
+            case ast.Attribute(value, name):
+                return constants.attribute(self.value(value), name)
+            case ast.Subscript(value, key):
+                return constants.item(self.value(value), self._key(key))
+            case ast.JoinedStr(pieces):
+                return constants.merged_parts(self._piece(piece) for piece in pieces)
+            case ast.BinOp(left, operation, right):
+                return constants.combined(operation, self.value(left), self.value(right))
+            case ast.UnaryOp(ast.Not(), operand):
+                return not self.truth(operand)
+            case ast.UnaryOp(sign, operand):
+                return constants.signed(sign, self.value(operand))
+            case ast.BoolOp(operation, operands):
+                return self._first(operands, until=isinstance(operation, ast.Or))
+            case ast.IfExp(test, then, otherwise):
+                return self.value(then if self.truth(test) else otherwise)
+            case ast.Compare():
+                return self._compare(node)
+            case ast.Call():
+                return self._call(node)
+            case _:
+                return self._display(node)
+
+    def _name(self, name: str) -> Any:
+        if name not in self.frame.local_names:
+            try:
+                return self.frame.outside.find(name)
+            except NameError:
+                raise Unusable(f"{name} is not defined when the program is decorated; define it above") from None
+        match self.frame.scope.get(name):
+            case Given(Choice() as choice):
+                return self._answer(choice.question)
+            case Given(Selection() as selection):
+                return Selected(selection)
+            case Given(Words() as words):
+                return Template((words,))
+            case Settled(value):
+                return value
+            case Deferred(node, frame):
+                return Evaluator(frame, self.known, self.asked).value(node)
+            case Unsettled(message):
+                raise Refused(Place(self.frame.source.file), None) if message is None else Unusable(message)
+            case _:
+                raise Unusable(f"{name} has no value here; assign it above")
+
+    def _answer(self, question: Question) -> Any:
+        self.asked.add(question)
+        answers = possible(self.known, question)
+        if len(answers) != 1:
+            raise Undecided(question)
+        return question.answers[min(answers)]
+
+    def _truth(self, value: Any) -> bool:
+        match value:
+            case Template(parts):
+                holes = [part for part in parts if isinstance(part, Words)]
+                return len(holes) < len(parts) or any(self._answer(words.question) for words in holes)
+            case Selected(selection):
+                return bool(self._answer(selection.any))
+            case _:
+                return constants.truth(value)
+
+    def _first(self, operands: list[ast.expr], *, until: bool) -> Any:
+        """``a or b or c``: the first operand that is true, or the last one; ``and``: the first one that is not."""
+        for operand in operands[:-1]:
+            if self.truth(operand) == until:
+                return self.value(operand)
+        return self.value(operands[-1])
+
+    def _key(self, node: ast.expr) -> Any:
+        if not isinstance(node, ast.Slice):
+            return self.value(node)
+        return slice(*(None if part is None else self.value(part) for part in (node.lower, node.upper, node.step)))
+
+    def _piece(self, node: ast.expr) -> str | Template:
+        """A piece of an f-string."""
+        if not isinstance(node, ast.FormattedValue):
+            return str(self.value(node))
+        value = self.value(node.value)
+        spec = "" if node.format_spec is None else self.value(node.format_spec)
+        if not isinstance(value, Template):
+            if not isinstance(spec, str):
+                raise Unusable("a text argument is a format; format constants with constants")
+            return constants.formatted(value, node.conversion, spec)
+        if spec or node.conversion not in (-1, ord("s")):
+            raise Unusable("a text argument is formatted; it goes into the text as it is: write {name} alone")
+        return value
+
+    def _compare(self, node: ast.Compare) -> bool:
+        left = node.left
+        for comparison, right in zip(node.ops, node.comparators, strict=True):
+            if not self._compared(left, comparison, right):
+                return False
+            left = right
+        return True
+
+    def _compared(self, left: ast.expr, comparison: ast.cmpop, right: ast.expr) -> bool:
+        if isinstance(comparison, ast.In | ast.NotIn):
+            self._check_possible(left, right.elts if isinstance(right, ast.Tuple | ast.List | ast.Set) else [])
+        elif isinstance(comparison, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
+            self._check_possible(left, [right])
+            self._check_possible(right, [left])
+        container = self.value(right)
+        if isinstance(comparison, ast.In | ast.NotIn) and isinstance(container, Selected):
+            return self._is_in(left, container.selection, self._given(right)) == isinstance(comparison, ast.In)
+        return constants.compared(comparison, self.value(left), container)
+
+    def _is_in(self, node: ast.expr, selection: Selection, given: Input | None) -> bool:
+        value = self.value(node)
+        if is_symbolic(value):
+            raise Unusable(f"{kind(value)} is looked for in '{selection.name}'; ask for one of its values")
+        pairs = zip(selection.values, selection.questions, strict=True)
+        questions = [question for one, question in pairs if one == value]
+        if not questions and given is not None:
+            raise Unusable(f"'{given.name}' never holds {shown(value)}; it is {given.allowed}")
+        return any(self._answer(question) for question in questions)
+
+    def _given(self, node: ast.expr) -> Input | None:
+        """The argument that an expression is, if it is one of the program's own."""
+        binding = self.frame.scope.get(node.id) if isinstance(node, ast.Name) else None
+        return binding.input if isinstance(binding, Given) else None
+
+    def _check_possible(self, asked: ast.expr, answers: Iterable[ast.expr]) -> None:
+        """Refuse a constant that the argument it is compared with never is: what hangs on it would never be said."""
+        given = self._given(asked)
+        if not isinstance(given, Choice):
+            return
+        for node in answers:
+            hangs_on: set[Question] = set()
+            try:
+                value = Evaluator(self.frame, self.known, hangs_on).value(node)
+            except Undecided:
+                continue
+            if not hangs_on and not is_symbolic(value) and not any(one == value for one in given.values):
+                never = f"'{given.name}' is never {shown(value)}; it is {given.allowed}"
+                raise Refused(self.frame.source.place(node), never)
+
+    def _call(self, node: ast.Call) -> Any:
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise Unusable("** in a call; write the arguments one by one")
+        keywords = {str(keyword.arg): keyword.value for keyword in node.keywords}
+        arguments = [self.value(argument) for argument in node.args]
+        named = {name: self.value(argument) for name, argument in keywords.items()}
+        if isinstance(node.func, ast.Attribute) and self._is_method(node.func):
+            return constants.method(self.value(node.func.value), node.func.attr, arguments, named)
+        function = self.value(node.func)
+        if isinstance(function, Program):
+            name = function.__name__
+            raise Unusable(f"program {name} is called without yield from; write yield from {name}(…)")
+        return constants.called(function, arguments, named)
+
+    def _is_method(self, function: ast.expr) -> bool:
+        """Whether a method of a text or a dict is called."""
+        return isinstance(function, ast.Attribute) and isinstance(self.value(function.value), str | dict | Template)
+
+    def _display(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Tuple | ast.List):
+            elements = [self.value(element) for element in node.elts]
+            return tuple(elements) if isinstance(node, ast.Tuple) else elements
+        if isinstance(node, ast.Set):
+            return frozenset(map(self._hashed, node.elts))
+        assert isinstance(node, ast.Dict)  # the grammar lets nothing else through
+        if None in node.keys:
+            raise Unusable("** in a dict; write its items one by one")
+        keys = [self._hashed(key) for key in node.keys if key is not None]
+        return dict(zip(keys, map(self.value, node.values), strict=True))
+
+    def _hashed(self, node: ast.expr) -> Any:
+        value = self.value(node)
+        if is_symbolic(value):
+            raise Unusable(f"{kind(value)} is a key; make it a Literal[…], one of a few values")
+        constants.attempt(lambda: hash(value))
+        return value
+
+
+def direct(value: object) -> Words | None:
+    """The text argument that a value is, with nothing around it."""
+    if isinstance(value, Template) and len(value.parts) == 1 and isinstance(value.parts[0], Words):
+        return value.parts[0]
+    return None
