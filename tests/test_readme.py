@@ -87,6 +87,12 @@ def test_the_python(capsys, monkeypatch):
     assert "cached_tokens=" in capsys.readouterr().out
 
 
+def test_the_python_of_the_page_on_forms(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (code,) = blocks("python", "docs/forms.md")
+    exec(compile(code, "forms.md", "exec"), {})
+
+
 def test_the_schema_is_the_example():
     (schema,) = blocks("xml")
     assert schema == (ROOT / "examples/docs/docs.xml").read_text()

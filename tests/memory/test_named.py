@@ -103,6 +103,7 @@ def test_no_architecture_is_left_out():
 
 def test_a_plain_name_and_a_random_model_count_the_same():
     assert shape_named("llama-2-7b").layers == shape_named("random:llama-2-7b").layers
+    assert shape_named("llama-3.2-1b").layers == shape_named("random:llama-3.2-1b").layers
 
 
 def test_reasons():

@@ -96,13 +96,13 @@ def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[P
     from inlay.chat import ChatTemplate
     from inlay.layout import lay_out_schema
     from inlay.lint import lint_schema
-    from inlay.memory.sources import read_config
+    from inlay.memory.sources import config_named
     from inlay.models.load import load_tokenizer
     from inlay.tokens import TextEncoder
 
     tokenizer = load_tokenizer(model)
     encoder, template = TextEncoder(tokenizer), ChatTemplate(tokenizer)
-    longest = getattr(read_config(model), "max_position_embeddings", None)
+    longest = getattr(config_named(model), "max_position_embeddings", None)
     for report, schema in schemas:
         mine = [prompt for prompt in prompts if prompt.schema == schema.name]
         try:

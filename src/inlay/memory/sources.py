@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 def shape_named(name: str) -> KVShape:
     """What a model keeps of every token.
 
-    name: of an architecture in ``ARCHITECTURES``, ``demo``, ``random:<shape>``, a directory with a config.json, or a
-        hub name.
+    name: of an architecture in ``ARCHITECTURES``, ``demo``, a shape with or without ``random:``, a directory with a
+        config.json, or a hub name.
     Raises ModelError with the reason.
     """
     if name in ARCHITECTURES:
         if ARCHITECTURES[name].encoder:
             raise ModelError(f"{name} has no KV cache: this is {ENCODER_REASON}")
         return ARCHITECTURES[name].shape()
-    config = read_config(name)
+    config = config_named(name)
     try:
         return shape_of(config)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
 
 
-def read_config(name: str) -> PretrainedConfig:
-    """The configuration of a model. name: as in ``inlay.models.load.load_model``. Raises ModelError."""
+def config_named(name: str) -> PretrainedConfig:
+    """The configuration of a model. name: as in ``shape_named``, but for ``ARCHITECTURES``. Raises ModelError."""
     from transformers import AutoConfig
 
     from inlay.models.load import read_config
     from inlay.models.shapes import SHAPES, check_shape
 
-    if name.startswith("random:"):
+    if name.startswith("random:") or name in SHAPES:
         shape = name.removeprefix("random:")
         check_shape(shape)
         settings = dict(SHAPES[shape])
