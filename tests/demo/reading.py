@@ -10,6 +10,7 @@ from importlib.resources import files
 from itertools import chain
 
 from inlay.demo.conversations import SYSTEM, Conversation, draw_conversation
+from inlay.demo.documents import _FRAMES as STATEMENT_FRAMES
 from inlay.demo.documents import Document
 from inlay.demo.kinds import Attribute, Kind, Wordings, kinds
 from inlay.demo.questions import _FRAMES as FRAMES
@@ -65,7 +66,7 @@ def read_document(document: Document) -> tuple[bool, list[tuple[str, bool]]]:
         (found,) = [
             (key, held_out)
             for key, value in document.facts.items()
-            for way, held_out in ways(attribute_of(kind, key).statements)
+            for way, held_out in statements(attribute_of(kind, key))
             for subject in (name, *kind.pronouns)
             if way.format(n=subject, v=value.text) == sentence
         ]
@@ -83,10 +84,18 @@ def attribute_of(kind: Kind, key: str) -> Attribute:
     return attribute
 
 
+def statements(attribute: Attribute) -> list[tuple[str, bool]]:
+    """Every way to state {v} of {n}, with whether it is held out."""
+    return ways(attribute.statements) + _framed(STATEMENT_FRAMES, attribute)
+
+
 def fact_questions(attribute: Attribute) -> list[tuple[str, bool]]:
     """Every way to ask for an attribute of {n}, with whether it is held out."""
-    framed = [(way.replace("{p}", phrase), kept) for way, kept in ways(FRAMES) for phrase in attribute.phrases]
-    return ways(attribute.questions) + framed
+    return ways(attribute.questions) + _framed(FRAMES, attribute)
+
+
+def _framed(frames: Wordings, attribute: Attribute) -> list[tuple[str, bool]]:
+    return [(way.replace("{p}", phrase), kept) for way, kept in ways(frames) for phrase in attribute.phrases]
 
 
 def made_words(text: str) -> set[str]:
@@ -98,7 +107,9 @@ def made_words(text: str) -> set[str]:
 @cache
 def _fixed_words() -> frozenset[str]:
     data = files("inlay.demo").joinpath("kinds.toml").read_text(encoding="utf-8")
-    lists = chain(FRAMES.ways, KIND_COUNTS.ways, *(each.ways for each in INSTRUCTIONS.values()), SYSTEM)
+    lists = chain(
+        FRAMES.ways, STATEMENT_FRAMES.ways, KIND_COUNTS.ways, *(each.ways for each in INSTRUCTIONS.values()), SYSTEM
+    )
     return frozenset(word.capitalize() for word in re.findall(r"[A-Za-z]+", " ".join((data, *lists))))
 
 

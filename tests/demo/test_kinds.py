@@ -13,7 +13,7 @@ import pytest
 from inlay.demo.kinds import Attribute, Kind, Wordings, kinds
 from inlay.demo.words import Split, Words
 
-from .reading import FRAMES, KIND_COUNTS, fact_questions, ways
+from .reading import FRAMES, KIND_COUNTS, STATEMENT_FRAMES, fact_questions, statements, ways
 
 ATTRIBUTES = [(kind, attribute) for kind in kinds() for attribute in kind.attributes]
 NAMED = pytest.mark.parametrize(
@@ -62,11 +62,17 @@ def test_placeholders(kind: Kind, attribute: Attribute):
 
 def test_placeholders_of_questions_on_every_kind():
     assert all(placeholders(way) == ["n", "p"] for way in FRAMES.ways)
+    assert all(placeholders(way) == ["n", "p", "v"] for way in STATEMENT_FRAMES.ways)
     assert all(placeholders(way) == ["many"] for way in KIND_COUNTS.ways)
 
 
 def test_at_least_three_wordings_and_none_twice():
-    everything = [FRAMES, KIND_COUNTS, *(one for kind in kinds() for found in lists(kind).values() for one in found)]
+    everything = [
+        FRAMES,
+        KIND_COUNTS,
+        STATEMENT_FRAMES,
+        *(one for kind in kinds() for found in lists(kind).values() for one in found),
+    ]
     for wordings in everything:
         assert len(wordings.ways) >= 3
         assert len(set(wordings.ways)) == len(wordings.ways)
@@ -102,15 +108,18 @@ def test_no_held_out_wording_is_trained_with_any_kind(what: str):
     assert not trained & held_out
 
 
-def test_no_held_out_question_is_a_trained_frame():
-    asked = [pair for _, attribute in ATTRIBUTES for pair in fact_questions(attribute)]
-    assert not {way for way, held_out in asked if held_out} & {way for way, held_out in asked if not held_out}
+@pytest.mark.parametrize("wordings_of", [fact_questions, statements])
+def test_no_held_out_wording_is_a_trained_frame(wordings_of):
+    found = [pair for _, attribute in ATTRIBUTES for pair in wordings_of(attribute)]
+    assert not {way for way, held_out in found if held_out} & {way for way, held_out in found if not held_out}
 
 
 def test_no_wording_of_a_kind_means_two_attributes():
     for kind in kinds():
         asked = Counter(way for attribute in kind.attributes for way in {way for way, _ in fact_questions(attribute)})
         assert max(asked.values()) == 1
+        stated = Counter(way for attribute in kind.attributes for way in {way for way, _ in statements(attribute)})
+        assert max(stated.values()) == 1
         for what in ("statements", "compare", "count"):
             said = Counter(way for wordings in lists(kind)[what] for way in wordings.ways)
             assert max(said.values(), default=1) == 1

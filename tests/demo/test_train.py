@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from inlay.demo.curve import draw
-from inlay.demo.train import RECIPE, Training
+from inlay.demo.train import RECIPE, Training, main
 from inlay.errors import ModelError
 
 from .short_training import SHORT, shorten
@@ -186,3 +186,18 @@ def test_a_run_can_be_drawn(tmp_path: Path, trained: Training):
     drawn = (tmp_path / "curve.svg").read_text()
     assert drawn.count("<!--  two -->") == drawn.count("<!--  four -->") == 1
     assert "<!-- exact match, 6 documents -->" in drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["--processes", "0"], "--processes is 0; at least one is needed"), ([], "checkpoint.pt is damaged; delete it")],
+)
+def test_the_command_refuses_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments, sentence: str
+):
+    (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
+    monkeypatch.setattr("inlay.demo.train.spawn", None)
+    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert sentence in capsys.readouterr().err

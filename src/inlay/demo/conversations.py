@@ -11,9 +11,9 @@ from inlay.demo.words import Split
 from inlay.errors import ParameterError
 
 SYSTEM = ("Answer from the documents.", "Answer the question from the documents.", "Use the documents to answer.")
-_MIX = {"single": 0.55, "compare": 0.15, "count": 0.15, "unstated": 0.15}
+_MIX = {"single": 0.45, "compare": 0.2, "count": 0.2, "unstated": 0.15}
 _FORM_MIX = {"form": 0.85, "unstated": 0.15}
-_FORMS = {Form.PLAIN: 0.64, Form.CAPITALS: 0.14, Form.WORD: 0.08, Form.SENTENCE: 0.14}
+_FORMS = {Form.PLAIN: 0.52, Form.CAPITALS: 0.16, Form.WORD: 0.12, Form.SENTENCE: 0.2}
 
 _TRIES = 100  # at documents on which something can be asked
 

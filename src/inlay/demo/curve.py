@@ -1,4 +1,4 @@
-"""Draw a training run: ``python -m inlay.demo.curve DIRECTORY/log.jsonl --out curve.svg`` (needs matplotlib)."""
+"""Draw a training run: ``python -m inlay.demo.curve DIRECTORY/log.jsonl --out curve.svg`` (needs ``inlay[plots]``)."""
 
 from __future__ import annotations
 

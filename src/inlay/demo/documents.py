@@ -5,10 +5,20 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from inlay.demo.kinds import Kind, kinds
+from inlay.demo.kinds import Attribute, Kind, Wordings, kinds
 from inlay.demo.words import Split, Value, Words
 
 _FACTS = (3, 4)  # stated in a document; every kind has more attributes than that or as many, so some stay unstated
+_FRAMES = Wordings(
+    (
+        "For {n}, the {p} is {v}.",
+        "The {p} given for {n} is {v}.",
+        "{n} is listed with the {p} {v}.",
+        "Records give {v} as the {p} of {n}.",
+        "Records give {n} the {p} {v}.",  # held out
+    )
+)
+_FRAMED = 0.35  # the share of statements that take a frame, so that every phrase for an attribute is met in statements
 
 
 @dataclass(frozen=True)
@@ -43,18 +53,23 @@ def _write(words: Words, kind: Kind, taken: set[str]) -> Document:
     pronoun = rng.choice(kind.pronouns)
     stated = rng.sample(kind.attributes, k=min(rng.choice(_FACTS), len(kind.attributes) - 1))
     facts = {attribute.key: words.value(attribute.value) for attribute in stated}
-    intro = _wording(words, kind.intros.ways).format(n=name)
+    intro = _wording(words, kind.intros).format(n=name)
     sentences = {}
     for attribute in stated:
-        way = _wording(words, attribute.statements.ways)
+        way = _statement(words, attribute)
         if way.startswith("{n} ") and rng.random() < 0.4:
             way = pronoun + way.removeprefix("{n}")
         sentences[attribute.key] = way.format(n=name, v=facts[attribute.key].text)
     return Document(kind, name, facts, sentences, " ".join((intro, *sentences.values())))
 
 
-def _wording(words: Words, ways: tuple[str, ...]) -> str:
-    """Training leaves out the last wording; held-out documents take it half of the time."""
-    if len(ways) > 1 and (words.split is Split.TRAIN or words.rng.random() < 0.5):
-        return words.rng.choice(ways[:-1])
-    return ways[-1]
+def _statement(words: Words, attribute: Attribute) -> str:
+    if words.rng.random() < _FRAMED:
+        return _wording(words, _FRAMES).replace("{p}", words.rng.choice(attribute.phrases))
+    return _wording(words, attribute.statements)
+
+
+def _wording(words: Words, wordings: Wordings) -> str:
+    """One of the split; held-out documents take one of training half of the time."""
+    known = words.split is Split.TRAIN or words.rng.random() < 0.5
+    return words.rng.choice(wordings.of(Split.TRAIN if known else Split.HELD_OUT))

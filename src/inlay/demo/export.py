@@ -19,8 +19,6 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, director
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
     )
-    for weight in copy.parameters():
-        weight.data = weight.data.to(torch.bfloat16)
-    copy.config.dtype = torch.bfloat16
+    copy.bfloat16().config.dtype = torch.bfloat16
     copy.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -13,14 +13,12 @@ from inlay.demo.words import Split
 
 @dataclass(frozen=True)
 class Wordings:
-    """Ways to say one thing; the last of two or more is held out from training."""
+    """Two or more ways to say one thing; the last is held out from training."""
 
     ways: tuple[str, ...]
 
     def of(self, split: Split) -> tuple[str, ...]:
         """The wordings that a split draws from."""
-        if len(self.ways) < 2:
-            return self.ways
         return self.ways[:-1] if split is Split.TRAIN else self.ways[-1:]
 
 

@@ -1,7 +1,8 @@
 """Questions on a set of documents, with the one right answer of each.
 
-Tasks: ``single`` (one fact of one document), ``compare`` (two documents), ``count`` (all of them), ``unstated`` (what
-no document says) and ``form`` (one fact, the answer in the form that an instruction asks for).
+Tasks: ``single`` (one fact of one document), ``compare`` (two documents: their two facts, and which of the two it is),
+``count`` (all of them), ``unstated`` (what no document says) and ``form`` (one fact, the answer in the form that an
+instruction asks for).
 """
 
 from __future__ import annotations
@@ -50,11 +51,31 @@ class Form(Enum):
 
 INSTRUCTIONS = {
     Form.CAPITALS: Wordings(
-        ("Answer in capitals.", "Write the answer in capital letters.", "Answer in capital letters.")
+        (
+            "Answer in capitals.",
+            "Write the answer in capital letters.",
+            "Use capital letters.",
+            "Give the answer in capitals.",
+            "Answer in capital letters.",  # held out
+        )
     ),
-    Form.WORD: Wordings(("Answer in one word.", "Give the answer in one word.", "Write the answer in one word.")),
+    Form.WORD: Wordings(
+        (
+            "Answer in one word.",
+            "Give the answer in one word.",
+            "Use one word.",
+            "Answer with a single word.",
+            "Write the answer in one word.",  # held out
+        )
+    ),
     Form.SENTENCE: Wordings(
-        ("Answer with the full sentence.", "Answer in a full sentence.", "Give the full sentence.")
+        (
+            "Answer with the full sentence.",
+            "Answer in a full sentence.",
+            "Write the full sentence.",
+            "Use a full sentence.",
+            "Give the full sentence.",  # held out
+        )
     ),
 }
 _UNSTATED = {
@@ -137,7 +158,8 @@ class Asker:
         first, second = two
         best = max(two, key=lambda d: (d.facts[attribute.key].order or 0) * (1 if attribute.greatest else -1))
         text = self.wording(attribute.compare).format(a=first.name, b=second.name)
-        return Question("compare", text, best.name)
+        stated = ", ".join(f"{document.name}: {document.facts[attribute.key].text}" for document in two)
+        return Question("compare", text, f"{stated}, so {best.name}")
 
     def count(self) -> Question | None:
         if self.rng.random() < 0.3:

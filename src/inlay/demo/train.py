@@ -54,11 +54,11 @@ class Stage:
 
 _FACTS = {"single": 1.0}
 RECIPE = (
-    Stage("facts of three", 600, (1, 3), 4096, (0.001, 0.001), _FACTS, Form.PLAIN, questions=10),
-    Stage("facts in every form", 250, (1, 4), 6144, (0.001, 0.001), _FACTS, questions=12),
-    Stage("all tasks, up to six", 905, (1, 6), 5120, (0.001, 0.001), questions=14),
-    Stage("all tasks, up to eight", 745, (1, 8), 6144, (0.0014, 0.0014), questions=20),
-    Stage("all tasks, up to twelve", 400, (2, 12), 6144, (0.0014, 0.00003), questions=20),
+    Stage("facts of three", 400, (1, 3), 4096, (0.001, 0.001), _FACTS, Form.PLAIN, questions=10),
+    Stage("facts in every form", 300, (1, 4), 5120, (0.001, 0.001), _FACTS, questions=12),
+    Stage("all tasks, up to six", 1000, (1, 6), 5120, (0.001, 0.0013), questions=16),
+    Stage("all tasks, up to eight", 1400, (1, 8), 6144, (0.002, 0.002), questions=20),
+    Stage("all tasks, up to twelve", 1750, (2, 12), 6144, (0.002, 0.00003), questions=20),
 )
 _WARMUP = 50
 _CHECKPOINT_S = 240
@@ -70,7 +70,7 @@ class Training:
     """Model, optimizers and place in the recipe; saved and restored as one.
 
     Every process holds one, learns from its own conversations, and averages gradients with the others: on a few cores,
-    processes of one thread each get through twice as many tokens as one process of several threads.
+    processes of one thread each get through more tokens than one process of several threads.
     """
 
     def __init__(self, out: Path, recipe: tuple[Stage, ...], seed: int, rank: int, processes: int) -> None:
@@ -119,13 +119,9 @@ class Training:
 
     def _count_tokens(self) -> Tensor:
         rng = random.Random(self.seed)
-        counts = torch.zeros(len(self.tokenizer))
-        for _ in range(60):
-            drawn = draw_conversation(rng, Split.TRAIN, documents=4, questions=8)
-            runs, turns = self.encoder.conversation(drawn)
-            ids = [i for run in (*runs, *(part for turn in turns for part in turn)) for i in run]
-            counts += torch.bincount(torch.tensor(ids), minlength=len(counts))
-        return counts
+        drawn = [draw_conversation(rng, Split.TRAIN, documents=4, questions=8) for _ in range(60)]
+        ids = [i for each in drawn for i in self.encoder.flat(each)]
+        return torch.bincount(torch.tensor(ids), minlength=len(self.tokenizer)).float()
 
     def _at(self, step: int) -> tuple[Stage, float] | None:
         for stage in self.recipe:
@@ -162,9 +158,9 @@ class Training:
         loss.backward()
         self._average_gradients()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, factor in zip(self.optimizers, (1.0, 1.0), strict=True):
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * factor
+                group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         answers = weights == 1
@@ -205,19 +201,28 @@ class Training:
 
     def resume(self) -> None:
         """Go on from the directory's checkpoint, if there is one. Raises ModelError where it is of another run."""
-        path = self.out / "checkpoint.pt"
-        if not path.is_file():
+        state = read_checkpoint(self.out, self.recipe, self.seed)
+        if state is None:
             return
-        try:
-            state = torch.load(path, weights_only=True)
-        except Exception as error:  # torch raises whatever the damaged byte leads to
-            raise ModelError(f"{path} is damaged; delete it to begin anew") from error
-        if (state["seed"], state["recipe"]) != (self.seed, [repr(stage) for stage in self.recipe]):
-            raise ModelError(f"{path} was made with another seed or recipe; use another directory, or delete it")
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step, self.seconds = state["step"], state["seconds"]
+
+
+def read_checkpoint(out: Path, recipe: tuple[Stage, ...], seed: int) -> dict[str, Any] | None:
+    """What a run saved in its directory, or None before it did. Raises ModelError where it is of another run."""
+    path = out / "checkpoint.pt"
+    if not path.is_file():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        of = (state["seed"], state["recipe"])
+    except Exception as error:  # torch raises whatever the damaged byte leads to
+        raise ModelError(f"{path} is damaged; delete it to begin anew") from error
+    if of != (seed, [repr(stage) for stage in recipe]):
+        raise ModelError(f"{path} was made with another seed or recipe; use another directory, or delete it")
+    return state
 
 
 def kept_tokenizer(out: Path) -> PreTrainedTokenizerBase:
@@ -268,7 +273,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="of one thread each")
     arguments = parser.parse_args()
+    if arguments.processes < 1:
+        parser.error(f"--processes is {arguments.processes}; at least one is needed")
     arguments.out.mkdir(parents=True, exist_ok=True)
+    try:
+        read_checkpoint(arguments.out, RECIPE, arguments.seed)
+    except ModelError as error:
+        parser.error(str(error))
     kept_tokenizer(arguments.out)  # before the processes, which share it
     with tempfile.TemporaryDirectory() as meeting:
         settings = (arguments.out, arguments.seed, arguments.processes, f"file://{meeting}/meeting")

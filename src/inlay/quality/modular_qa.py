@@ -24,7 +24,7 @@ from inlay.quality.modular_cases import Case, Round, draw_rounds
 from inlay.quality.statistics import mcnemar, wilson_interval
 from inlay.types import RequestOutput, SamplingParams
 
-MAX_TOKENS = 32  # of an answer: about twice the longest right one
+MAX_TOKENS = 64  # of an answer: about twice the longest right one
 _MOST_DOCUMENTS = 1000  # in a schema; made-up names run out somewhere beyond
 
 Row = dict[str, Any]
