@@ -209,3 +209,12 @@ def test_the_benchmark_file_is_the_command():
     words = [sys.executable, str(file), "--model", "random:tiny", "--cached", "64", "--new", "8", "--runs", "1"]
     result = subprocess.run(words, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout.splitlines()[-1])["rows"][0]["cached"] == 64
+
+
+def test_run_says_what_is_wrong_with_a_prompt_before_it_loads_a_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("inlay.llm.LLM", None)
+    schema, prompt = tmp_path / "s.xml", tmp_path / "p.xml"
+    schema.write_text('<schema name="s"><module name="m">text</module></schema>')
+    prompt.write_text('<prompt schema="s"><n/></prompt>')
+    assert main(["run", str(schema), "--prompt", str(prompt)]) == 2
+    assert 'schema "s" has no module "n"' in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.errors import ParameterError
-from inlay.pml import Prompt, Schema
+from inlay.pml import Prompt, Schema, resolve
 
 if TYPE_CHECKING:
     from inlay.llm import LLM
@@ -41,6 +41,7 @@ def run(
     parsed_prompt = (
         Prompt.from_string(sys.stdin.read(), source="<stdin>") if prompt == "-" else Prompt.from_file(prompt)
     )
+    resolve(parsed_schema, parsed_prompt, moves=True)  # what is wrong is said before a model is loaded
     from inlay.llm import LLM
     from inlay.types import SamplingParams
 
