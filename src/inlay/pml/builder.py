@@ -6,14 +6,13 @@ arguments are taken as they are; the white-space rule is for XML. Names are chec
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inlay.errors import ParameterError, Place
 from inlay.pml.nodes import Argument, Import, PromptTurn, Text
-from inlay.pml.problems import quote
+from inlay.pml.problems import lone_surrogate, quote, shown_path
 from inlay.pml.prompt import Prompt
 
 
@@ -88,11 +87,8 @@ def _nodes(where: str, parts: tuple[str | Import, ...]) -> tuple[Text | Import, 
 def _checked(what: str, value: str) -> str:
     if not isinstance(value, str):
         raise ParameterError(f"{what} must be a str, not {type(value).__name__}; convert it with str(…)")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        remedy = "decode the text properly or leave it out"
-        raise ParameterError(f"{what} holds a lone surrogate at index {error.start}; {remedy}") from None
+    if found := lone_surrogate(value):
+        raise ParameterError(f"{what} holds {found}")
     return value
 
 
@@ -101,11 +97,4 @@ def _caller() -> Place:
     frame = sys._getframe()
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == "inlay":
         frame = frame.f_back
-    return Place(_short(frame.f_code.co_filename), frame.f_lineno)
-
-
-def _short(path: str) -> str:
-    try:
-        return path.removeprefix(os.path.join(os.getcwd(), ""))
-    except OSError:  # the working folder is gone
-        return path
+    return Place(shown_path(frame.f_code.co_filename), frame.f_lineno)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
@@ -22,6 +23,23 @@ def clip(value: str) -> str:
 def quote(value: str) -> str:
     """The value in quotation marks, on one line, shortened where it is long."""
     return '"' + " ".join(clip(value).splitlines()) + '"'
+
+
+def shown_path(path: str) -> str:
+    """A file as messages name it: relative to the working folder where it is inside."""
+    try:
+        return path.removeprefix(os.path.join(os.getcwd(), ""))
+    except OSError:  # the working folder is gone
+        return path
+
+
+def lone_surrogate(text: str) -> str | None:
+    """What keeps this text from being written in UTF-8, and the remedy; None if nothing does."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"a lone surrogate at index {error.start}; decode the text properly or leave it out"
+    return None
 
 
 def listed(names: Iterable[str]) -> str:

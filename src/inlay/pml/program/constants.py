@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from inlay.pml.limits import MAX_ELEMENTS
-from inlay.pml.program.inputs import Selected, Template, shown, surrogate_objection
+from inlay.pml.problems import lone_surrogate
+from inlay.pml.program.inputs import Selected, Template, shown
 
 SCALARS = (str, int, float, complex, bool, type(None), Enum)
 SETS = (set, frozenset)
@@ -104,8 +105,8 @@ def text(value: object) -> str:
     if not isinstance(value, str):
         raise Unusable(f"{kind(value)} is not text; write it into an f-string, or yield a str")
     plain = "".join((value,))  # of an Enum member that is a str too, what joining it gives
-    if objection := surrogate_objection(plain):
-        raise Unusable(f"the text cannot be used: {objection}")
+    if found := lone_surrogate(plain):
+        raise Unusable(f"the text cannot be used: it holds {found}")
     return plain
 
 

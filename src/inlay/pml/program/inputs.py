@@ -10,7 +10,7 @@ from typing import Any
 
 from inlay.errors import ParameterError
 from inlay.pml.limits import MAX_PARAM_LENGTH
-from inlay.pml.problems import clip
+from inlay.pml.problems import clip, lone_surrogate
 from inlay.pml.program.cases import Question
 from inlay.pml.program.names import value_words, word
 
@@ -127,7 +127,8 @@ class Words:
         """Why this is no value for the argument, or None if it is one."""
         if type(value) is not str:
             return f"it must be {self.allowed}"
-        return surrogate_objection(value)
+        found = lone_surrogate(value)
+        return f"it holds {found}" if found else None
 
     def answers(self, value: str) -> Mapping[Question, int]:
         """What a call says with this value."""
@@ -172,12 +173,3 @@ def listed_values(values: Collection[object], last: str = "or") -> str:
     if len(values) > _LISTED:
         return f"{', '.join(first)}, …"
     return f" {last} ".join([part for part in (", ".join(first[:-1]), first[-1]) if part])
-
-
-def surrogate_objection(text: str) -> str | None:
-    """Why this text cannot be written in UTF-8, or None if it can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"it holds a lone surrogate at index {error.start}; decode the text properly or leave it out"
-    return None

@@ -8,11 +8,11 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from inlay.errors import Place, PMLError, Problem
+from inlay.pml.problems import shown_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,6 @@ def _parsed(text: str) -> ast.Module:
 def _unreadable(function: FunctionType, file: str, reason: str) -> PMLError:
     place = Place(file, function.__code__.co_firstlineno)
     return PMLError([Problem(place, f"program {function.__name__}: {reason}")])
-
-
-def shown_path(path: str) -> str:
-    """A file as messages name it: relative to the working folder where it is inside."""
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except (OSError, ValueError):  # the working folder is gone, or the file is not inside
-        return path
 
 
 @dataclass(frozen=True, slots=True)
