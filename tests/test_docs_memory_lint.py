@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.lint import lint
 from inlay.cli.main import main
-from inlay.cli.memory import memory
-from inlay.cli.schema import show
 from inlay.memory import CODECS
 
-from .cli.registered import command_line
 from .lint.test_rules import BROKEN
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +33,6 @@ def test_all_commands_were_found():
 def test_commands(page, command, shown, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "118")
-    command_line(monkeypatch, {"memory": memory, "schema lint": lint, "schema show": show})
     words = shlex.split(command)
     plots = [word for word in words if word.startswith("docs/images/")]
     assert words[0] == "inlay"

@@ -8,9 +8,11 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from inlay import Prompt
 from inlay.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -57,6 +59,15 @@ def test_every_example_has_a_readme_with_commands():
 def test_the_commands_of_its_readme(run, name: str, command: str):
     assert f"examples/{name}/" in command
     assert run(command).strip()
+
+
+def test_the_python_of_the_trip_is_its_prompt(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    (code,) = re.findall(r"^```python\n(.*?)^```", (EXAMPLES / "trip/README.md").read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    written = Prompt.from_file(EXAMPLES / "trip/prompt.xml")
+    assert names["prompt"].to_pml() == written.to_pml()
 
 
 def test_the_folder_is_answered_from(run):

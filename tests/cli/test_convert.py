@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.convert import convert, print_json_schema
 from inlay.pml import Prompt, Schema, json_form
 from inlay.pml.json_form import json_schema
 
-from .registered import command_line
 from .test_cli import run
 
 SCHEMA = '<schema name="s">\n  Always.\n  <module name="a"/>\n</schema>\n'
@@ -20,7 +18,6 @@ PROMPT = '<prompt schema="s">\n  <a/>\n  And now?\n</prompt>\n'
 
 @pytest.fixture(autouse=True)
 def _files(tmp_path, monkeypatch):
-    command_line(monkeypatch, {"convert": convert, "schema json-schema": print_json_schema})
     monkeypatch.chdir(tmp_path)
     Path("s.xml").write_text(SCHEMA)
     Path("p.xml").write_text(f"<!-- <schema> -->{PROMPT}")

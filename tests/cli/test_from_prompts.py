@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from inlay.cli import main as command_line
-from inlay.cli.from_prompts import from_prompts
 from inlay.pml import Prompt, Schema, resolve
 
 WORDS = (
@@ -34,17 +32,6 @@ WORDS = (
 
 def document(seed: int) -> str:
     return f"# Guide {seed}\n{' '.join(random.Random(seed).choices(WORDS, k=50))} {seed}.\n"
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    """The command under ``inlay schema``, whether or not it is registered there already."""
-    app = typer.Typer()
-    schema = typer.Typer()
-    schema.command("from-prompts")(from_prompts)
-    schema.command("other")(lambda: None)
-    app.add_typer(schema, name="schema")
-    monkeypatch.setattr(command_line, "app", app)
 
 
 @pytest.fixture

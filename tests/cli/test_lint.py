@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli.lint import lint
-
-from .registered import command_line
 from .test_cli import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -18,11 +15,6 @@ SCHEMA = """<schema name="s">
   <module name="b">Long enough for anyone, with <param name="p" len="4"/></module>
 </schema>
 """
-
-
-@pytest.fixture(autouse=True)
-def _command(monkeypatch):
-    command_line(monkeypatch, {"schema lint": lint})
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ import json
 import pytest
 from transformers import AutoConfig
 
-from inlay.cli.memory import memory
 from inlay.memory import ARCHITECTURES
 
-from .registered import command_line
 from .test_cli import run
 
 
@@ -18,7 +16,6 @@ from .test_cli import run
 def _command(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("COLUMNS", "200")
-    command_line(monkeypatch, {"memory": memory})
 
 
 @pytest.fixture

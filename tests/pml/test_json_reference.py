@@ -8,11 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from inlay.cli.convert import convert
 from inlay.cli.main import main
 from inlay.pml import Prompt, Schema, resolve
 from inlay.pml.json_form import json_schema
-from tests.cli.registered import command_line
 from tests.pml.helpers import sentences, shorthand
 from tests.pml.node_strategies import bare
 
@@ -71,8 +69,7 @@ def test_python(trip: Schema) -> None:
     assert sorted(json_schema()["$defs"]) == listed[1].split(", ")
 
 
-def test_the_command_line(trip: Schema, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command_line(monkeypatch, {"convert": convert})
+def test_the_command_line(trip: Schema, capsys: pytest.CaptureFixture[str]) -> None:
     for line in block("sh").splitlines():
         assert main(shlex.split(line, comments=True)[1:]) == 0
     printed = capsys.readouterr().out
