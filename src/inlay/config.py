@@ -27,7 +27,7 @@ class EngineConfig:
     chunk_size: tokens of one chunk of the pool.
     max_num_seqs: the most requests that run at the same time.
     max_num_batched_tokens: the most tokens in one forward pass.
-    attention_backend: "cpu" or "reference".
+    attention_backend: "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first that is there.
     placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
     cache_salt: text that keeps this engine's segments apart from others'.
     """
@@ -38,7 +38,7 @@ class EngineConfig:
     chunk_size: int = 64
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 4096
-    attention_backend: str = "cpu"
+    attention_backend: str = "auto"
     placeholders: str = "none"
     cache_salt: str = ""
 

@@ -52,14 +52,23 @@ class LLM:
     model: a local directory, a hub name, ``random:<shape>``, ``demo``, or a LoadedModel.
     dtype: "auto", "float32" or "bfloat16".
     seed: of random weights, and of requests that bring no seed of their own; None draws the latter afresh.
+    weights, quantization: how a model that is given by name keeps its weights, as in ``load_model``; None for its
+        defaults, packed and not quantized. A LoadedModel is used as it is.
     Further settings: see EngineConfig. Raises ModelError, ParameterError, CapacityError.
     """
 
     def __init__(
-        self, model: str | LoadedModel = "demo", *, dtype: str = "auto", seed: int | None = None, **settings: Any
+        self,
+        model: str | LoadedModel = "demo",
+        *,
+        dtype: str = "auto",
+        seed: int | None = None,
+        weights: str | None = None,
+        quantization: str | None = None,
+        **settings: Any,
     ) -> None:
         self.config = _engine_config(settings)
-        loaded = load_model(model, dtype=dtype, seed=seed or 0) if isinstance(model, str) else model
+        loaded = _loaded(model, dtype, seed or 0, weights, quantization)
         self.loaded = loaded
         self.tokenizer = loaded.tokenizer
         shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
@@ -302,9 +311,20 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
     known = EngineConfig.__dataclass_fields__
     for name in settings:
         if name not in known:
-            names = ", ".join(sorted(known))
+            names = ", ".join(("weights", "quantization", *sorted(known)))
             raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
     return EngineConfig(**settings)
+
+
+def _loaded(
+    model: str | LoadedModel, dtype: str, seed: int, weights: str | None, quantization: str | None
+) -> LoadedModel:
+    if isinstance(model, str):
+        return load_model(model, dtype=dtype, seed=seed, weights=weights or "packed", quantization=quantization)
+    for name, value in (("weights", weights), ("quantization", quantization)):
+        if value is not None:
+            raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
+    return model
 
 
 def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> Library:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.attention import cpu
+from inlay.attention import torch_flash
 from inlay.attention.contract import AttentionOptions
 from inlay.attention.dispatch import get_backend
 from inlay.attention.plan import Piece, Span, advance, build_plan, extend
@@ -15,7 +15,7 @@ from inlay.cache.pool import KVPool, LayerShape, Run
 from inlay.errors import ParameterError
 from inlay.models.rope import Rotary
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "torch")
 CHUNK = 4
 
 
@@ -160,13 +160,13 @@ def test_what_lies_outside_the_window_is_not_read(backend):
 def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
     """No stored key or value is copied: what the kernel gets are views of the pool."""
     seen = []
-    flash = cpu._flash
-    monkeypatch.setattr(cpu, "_flash", lambda q, k, v, **kw: seen.append((k, v)) or flash(q, k, v, **kw))
+    flash = torch_flash._flash
+    monkeypatch.setattr(torch_flash, "_flash", lambda q, k, v, **kw: seen.append((k, v)) or flash(q, k, v, **kw))
     pool = make_pool(2, 8)
     plan = build_plan([Span(40, 3, (Piece(Run(0, 12), 0, shift=5), Piece(Run(12, 16), 20)), (Run(28, 3),))])
     query, key, value = torch.ones(6, 3, 8), torch.ones(2, 3, 8), torch.ones(2, 3, 8)
     options = AttentionOptions(scale=0.3, window=window, rotary=rotary(8))
-    get_backend("cpu").attend(query, key, value, pool, plan, 0, options)
+    get_backend("torch").attend(query, key, value, pool, plan, 0, options)
     assert len(seen) == 3
     for keys, values in seen:
         assert keys.untyped_storage().data_ptr() == pool.keys[0].untyped_storage().data_ptr()
@@ -174,5 +174,5 @@ def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
 
 
 def test_unknown_backend():
-    with pytest.raises(ParameterError, match="attention backend 'gpu' does not exist; use one of cpu, reference"):
+    with pytest.raises(ParameterError, match="attention backend 'gpu' does not exist; use one of auto, cpu, reference, torch"):
         get_backend("gpu")

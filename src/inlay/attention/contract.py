@@ -20,6 +20,7 @@ class AttentionOptions:
     window: how many positions back a query sees, itself included; None for all. Positions are counted, not keys.
     softcap: scores become softcap · tanh(score / softcap); None for no cap.
     sinks: (heads,) logits that take part in the softmax and carry no value; None for none.
+    slopes: (heads,) ALiBi: a score falls by slope times the distance in positions; None for no such bias.
     rotary: how queries turn when they read at a shift; None where no shift may be asked for.
     """
 
@@ -27,6 +28,7 @@ class AttentionOptions:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
     rotary: Rotary | None = None
 
 

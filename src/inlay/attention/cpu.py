@@ -1,180 +1,133 @@
-"""Attention on the CPU with PyTorch's flash kernel, whose log-sum-exp makes one partial result one call.
+"""Attention on the CPU with the compiled kernel (csrc/): this file checks tensors and hands their addresses over.
 
-Pass 1 turns a block's queries, once for every shift that its work items ask for.
-Pass 2 runs the kernel on every work item: the keys are read in the pool, where they lie.
-Pass 3 merges the block's partial results through their log-sum-exp, in fp32.
+The kernel turns a plan into tasks once for all layers (csrc/plan.cpp, csrc/attend.cpp), reads keys and values in the
+pool, where they lie, and merges partial results in fp32.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inlay.attention.contract import AttentionOptions
-from inlay.attention.plan import Block, Plan, WorkItem
+from inlay.attention.plan import Plan, Span
 from inlay.cache.pool import KVPool
+from inlay.errors import ParameterError
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+try:
+    from inlay import _kernel as kernel  # type: ignore[attr-defined, unused-ignore]
+except ImportError:  # built without a compiler
+    kernel = None
 
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """The part of a work item that its rows see.
-
-    causal: row i sees the first i + 1 keys; only where there is no mask.
-    mask: (rows, keys) bool, True where a row sees a key; None where all rows see all, or the causal rule says it.
-    """
-
-    slots: slice
-    causal: bool
-    mask: Tensor | None
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuBackend:
-    """PyTorch's flash attention, a call per work item."""
+    """The compiled kernel.
+
+    instruction_set: one of ``instruction_sets()``; None for the best one that runs on this processor.
+    Raises ParameterError where the kernel was not built, or has no such version.
+    """
 
     name = "cpu"
+
+    def __init__(self, instruction_set: str | None = None) -> None:
+        if kernel is None:
+            raise ParameterError("attention backend 'cpu' was not built with this install; use 'torch', or install "
+                                 "inlay where a C++17 compiler is found")
+        if instruction_set is not None and instruction_set not in instruction_sets():
+            known = ", ".join(instruction_sets())
+            raise ParameterError(f"the kernel has no version '{instruction_set}' that runs here; use one of {known}")
+        self._instruction_set = instruction_set or ""
+        self._options: dict[tuple[object, ...], tuple[AttentionOptions, Any, list[Tensor]]] = {}
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
     ) -> Tensor:
         """See Backend.attend."""
-        pool.write(layer, plan.slots, key, value)
-        output, lse = _attend_blocks(query, pool, plan, layer, options)
-        if options.sinks is not None:
-            total = torch.logaddexp(lse, options.sinks.float()[:, None])
-            output = output * torch.exp(lse - total).unsqueeze(-1)
-        return output.transpose(0, 1).to(query.dtype)
+        heads, rows, head_dim = query.shape
+        keys, values = pool.keys[layer], pool.values[layer]
+        _check(query, key, value, keys, plan)
+        output = torch.empty(rows, heads, head_dim, dtype=query.dtype)
+        self._work(plan).attend(
+            _heads(query), _heads(key), _heads(value), _heads(keys), _heads(values), _heads(output.transpose(0, 1)),
+            heads, keys.shape[0], head_dim, keys.shape[1], self._native(options),
+        )  # fmt: skip
+        return output
+
+    def _work(self, plan: Plan) -> Any:
+        if self.name not in plan.work:
+            plan.work[self.name] = kernel.Attention(
+                *tables(plan.spans), plan.share, self._instruction_set, torch.get_num_threads()
+            )
+        return cast(Any, plan.work[self.name])
+
+    def _native(self, options: AttentionOptions) -> Any:
+        """The kernel's form of a layer's options; kept, since every pass asks with the same ones."""
+        parts = (id(options.sinks), id(options.slopes), id(options.rotary))  # kept alive below, so ids stay theirs
+        key = (options.scale, options.window, options.softcap, *parts)
+        if key not in self._options:
+            self._options[key] = (options, *_native_options(options))
+        return self._options[key][1]
 
 
-def _attend_blocks(
-    query: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:  # (heads, rows, head_dim), (heads, rows) fp32, natural log
-    if len(plan.blocks) == 1:
-        return _attend_block(query, pool, plan, plan.blocks[0], layer, options)
-    heads, rows, head_dim = query.shape
-    output = torch.zeros(heads, rows, head_dim)
-    lse = torch.full((heads, rows), -torch.inf)
-    for block in plan.blocks:
-        part, part_lse = _attend_block(query[:, block.rows], pool, plan, block, layer, options)
-        before = lse[:, block.rows]
-        total = _finite(torch.logaddexp(before, part_lse))
-        old, new = torch.exp(before - total).unsqueeze(-1), torch.exp(part_lse - total).unsqueeze(-1)
-        output[:, block.rows] = output[:, block.rows] * old + part * new
-        lse[:, block.rows] = torch.logaddexp(before, part_lse)
-    return output, lse
+def available() -> bool:
+    """Whether the kernel was built."""
+    return kernel is not None
 
 
-def _attend_block(
-    query: Tensor, pool: KVPool, plan: Plan, block: Block, layer: int, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:
-    turned = _turn(query, block, options)
-    partial = _flash_partial if options.softcap is None else _softcap_partial
-    parts = []
-    for item in block.items:
-        view = _view(plan, block, item, options)
-        if view is not None:
-            keys, values = pool.keys[layer][:, view.slots], pool.values[layer][:, view.slots]
-            parts.append(partial(turned[item.shift], keys, values, view, options))
-    if not parts:  # every key lies outside the window
-        return torch.zeros(query.shape), torch.full(query.shape[:2], -torch.inf)
-    if len(parts) == 1:
-        return parts[0]
-    return _merge(parts)
+def instruction_sets() -> list[str]:
+    """The versions of the kernel that run on this processor, best first."""
+    return [] if kernel is None else list(kernel.instruction_sets())
 
 
-def _merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Partial results of the same rows as one, in fp32."""
-    lses = torch.stack([lse for _, lse in parts])  # (items, heads, rows)
-    highest = _finite(lses.amax(0))
-    weights = (lses - highest).exp_()
-    sums = weights.sum(0)
-    weights = (weights / sums.clamp_min(torch.finfo(torch.float32).tiny)).unsqueeze(-1)
-    # One after the other: a stack of all outputs is large enough for the allocator to fetch fresh pages every time.
-    output = parts[0][0] * weights[0]
-    for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
-        output.addcmul_(part.float(), weight)
-    return output, highest + sums.log()
+def tables(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Spans as tables of int64, one row each (SpanIn, PieceIn and RunIn of csrc/plan.h)."""
+    rows, pieces, own = [], [], []
+    for span in spans:
+        first_piece, first_run = len(pieces), len(own)
+        pieces += [(piece.run.first, piece.run.length, piece.start, piece.shift) for piece in span.context]
+        own += [(run.first, run.length) for run in span.slots]
+        rows.append((span.start, span.length, first_piece, len(pieces), first_run, len(own)))
+    return _table(rows, 6), _table(pieces, 4), _table(own, 2)
 
 
-def _turn(query: Tensor, block: Block, options: AttentionOptions) -> dict[int, Tensor]:
-    """The block's queries as each shift sees them, by shift."""
-    shifts = sorted({item.shift for item in block.items} - {0})
-    turned = {0: query}
-    if shifts:
-        assert options.rotary is not None, "a shift needs rotary positions"
-        memo = ("angles", id(options.rotary))
-        if memo not in block.memo:
-            block.memo[memo] = options.rotary.angles(shifts)
-        cos, sin = cast(tuple[Tensor, Tensor], block.memo[memo])
-        stacked = options.rotary.turn(query, cos[:, None, None], sin[:, None, None]).to(query.dtype)
-        turned.update(zip(shifts, stacked, strict=True))
-    return turned
+def _table(rows: list[tuple[int, ...]], width: int) -> np.ndarray:
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
-def _flash_partial(
-    query: Tensor, keys: Tensor, values: Tensor, view: _View, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:  # (heads, rows, head_dim), (heads, rows) fp32
-    heads, rows, head_dim = query.shape
-    mask = view.mask
-    if mask is None and not view.causal:  # heads that share keys become rows, so that the kernel packs a key once
-        query = query.reshape(keys.shape[0], -1, head_dim)
-    additive = None if mask is None else torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-    output, lse = _flash(
-        query[None], keys[None], values[None], is_causal=view.causal, attn_mask=additive, scale=options.scale
-    )
-    output, lse = output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)
-    if mask is not None:  # a row that sees none of these keys has no say
-        blind = ~mask.any(1)
-        output = output.masked_fill(blind[:, None], 0.0)
-        lse = lse.masked_fill(blind, -torch.inf)
-    return output, lse
+def _native_options(options: AttentionOptions) -> tuple[Any, list[Tensor]]:
+    """The kernel's options, and the tensors whose addresses they hold."""
+    rotary = options.rotary
+    frequencies = None if rotary is None else rotary.inverse_frequencies
+    kept = [_floats(tensor) for tensor in (options.sinks, options.slopes, frequencies)]
+    sinks, slopes, turns = (0 if tensor is None else tensor.data_ptr() for tensor in kept)
+    native = kernel.Options(
+        options.scale, options.window or 0, options.softcap or 0.0, sinks, slopes, turns,
+        0 if rotary is None else rotary.rotated, rotary is not None and rotary.interleaved,
+    )  # fmt: skip
+    return native, [tensor for tensor in kept if tensor is not None]
 
 
-def _softcap_partial(
-    query: Tensor, keys: Tensor, values: Tensor, view: _View, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:
-    """The same in separate steps, since the flash kernel knows no soft-cap."""
-    assert options.softcap is not None
-    heads, rows, head_dim = query.shape
-    grouped = query.reshape(keys.shape[0], -1, rows, head_dim).float()
-    scores = grouped @ keys.float().transpose(1, 2).unsqueeze(1) * options.scale
-    scores = options.softcap * torch.tanh(scores / options.softcap)
-    mask = torch.ones(rows, keys.shape[1], dtype=torch.bool).tril() if view.causal else view.mask
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    lse = torch.logsumexp(scores, -1)
-    output = torch.exp(scores - _finite(lse).unsqueeze(-1)) @ values.float().unsqueeze(1)
-    return output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)
+def _floats(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().to("cpu", torch.float32).contiguous()
 
 
-def _view(plan: Plan, block: Block, item: WorkItem, options: AttentionOptions) -> _View | None:
-    """What of an item the block's rows see; None for nothing. Worked out once a pass for each window."""
-    if options.window is None:
-        return _View(slice(item.first, item.first + item.length), item.causal, None)
-    memo = (options.window, id(item))
-    if memo not in block.memo:
-        block.memo[memo] = _windowed(plan.positions[block.rows], item, options.window)
-    return cast("_View | None", block.memo[memo])
+def _heads(tensor: Tensor) -> Any:
+    return kernel.Heads(tensor.data_ptr(), tensor.dtype == torch.bfloat16, tensor.stride(0), tensor.stride(1))
 
 
-def _windowed(rows: Tensor, item: WorkItem, window: int) -> _View | None:
-    keys = item.key_positions()
-    seen = rows[:, None] - keys[None] < window
-    if bool(seen.all()):
-        return _View(slice(item.first, item.first + item.length), item.causal, None)
-    if item.causal:
-        seen &= keys[None] <= rows[:, None]
-    columns = seen.any(0).nonzero()
-    if columns.numel() == 0:
-        return None
-    first, last = int(columns[0]), int(columns[-1]) + 1
-    return _View(slice(item.first + first, item.first + last), False, seen[:, first:last])
-
-
-def _finite(lse: Tensor) -> Tensor:
-    """Zero in place of -inf, so that a row that saw nothing gives weight 0 and not NaN."""
-    return lse.masked_fill(lse == -torch.inf, 0.0)
+def _check(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, plan: Plan) -> None:
+    kv_heads, _, head_dim = keys.shape
+    expected = (kv_heads, plan.rows, head_dim)
+    if key.shape != expected or value.shape != expected or query.shape[1:] != expected[1:]:
+        raise ValueError(f"a plan of {plan.rows} rows and a pool of {kv_heads} heads of {head_dim} do not fit "
+                         f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}")
+    for tensor in (query, key, value, keys):
+        if tensor.dtype not in _DTYPES or tensor.stride(2) != 1:
+            raise ValueError(f"the kernel takes fp32 or bf16 with a contiguous head dimension, not {tensor.dtype} "
+                             f"with strides {tensor.stride()}")

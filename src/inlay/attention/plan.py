@@ -1,9 +1,7 @@
 """The plan: which query rows of one forward pass read which stored keys, and turned by how much.
 
-Rows of several sequences that read the same run at the same shift form one work item (the chunk-first phase of
-ChunkAttention, arXiv 2402.15220, section 3.3, generalized to sharing sets that are no prefixes); an item with the rows
-of one sequence alone is sequence-first work. Work items of the same rows stand together in a block, because a block's
-partial results are merged in one step.
+A plan says what is asked for: spans of new tokens and the stored pieces that they attend to. Each backend turns it
+into work of its own, once, and keeps that with the plan (``Plan.work``).
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,90 +52,52 @@ class Span:
     slots: tuple[Run, ...]
 
 
-@dataclass(slots=True)
-class WorkItem:
-    """Query rows against one contiguous run of slots, at one shift.
+class Work(Protocol):
+    """What a backend has made of a plan."""
 
-    causal: row i sees the first i + 1 keys; otherwise every row sees every key.
-    starts: (position of the first key, number of keys) of each stretch of consecutive positions in the run.
-    """
-
-    first: int
-    length: int
-    shift: int
-    causal: bool
-    starts: list[tuple[int, int]]
-
-    def key_positions(self) -> Tensor:
-        """(keys,) int64, as the rows see them: the encoded positions plus the shift."""
-        return torch.cat([torch.arange(start, start + count) for start, count in self.starts]) + self.shift
-
-
-@dataclass(slots=True)
-class Block:
-    """All work items of one set of query rows.
-
-    rows: a slice where the rows are neighbours, else their numbers, (rows,) int64.
-    """
-
-    rows: slice | Tensor
-    items: list[WorkItem]
-    memo: dict[object, object] = field(default_factory=dict)  # backends keep per-pass data here, such as masks
+    def advance(self) -> None:
+        """Every row stands one position and one slot further on, and sees what it wrote last."""
+        ...
 
 
 @dataclass(slots=True)
 class Plan:
     """One forward pass's attention.
 
-    spans: what was asked for, one after the other in row order; the specification.
-    blocks: the same as work, in the order in which partial results are merged.
+    spans: what is asked for, one after the other in row order; the specification.
     positions: (rows,) int64, of the query rows.
     slots: where the rows' own keys and values go: one run, or slot numbers (rows,).
+    share: whether rows of several sequences that read the same keys may be worked on together (chunk-first).
+    work: what backends have made of it, by backend.
     """
 
     spans: tuple[Span, ...]
-    blocks: list[Block]
     positions: Tensor
     slots: Run | Tensor
+    share: bool = True
+    work: dict[str, Work] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         return self.positions.numel()
 
 
-def build_plan(spans: Sequence[Span]) -> Plan:
-    """Turn spans into work items, grouped by (run, shift) and merged where runs lie side by side."""
-    groups: dict[tuple[Piece, bool], list[tuple[int, int]]] = {}
-    row = 0
-    for span in spans:
-        for piece in span.context:
-            groups.setdefault((piece, False), []).append((row, row + span.length))
-        for piece, causal, first, last in _own_pieces(span):
-            groups.setdefault((piece, causal), []).append((row + first, row + last))
-        row += span.length
-    return Plan(
-        spans=tuple(spans),
-        blocks=_blocks(groups),
-        positions=torch.cat([torch.arange(s.start, s.start + s.length) for s in spans]),
-        slots=_slots(spans),
-    )
+def build_plan(spans: Sequence[Span], *, share: bool = True) -> Plan:
+    """The plan of spans of new tokens. share: see Plan."""
+    positions = torch.cat([torch.arange(s.start, s.start + s.length) for s in spans])
+    return Plan(tuple(spans), positions, _slots(spans), share)
 
 
 def advance(plan: Plan, spans: Sequence[Span]) -> Plan:
-    """The plan of the next decode step, by growing the last one in place: the grouping stays, only lengths grow.
+    """The plan of the next decode step, by growing the last one's work in place: the grouping stays, lengths grow.
 
-    plan: of one token a span. spans: the same sequences one token on, each in the slot behind its last one, with that
-    one in its context.
+    plan: of one token a span; not to be used again. spans: the same sequences one token on, each in the slot behind
+    its last one, with that one in its context.
     """
-    grown = {span.slots[0].first for span in plan.spans}
-    for block in plan.blocks:
-        block.memo.clear()
-        for item in block.items:
-            if item.first + item.length - 1 in grown and item.shift == 0:
-                item.length += 1
-                start, count = item.starts[-1]
-                item.starts[-1] = (start, count + 1)
-    return Plan(tuple(spans), plan.blocks, plan.positions + 1, _slots(spans))
+    for work in plan.work.values():
+        work.advance()
+    slots = Run(plan.slots.first + 1, 1) if isinstance(plan.slots, Run) and plan.rows == 1 else _slots(spans)
+    return Plan(tuple(spans), plan.positions + 1, slots, plan.share, plan.work)
 
 
 def pieces_at(runs: Sequence[Run], start: int, shift: int = 0) -> tuple[Piece, ...]:
@@ -157,58 +118,6 @@ def extend(context: tuple[Piece, ...], runs: Sequence[Run], start: int) -> tuple
         else:
             context = (*context, piece)
     return context
-
-
-def _own_pieces(span: Span) -> Iterable[tuple[Piece, bool, int, int]]:
-    """A span's own keys as (piece, causal, first row, row behind the last): the diagonal, and what lies below it."""
-    for piece in pieces_at(cut(span.slots, 0, span.length), span.start):
-        first, last = piece.start - span.start, piece.end - span.start
-        yield piece, piece.run.length > 1, first, last
-        if last < span.length:
-            yield piece, False, last, span.length
-
-
-def _blocks(groups: dict[tuple[Piece, bool], list[tuple[int, int]]]) -> list[Block]:
-    by_rows: dict[tuple[tuple[int, int], ...], list[tuple[Piece, bool]]] = {}
-    for key, stretches in groups.items():
-        by_rows.setdefault(_join_rows(stretches), []).append(key)
-    return [Block(_row_index(rows), _merge_neighbours(keys)) for rows, keys in by_rows.items()]
-
-
-def _merge_neighbours(keys: list[tuple[Piece, bool]]) -> list[WorkItem]:
-    """One work item for pieces that lie side by side in the pool and are read at the same shift."""
-    items: list[WorkItem] = []
-    for piece, causal in sorted(keys, key=lambda key: (key[1], key[0].shift, key[0].run.first)):
-        last = items[-1] if items else None
-        mergeable = last is not None and not causal and not last.causal and last.shift == piece.shift
-        if last is not None and mergeable and last.first + last.length == piece.run.first:
-            last.length += piece.run.length
-            start, count = last.starts[-1]
-            if start + count == piece.start:
-                last.starts[-1] = (start, count + piece.run.length)
-            else:
-                last.starts.append((piece.start, piece.run.length))
-        else:
-            items.append(
-                WorkItem(piece.run.first, piece.run.length, piece.shift, causal, [(piece.start, piece.run.length)])
-            )
-    return items
-
-
-def _join_rows(stretches: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    joined: list[tuple[int, int]] = []
-    for first, last in stretches:
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return tuple(joined)
-
-
-def _row_index(rows: tuple[tuple[int, int], ...]) -> slice | Tensor:
-    if len(rows) == 1:
-        return slice(*rows[0])
-    return torch.cat([torch.arange(first, last) for first, last in rows])
 
 
 def _slots(spans: Sequence[Span]) -> Run | Tensor:

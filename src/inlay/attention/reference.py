@@ -45,6 +45,8 @@ def _attend_row(
         if options.softcap is not None:
             score = options.softcap * torch.tanh(score / options.softcap)
         distance = position - (torch.arange(piece.start, piece.end) + piece.shift)
+        if options.slopes is not None:
+            score = score - options.slopes.float()[:, None] * distance
         if options.window is not None:
             score = score.masked_fill(distance >= options.window, -torch.inf)
         scores.append(score)

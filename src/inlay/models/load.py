@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +21,9 @@ from inlay.demo import MODEL_DIRECTORY
 from inlay.errors import ModelError, ParameterError
 from inlay.models.adapter import ModelSpec, check_config, describe
 from inlay.models.bytes_tokenizer import bytes_tokenizer
+from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.shapes import build_random, check_shape
+from inlay.models.weights import WeightForm, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,11 @@ _DEMO_NOTE = "demo is a small model that answers questions from documents in fro
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A stock transformers model with its tokenizer and what inlay knows of it.
+    """A transformers model with its tokenizer and what inlay knows of it.
 
     fingerprint: sha256 over configuration and a sample of every weight; part of every segment key.
     note: what a user should know of this model before reading its answers, or None.
+    form: how the model keeps its weights.
     """
 
     name: str
@@ -46,26 +47,31 @@ class LoadedModel:
     spec: ModelSpec
     fingerprint: bytes
     note: str | None = None
+    form: WeightForm = WeightForm(weights="stock")
 
 
-def load_model(name: str, *, dtype: str = "auto", seed: int = 0) -> LoadedModel:
+def load_model(
+    name: str, *, dtype: str = "auto", seed: int = 0, weights: str = "packed", quantization: str | None = None
+) -> LoadedModel:
     """Load a model for the CPU.
 
     name: a directory, a hub name, ``random:<shape>``, or ``demo``.
     dtype: "float32", "bfloat16", or "auto": what the checkpoint says where that is one of the two, else bfloat16;
         random models are bfloat16, ``demo`` is float32.
     seed: of the random weights; checkpoints and ``demo`` ignore it.
-    Raises ModelError with the reason.
+    weights: "packed" for speed, or "stock" for the model as transformers makes it.
+    quantization: "int8" or "int4" keep the linear layers' weights in so many bits; None in the model's dtype.
+    Raises ModelError with the reason, ParameterError.
     """
+    form = WeightForm(weights, quantization)
     if dtype != "auto" and dtype not in DTYPES:
         raise ParameterError(f"dtype is '{dtype}'; use 'auto', 'float32' or 'bfloat16'")
     if name == "demo":
-        bundled = _checkpoint(str(MODEL_DIRECTORY), "float32" if dtype == "auto" else dtype)
+        bundled = _checkpoint(str(MODEL_DIRECTORY), "float32" if dtype == "auto" else dtype, form)
         return replace(bundled, name=name, note=_DEMO_NOTE)
     if name.startswith("random:"):
-        shape = name.removeprefix("random:")
-        return _random(name, shape, DTYPES.get(dtype, torch.bfloat16), seed, f"{name} has random weights")
-    return _checkpoint(name, dtype)
+        return _random(name, DTYPES.get(dtype, torch.bfloat16), seed, form)
+    return _checkpoint(name, dtype, form)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -79,13 +85,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return _read_tokenizer(name)
 
 
-def _random(name: str, shape: str, dtype: torch.dtype, seed: int, note: str) -> LoadedModel:
+def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> LoadedModel:
     tokenizer = bytes_tokenizer()
-    model = build_random(shape, dtype, seed, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id)
-    return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model), note)
+    shape, bos, eos = name.removeprefix("random:"), tokenizer.bos_token_id, tokenizer.eos_token_id
+    model, fingerprint = build_random(shape, dtype, seed, bos=bos, eos=eos, form=form)
+    return LoadedModel(name, model, tokenizer, describe(model), fingerprint, f"{name} has random weights", form)
 
 
-def _checkpoint(name: str, dtype: str) -> LoadedModel:
+def _checkpoint(name: str, dtype: str, form: WeightForm) -> LoadedModel:
     config = read_config(name)
     check_config(config)
     tokenizer = _read_tokenizer(name)
@@ -104,7 +111,8 @@ def _checkpoint(name: str, dtype: str) -> LoadedModel:
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise ModelError(f"{name}: the weights lack {lacking[0]}{more}; give a complete checkpoint")
     model.eval()
-    return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model))
+    spec = describe(model)
+    return LoadedModel(name, model, tokenizer, spec, prepare(model, form), form=form)
 
 
 def read_config(name: str) -> PretrainedConfig:
@@ -146,21 +154,6 @@ def _checkpoint_dtype(config: PretrainedConfig, dtype: str) -> torch.dtype:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].strip().rstrip(".")
-
-
-def fingerprint(model: PreTrainedModel) -> bytes:
-    """sha256 over the configuration and, of every weight, its name, shape, dtype and up to 1,024 spread values."""
-    digest = hashlib.sha256()
-    config = model.config.to_dict()
-    for volatile in ("_name_or_path", "transformers_version", "_attn_implementation"):
-        config.pop(volatile, None)
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, weight in sorted(model.state_dict().items()):
-        flat = weight.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 1024)].float().contiguous()
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(sample.cpu().numpy().tobytes())
-    return digest.digest()
 
 
 def stop_ids(loaded: LoadedModel) -> frozenset[int]:

@@ -13,6 +13,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inlay.errors import ModelError
+from inlay.models.fused import parts
+from inlay.models.weights import Preparation, WeightForm
 
 _LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -86,23 +88,33 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def build_random(shape: str, dtype: torch.dtype, seed: int, *, bos: int, eos: int) -> PreTrainedModel:
+def build_random(
+    shape: str, dtype: torch.dtype, seed: int, *, bos: int, eos: int, form: WeightForm | None = None
+) -> tuple[PreTrainedModel, bytes]:
     """A model of a named shape with random weights; the same seed gives the same weights. Raises ModelError.
 
     bos, eos: the ids that begin and end a text, in place of those that the configuration's class assumes.
+    form: how its weights are kept; each part is brought into it before the next one is drawn.
+    Returns the model and its fingerprint.
     """
     check_shape(shape)
     settings = dict(SHAPES[shape])
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, bos_token_id=bos, eos_token_id=eos)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.to_empty(device="cpu")
-    model.tie_weights()
-    _fill(model, seed)
-    for module in model.modules():
-        if hasattr(module, "rotary_emb"):  # its frequencies are computed, and were lost on the meta device
-            module.rotary_emb = type(module.rotary_emb)(config=config)
-    return model.eval()
+    preparation = Preparation(model, form or WeightForm())
+    draw = _Noise(seed)
+    for path, part in list(parts(model)):
+        if "rotary" in path:  # its frequencies are computed, and were lost on the meta device
+            part = type(part)(config=config)
+            model.set_submodule(path, part)
+        elif any(parameter.is_meta for parameter in part.parameters()):
+            part.to_empty(device="cpu")
+            draw.fill(part)
+            if isinstance(part, nn.Embedding):
+                model.tie_weights()
+        preparation.take(path, part)
+    return model.eval(), preparation.fingerprint()
 
 
 def check_shape(shape: str) -> None:
@@ -111,25 +123,30 @@ def check_shape(shape: str) -> None:
         raise ModelError(f"random:{shape} is not a known shape; use one of {', '.join(sorted(SHAPES))}")
 
 
-def _fill(model: nn.Module, seed: int) -> None:
-    """Fill weights from one block of normal noise, as fast as memory allows: 7 billion fresh draws take minutes."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(1 << 24, generator=generator)
-    norms = {id(p) for m in model.modules() if "norm" in type(m).__name__.lower() for p in m.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) in norms:
-            nn.init.ones_(parameter)
-        elif parameter.dim() < 2:
-            nn.init.zeros_(parameter)
-        else:
-            _fill_from(parameter.data, noise, generator)
+class _Noise:
+    """Random weights out of one block of normal noise, as fast as memory allows: 7 billion fresh draws take minutes."""
 
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._noise = torch.randn(1 << 24, generator=self._generator)
 
-def _fill_from(weight: torch.Tensor, noise: torch.Tensor, generator: torch.Generator) -> None:
-    scaled = (noise * weight.shape[-1] ** -0.5).to(weight.dtype)
-    flat, at = weight.view(-1), 0
-    while at < flat.numel():
-        offset = int(torch.randint(0, noise.numel() // 2, (1,), generator=generator))
-        piece = scaled[offset : offset + min(flat.numel() - at, noise.numel() // 2)]
-        flat[at : at + piece.numel()] = piece
-        at += piece.numel()
+    def fill(self, part: nn.Module) -> None:
+        """Draw the weights of a part of a model."""
+        norms = {id(p) for m in part.modules() if "norm" in type(m).__name__.lower() for p in m.parameters()}
+        for parameter in part.parameters():
+            if id(parameter) in norms:
+                nn.init.ones_(parameter)
+            elif parameter.dim() < 2:
+                nn.init.zeros_(parameter)
+            else:
+                self._fill(parameter.data)
+
+    def _fill(self, weight: torch.Tensor) -> None:
+        half = self._noise.numel() // 2
+        scaled = (self._noise * weight.shape[-1] ** -0.5).to(weight.dtype)
+        flat, at = weight.view(-1), 0
+        while at < flat.numel():
+            offset = int(torch.randint(0, half, (1,), generator=self._generator))
+            piece = scaled[offset : offset + min(flat.numel() - at, half)]
+            flat[at : at + piece.numel()] = piece
+            at += piece.numel()

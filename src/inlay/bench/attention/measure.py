@@ -1,0 +1,177 @@
+"""Tables and figures of the attention benchmark: which cases they are, and what a cell says."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psutil
+import torch
+
+from inlay.attention.contract import Backend
+from inlay.attention.dispatch import get_backend
+from inlay.bench.attention.case import Case, Content
+from inlay.bench.attention.columns import COLUMNS, MEMORY, step, store
+from inlay.bench.attention.segments import SegmentCase, measure_segments
+from inlay.bench.machine import GB, Ceilings, describe_machine, measure_ceilings
+from inlay.bench.timing import Progress, Timing, clocked, in_turns
+from inlay.config import check_choice
+from inlay.errors import ParameterError
+from inlay.models.load import DTYPES
+
+PARTS = ("table3", "figure3", "figure4", "segments")
+FRACTIONS = (0.0, 0.5, 0.75, 1.0)  # of a prompt that is shared, in table 3
+_USABLE = 0.85  # of the free memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSetting:
+    """What to measure; the defaults are the paper's sizes. Raises ParameterError.
+
+    heads: (query heads, KV heads). prompts: n_p of table 3. figure_prompt: n_p = n_s of both figures.
+    completions: n_c of figure 3. batches: of figure 4. segments, segment_tokens: of the part on segments.
+    backend: the attention backend of our columns. runs: of each cell, at least.
+    """
+
+    parts: tuple[str, ...] = PARTS
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    heads: tuple[tuple[int, int], ...] = ((32, 32), (32, 8))
+    head_dim: int = 128
+    chunk: int = 64
+    batch: int = 32
+    prompts: tuple[int, ...] = (1024, 2048, 4096)
+    figure_prompt: int = 2048
+    completions: tuple[int, ...] = (0, 256, 512, 1024, 1536, 2048)
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 96)
+    segments: int = 30
+    segment_tokens: int = 10
+    columns: tuple[str, ...] = COLUMNS
+    backend: str = "cpu"
+    runs: int = 5
+    quick: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("parts", PARTS), ("dtypes", tuple(DTYPES)), ("columns", COLUMNS)):
+            for word in getattr(self, name):
+                check_choice(name.removesuffix("s"), word, allowed)
+        for heads, kv_heads in self.heads:
+            if min(heads, kv_heads) < 1 or heads % kv_heads:
+                raise ParameterError(f"heads are {heads}/{kv_heads}; query heads must be a multiple of KV heads: 32/8")
+        sizes = {"prompt": self.prompts, "batch": (self.batch, *self.batches), "figure_prompt": (self.figure_prompt,)}
+        for name, values in (sizes | {"chunk": (self.chunk,), "runs": (self.runs,)}).items():
+            if min(values) < 1:
+                raise ParameterError(f"{name} is {min(values)}; it must be at least 1")
+        if min(self.completions) < 0:
+            raise ParameterError(f"completion is {min(self.completions)}; it must be at least 0")
+
+    def small(self) -> AttentionSetting:
+        """The same questions at a size that takes seconds; such figures say little."""
+        return replace(
+            self,
+            heads=((4, 4), (4, 2)),
+            head_dim=64,
+            batch=4,
+            prompts=(64, 128),
+            figure_prompt=128,
+            completions=(0, 64),
+            batches=(1, 4),
+            segments=6,
+            runs=1,
+            quick=True,
+        )
+
+
+def measure_attention(setting: AttentionSetting, progress: Progress | None = None) -> dict[str, Any]:
+    """Measure every part; returns ``{"table3": […], …, "ceilings": …, "machine": …}``. Raises ParameterError."""
+    backend = get_backend(setting.backend)
+    ceilings = measure_ceilings(list(setting.dtypes), quick=setting.quick)
+    work = [(part, case) for part in setting.parts for case in _cases(part, setting)]
+    result: dict[str, Any] = {part: [] for part in setting.parts}
+    with torch.inference_mode():
+        for number, (part, case) in enumerate(work):
+            if isinstance(case, SegmentCase):
+                result[part].append(measure_segments(case, backend, setting.runs))
+            else:
+                result[part].append(_measure(case, setting, backend, ceilings))
+            if progress is not None:
+                progress(number + 1, len(work))
+    about = {"backend": setting.backend, "head_dim": setting.head_dim, "chunk": setting.chunk, "quick": setting.quick}
+    return result | about | {"ceilings": ceilings.report(), "machine": describe_machine()}
+
+
+def _cases(part: str, setting: AttentionSetting) -> Iterator[Case | SegmentCase]:
+    """The rows of a part, in the order of its table."""
+    for dtype in setting.dtypes:
+        for heads, kv_heads in setting.heads:
+            shape = (dtype, heads, kv_heads, setting.head_dim)
+            if part == "segments":
+                for query in ("decode", "batch", "prefill"):
+                    yield SegmentCase(*shape, query, setting.segments, setting.segment_tokens, setting.chunk)
+            else:
+                for batch, context, shared in _sizes(part, setting):
+                    yield Case(*shape, batch, context, shared, setting.chunk)
+
+
+def _sizes(part: str, setting: AttentionSetting) -> Iterator[tuple[int, int, int]]:  # batch, context, shared
+    if part == "table3":
+        yield from ((setting.batch, prompt, int(prompt * share)) for prompt in setting.prompts for share in FRACTIONS)
+    elif part == "figure3":
+        for completion in setting.completions:
+            yield setting.batch, setting.figure_prompt + completion, setting.figure_prompt
+    else:
+        yield from ((batch, setting.figure_prompt, setting.figure_prompt) for batch in setting.batches)
+
+
+def _measure(case: Case, setting: AttentionSetting, backend: Backend, ceilings: Ceilings) -> dict[str, Any]:
+    """One row: all columns of one case."""
+    content = Content(case)
+    cells: dict[str, Any] = {}
+    for columns in _groups(case, setting.columns, cells):
+        stored = {memory: store(memory, case, content) for memory in dict.fromkeys(MEMORY[c] for c in columns)}
+        steps = {column: clocked(step(column, stored[MEMORY[column]], backend)) for column in columns}
+        for column, timing in in_turns(steps, setting.runs).items():
+            cells[column] = _cell(case, column, timing, ceilings)
+        del stored, steps
+        gc.collect()
+    sizes = {"batch": case.batch, "context": case.context, "shared": case.shared}
+    shape = {"dtype": case.dtype, "heads": case.heads, "kv_heads": case.kv_heads}
+    return shape | sizes | {"columns": {column: cells[column] for column in setting.columns}}
+
+
+def _groups(case: Case, columns: tuple[str, ...], cells: dict[str, Any]) -> Iterator[list[str]]:
+    """Columns whose memory fits at the same time; timed in turns. What fits not even alone gets its reason as a cell."""
+    needed = {memory: case.kv_bytes(copies=memory != "shared") for memory in dict.fromkeys(MEMORY[c] for c in columns)}
+    waiting = list(needed)
+    while waiting:
+        room = free = int(psutil.virtual_memory().available * _USABLE)
+        chosen = []
+        for memory in waiting:
+            if needed[memory] <= room:
+                chosen.append(memory)
+                room -= needed[memory]
+        for memory in [] if chosen else waiting:
+            reason = f"its keys and values take {needed[memory] / GB:.1f} GB, and {free / GB:.1f} GB may be used"
+            cells.update((column, {"skipped": reason}) for column in columns if MEMORY[column] == memory)
+        waiting = [memory for memory in waiting if memory not in chosen] if chosen else []
+        if chosen:
+            yield [column for column in columns if MEMORY[column] in chosen]
+
+
+def _cell(case: Case, column: str, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
+    read = case.kv_bytes(copies=MEMORY[column] != "shared")
+    least, bound = ceilings.seconds(case.flops, read, case.dtype)
+    gb_s = read / timing.seconds / GB
+    return {
+        "ms": round(timing.ms, 4),
+        "runs": timing.runs,
+        "gflops": round(case.flops / timing.seconds / 1e9, 2),
+        "gb_s": round(gb_s, 2),
+        "distinct_gb": round(read / GB, 4),
+        "ceiling_ms": round(least * 1000, 4),
+        "of_ceiling": round(least / timing.seconds, 4),
+        "bound": bound,
+        "of_copy": round(gb_s / ceilings.copy_gb_s, 4),
+        "tokens_s": round(case.batch / timing.seconds, 1),
+    }

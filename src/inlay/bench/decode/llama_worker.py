@@ -1,0 +1,59 @@
+"""Decoding with llama.cpp, in a process of its own: ``python -m inlay.bench.decode.llama_worker FILE CONTEXT TOKENS N``.
+
+A process of its own, because two OpenMP runtimes in one would fight for the cores. Every line on standard input is
+one run: a prompt of CONTEXT tokens and TOKENS more, one by one and greedily, on N threads. The answer is a line of
+JSON: the seconds of those TOKENS tokens. The first line, before any run, says that the model is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+
+def main(file: str, context: int, tokens: int, threads: int) -> None:
+    """Serve runs until standard input ends."""
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = context + tokens + 8
+    params.n_threads = params.n_threads_batch = threads
+    state = llama_cpp.llama_init_from_model(model, params) if model else None
+    if not state:
+        _say({"error": "llama.cpp cannot load the model"})
+        return
+    vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    _say({"loaded": True})
+    for _ in sys.stdin:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(state), True)
+        last = _decode(state, [token % vocabulary for token in range(context)], vocabulary)
+        started = time.perf_counter()
+        for _ in range(tokens):
+            last = _decode(state, [last], vocabulary)
+        _say({"seconds": time.perf_counter() - started})
+
+
+def _decode(state: Any, ids: list[int], vocabulary: int) -> int:
+    """Run ids through the model; returns the most probable token behind them."""
+    batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * len(ids))(*ids), len(ids))
+    if llama_cpp.llama_decode(state, batch) != 0:
+        _say({"error": "llama.cpp fails to decode"})
+        sys.exit(1)
+    logits = llama_cpp.llama_get_logits_ith(state, -1)
+    return int(np.ctypeslib.as_array(logits, shape=(vocabulary,)).argmax())
+
+
+def _say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,54 @@
+"""The stock transformers model that benchmarks compare with, and how much memory one takes."""
+
+from __future__ import annotations
+
+import copy
+
+import psutil
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from inlay.models.interface import attention_implementation
+from inlay.models.load import load_model
+
+_SLACK = 1.2  # what a model takes beside its weights while it runs
+
+
+def load_stock(name: str, dtype: str) -> PreTrainedModel:
+    """The model as transformers has it, with the weights that ``LLM(name, dtype=dtype, seed=0)`` has."""
+    return load_model(name, dtype=dtype, seed=0, weights="stock").model
+
+
+def prefill(model: PreTrainedModel, ids: Tensor) -> None:
+    """A forward pass over (batch, tokens) ids as for a first token: sdpa, one row of logits, nothing kept."""
+    with torch.inference_mode(), attention_implementation(model, "sdpa"):
+        model(input_ids=ids, use_cache=False, logits_to_keep=1)
+
+
+def skeleton(config: PretrainedConfig) -> PreTrainedModel:
+    """A model of this configuration without memory for its weights."""
+    with torch.device("meta"):
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    made.tie_weights()
+    return made
+
+
+def weight_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes of all weights, tied ones once."""
+    return sum(parameter.numel() for parameter in skeleton(config).parameters()) * dtype.itemsize
+
+
+def bytes_read_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Weight bytes that one decode step reads: all but an embedding that is looked up alone, one row of it."""
+    model = skeleton(config)
+    looked_up = model.get_input_embeddings().weight
+    output = model.get_output_embeddings()
+    tied = output is not None and output.weight is looked_up
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return (weights if tied else weights - looked_up.numel()) * dtype.itemsize
+
+
+def another_fits(config: PretrainedConfig, dtype: torch.dtype, copies: int = 1) -> bool:
+    """Whether the memory that is free holds that many more models of this size."""
+    return copies * weight_bytes(config, dtype) * _SLACK < psutil.virtual_memory().available

@@ -1,0 +1,104 @@
+// inlay._kernel: what Python sees of the kernel. Tensors come as addresses with strides; attention/cpu.py checks them.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "attend.h"
+#include "parallel.h"
+
+#ifdef INLAY_HAS_LAYERS
+#include "layers.h"
+#endif
+
+namespace nb = nanobind;
+using namespace inlay;
+
+namespace {
+
+using Table = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::vector<T> rows_of(const Table& table) {
+  if (table.shape(1) * sizeof(int64_t) != sizeof(T)) throw std::invalid_argument("a table of a plan has the wrong width");
+  const T* first = reinterpret_cast<const T*>(table.data());
+  return std::vector<T>(first, first + table.shape(0));
+}
+
+Plan plan_of(const Table& spans, const Table& pieces, const Table& own, bool share) {
+  const auto asked = rows_of<SpanIn>(spans);
+  const auto read = static_cast<int64_t>(pieces.shape(0)), written = static_cast<int64_t>(own.shape(0));
+  for (const SpanIn& span : asked)
+    if (span.length < 1 || span.piece_begin < 0 || span.piece_end > read || span.own_begin < 0 || span.own_end > written)
+      throw std::invalid_argument("a span of a plan points outside its tables");
+  return Plan(asked, rows_of<PieceIn>(pieces), rows_of<RunIn>(own), share);
+}
+
+std::vector<std::string> instruction_sets() {
+  const char* names[8];
+  const int count = variant_names(names, 8);
+  return std::vector<std::string>(names, names + count);
+}
+
+// (rows, [(slot, length, position as encoded, shift, causal), …]) of every block.
+nb::list described(const Attention& attention) {
+  nb::list blocks;
+  for (const Block& block : attention.plan().blocks()) {
+    nb::list stretches;
+    for (const Stretch& s : block.stretches)
+      stretches.append(nb::make_tuple(s.slot, s.length, s.position, s.shift, s.causal));
+    blocks.append(nb::make_tuple(block.rows, stretches));
+  }
+  return blocks;
+}
+
+}  // namespace
+
+NB_MODULE(_kernel, m) {
+  m.doc() = "inlay's compiled CPU kernel";
+  m.def("instruction_sets", &instruction_sets, "Names of the versions that run on this processor, best first.");
+  m.def("threading", [] { return std::string(threading()); }, "Whose threads do the work: 'openmp' or 'std'.");
+
+  nb::class_<Heads>(m, "Heads", "A (heads, rows, head_dim) tensor; strides in elements.")
+      .def("__init__",
+           [](Heads* self, uint64_t address, bool bf16, int64_t head_stride, int64_t row_stride) {
+             new (self) Heads{reinterpret_cast<char*>(address), bf16 ? Type::bf16 : Type::f32, head_stride, row_stride};
+           },
+           nb::arg("address"), nb::arg("bf16"), nb::arg("head_stride"), nb::arg("row_stride"));
+
+  nb::class_<Options>(m, "Options", "How a layer attends; arrays are addresses of fp32 numbers, 0 for none.")
+      .def("__init__",
+           [](Options* self, float scale, int32_t window, float softcap, uint64_t sinks, uint64_t slopes,
+              uint64_t frequencies, int rotated, bool interleaved) {
+             new (self) Options{scale, window, softcap, reinterpret_cast<const float*>(sinks),
+                                reinterpret_cast<const float*>(slopes), reinterpret_cast<const float*>(frequencies),
+                                rotated, interleaved};
+           },
+           nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks"), nb::arg("slopes"),
+           nb::arg("frequencies"), nb::arg("rotated"), nb::arg("interleaved"));
+
+  nb::class_<Attention>(m, "Attention", "A plan as the kernel's work.")
+      .def("__init__",
+           [](Attention* self, const Table& spans, const Table& pieces, const Table& own, bool share,
+              const std::string& instruction_set, int threads) {
+             const Variant& variant = variant_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
+             new (self) Attention(plan_of(spans, pieces, own, share), variant, threads);
+           },
+           nb::arg("spans"), nb::arg("pieces"), nb::arg("own"), nb::arg("share"), nb::arg("instruction_set"),
+           nb::arg("threads"))
+      .def("attend",
+           [](Attention& self, const Heads& query, const Heads& key, const Heads& value, const Heads& pool_keys,
+              const Heads& pool_values, const Heads& output, int heads, int kv_heads, int head_dim, int64_t slots,
+              const Options& options) {
+             nb::gil_scoped_release released;
+             self.attend({query, key, value, pool_keys, pool_values, output, heads, kv_heads, head_dim, slots, options});
+           })
+      .def("advance", &Attention::advance, "One token further on, for plans of one row a span.")
+      .def_prop_ro("rows", [](const Attention& self) { return self.plan().positions().size(); })
+      .def("blocks", &described);
+
+#ifdef INLAY_HAS_LAYERS
+  bind_layers(m);
+#endif
+}

@@ -1,0 +1,70 @@
+// What every instruction set's version of the kernel offers, and what it is given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan.h"
+#include "tensors.h"
+
+namespace inlay {
+
+// Unit cosines and sines of -shift for every shift of a plan: (shifts, rotated / 2) each.
+struct Turns {
+  const int32_t* shifts;
+  int count;
+  const float* cos;
+  const float* sin;
+  int half;
+};
+
+// A share of one block's work for one KV head: some of its lanes against some of its keys.
+// A lane is one query head of one row; lane = place of the row in the block * group + head within the group.
+struct Task {
+  int32_t block;
+  int32_t kv_head;
+  int32_t lane_begin, lane_end;
+  int32_t key_begin, key_end;  // of the block's keys, one stretch after the other
+  // Where the partial result goes, or -1: then this task sees all that its lanes see, and writes the output itself.
+  int64_t partial;
+};
+
+// Partial results: output / sum of weights, and log2 of the sum of weights.
+struct Partials {
+  float* outputs;  // (lanes, head_dim)
+  float* sums;     // (lanes,)
+};
+
+// Memory that a thread keeps from call to call.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch();
+  // At least that many bytes, aligned to a cache line; the contents of before are lost.
+  char* take(size_t bytes);
+
+ private:
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct Variant {
+  const char* name;
+  bool (*supported)();
+  int wide_lanes;    // lanes of one tile of the wide kernel
+  int tiles;         // tiles that a task of the wide kernel should hold at most
+  int narrow_lanes;  // up to this many lanes of a block the narrow kernel is faster; 0 where it can't run
+  void (*run)(const Call& call, const Plan& plan, const Turns& turns, const Task& task, bool narrow,
+              const Partials& partials, Scratch& scratch);
+  // One row and KV head: its partial results as one, with the sinks, into the output.
+  void (*merge)(const Call& call, int32_t row, int32_t kv_head, const int64_t* parts, int count,
+                const Partials& partials);
+};
+
+// Lanes of one output row, from partial results or straight.
+const Variant& variant_by_name(const char* name);  // null name: the best one that runs here
+int variant_names(const char** names, int most);   // those that run here, best first
+
+}  // namespace inlay

@@ -1,0 +1,183 @@
+// The narrow kernel: a few lanes, each a query vector along the head dimension. Its floor is the reading of keys and
+// values. Needs a head dimension that is a multiple of VL (2 * VL where Paired).
+
+template <class T, bool Paired>
+struct Narrow {
+  static constexpr int kBlock = 4;  // lanes that share what is loaded
+
+  const Work& work;
+  const int d, lanes;
+  float* queries;    // (lanes, d)
+  float* turned;
+  uint16_t* halves;  // turned, as bf16
+  float* sums;       // (lanes, d)
+  float* scores;     // (lanes, kKeys)
+  float top[kNarrowLanes], total[kNarrowLanes];
+  const float* lane_queries = nullptr;
+  int32_t shift = 0;
+  bool ready = false;
+
+  static void run(const Work& work, Scratch& scratch) {
+    Narrow narrow(work, scratch);
+    Extent rows;
+    for (int lane = 0; lane < narrow.lanes; ++lane) rows.add(work.position_of(lane));
+    Cursor cursor(work, rows);
+    Tile tile;
+    while (cursor.next(tile)) narrow.add(tile);
+    for (int lane = 0; lane < narrow.lanes; ++lane)
+      finish_lane(work, lane, narrow.top[lane], narrow.total[lane], narrow.sums + static_cast<size_t>(lane) * narrow.d);
+  }
+
+  Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
+    const size_t size = static_cast<size_t>(lanes) * d;
+    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kKeys) * sizeof(float) + 8 * 64)};
+    queries = arena.take<float>(size);
+    turned = arena.take<float>(size);
+    halves = arena.take<uint16_t>(size);
+    sums = arena.take<float>(size);
+    scores = arena.take<float>(static_cast<size_t>(lanes) * kKeys);
+    for (int lane = 0; lane < lanes; ++lane) {
+      const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
+      for (int i = 0; i < d; ++i) queries[lane * d + i] = element(from, work.call.query.type, i);
+      top[lane] = kNothing;
+      total[lane] = 0.0f;
+    }
+    std::memset(sums, 0, size * sizeof(float));
+  }
+
+  void add(const Tile& tile) {
+    for (int s = 0; s < tile.segments; ++s) {
+      turn(tile.segment[s].shift);
+      int lane = 0;
+      for (; lane + kBlock <= lanes; lane += kBlock) score<kBlock>(tile, tile.segment[s], lane);
+      for (; lane + 2 <= lanes; lane += 2) score<2>(tile, tile.segment[s], lane);
+      for (; lane < lanes; ++lane) score<1>(tile, tile.segment[s], lane);
+    }
+    float decay[kNarrowLanes];
+    for (int lane = 0; lane < lanes; ++lane) decay[lane] = weigh(tile, lane);
+    int lane = 0;
+    for (; lane + kBlock <= lanes; lane += kBlock) add_values<kBlock>(tile, lane, decay);
+    for (; lane + 2 <= lanes; lane += 2) add_values<2>(tile, lane, decay);
+    for (; lane < lanes; ++lane) add_values<1>(tile, lane, decay);
+  }
+
+  void turn(int32_t wanted) {
+    if (ready && wanted == shift) return;
+    shift = wanted;
+    ready = true;
+    lane_queries = queries;
+    if (shift != 0) {
+      const int at = turn_of(work.turns, shift), half = work.turns.half;
+      const float* cos = work.turns.cos + static_cast<size_t>(at) * half;
+      const float* sin = work.turns.sin + static_cast<size_t>(at) * half;
+      const bool interleaved = work.call.options.interleaved;
+      for (int lane = 0; lane < lanes; ++lane) {
+        const float* from = queries + static_cast<size_t>(lane) * d;
+        float* to = turned + static_cast<size_t>(lane) * d;
+        for (int i = 0; i < half; ++i) {
+          const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + half;
+          to[a] = from[a] * cos[i] - from[b] * sin[i];
+          to[b] = from[b] * cos[i] + from[a] * sin[i];
+        }
+        for (int i = 2 * half; i < d; ++i) to[i] = from[i];
+      }
+      lane_queries = turned;
+    }
+    if constexpr (Paired)
+      for (int i = 0; i < lanes * d; ++i) halves[i] = to_bf16(lane_queries[i]);
+  }
+
+  // Pass 1 for B lanes.
+  template <int B>
+  void score(const Tile& tile, const Segment& segment, int lane) {
+    int key = segment.begin;
+    for (; key + 2 <= segment.end; key += 2) score_keys<B, 2>(tile, key, lane);
+    for (; key < segment.end; ++key) score_keys<B, 1>(tile, key, lane);
+  }
+
+  template <int B, int K>
+  INLINE void score_keys(const Tile& tile, int key, int lane) {
+    vf sum[B][K] = {};
+    if constexpr (Paired) {
+#ifdef INLAY_PAIRS
+      for (int i = 0; i < d; i += 2 * VL) {
+        __m512bh k[K];
+        for (int j = 0; j < K; ++j) k[j] = (__m512bh)_mm512_loadu_si512(tile.keys[key + j] + 2 * i);
+        for (int b = 0; b < B; ++b) {
+          const auto q = (__m512bh)_mm512_loadu_si512(halves + static_cast<size_t>(lane + b) * d + i);
+          for (int j = 0; j < K; ++j) sum[b][j] = (vf)_mm512_dpbf16_ps((__m512)sum[b][j], k[j], q);
+        }
+      }
+#endif
+    } else {
+      for (int i = 0; i < d; i += VL) {
+        vf k[K];
+        for (int j = 0; j < K; ++j) k[j] = load(reinterpret_cast<const T*>(tile.keys[key + j]) + i);
+        for (int b = 0; b < B; ++b) {
+          const vf q = load(lane_queries + static_cast<size_t>(lane + b) * d + i);
+          for (int j = 0; j < K; ++j) sum[b][j] += k[j] * q;
+        }
+      }
+    }
+    for (int b = 0; b < B; ++b)
+      for (int j = 0; j < K; ++j) scores[(lane + b) * kKeys + key + j] = sum_of(sum[b][j]);
+  }
+
+  // Pass 2 for one lane. Returns how much its sums so far count.
+  float weigh(const Tile& tile, int lane) {
+    const Options& options = work.call.options;
+    float* score = scores + lane * kKeys;
+    for (int key = tile.count; key % VL; ++key) score[key] = 0.0f;
+    const int count = (tile.count + VL - 1) / VL * VL;
+    const int32_t position = work.position_of(lane);
+    const float slope = options.slopes ? options.slopes[work.head_of(lane)] * kLog2E : 0.0f;
+    vf highest = all(kNothing);
+    for (int key = 0; key < count; key += VL) {
+      vf s = load(score + key) * options.scale;
+      if (options.softcap) s = options.softcap * tanh_of(s / options.softcap);
+      s *= kLog2E;
+      if (options.slopes) s -= slope * __builtin_convertvector(position - load_int(tile.position + key), vf);
+      const vi seen = (load_int(tile.from + key) <= position) & (load_int(tile.until + key) > position);
+      s = seen ? s : all(-std::numeric_limits<float>::infinity());
+      highest = larger(highest, s);
+      store(score + key, s);
+    }
+    const float now = std::max(top[lane], largest_of(highest));
+    const float decay = std::exp2(top[lane] - now);
+    vf sum = {};
+    for (int key = 0; key < count; key += VL) {
+      const vf weight = exp2_of(load(score + key) - now);
+      sum += weight;
+      store(score + key, weight);
+    }
+    top[lane] = now;
+    total[lane] = total[lane] * decay + sum_of(sum);
+    return decay;
+  }
+
+  // Pass 3 for B lanes.
+  template <int B>
+  void add_values(const Tile& tile, int lane, const float* decay) {
+    int i = 0;
+    for (; i + 4 * VL <= d; i += 4 * VL) add_columns<B, 4>(tile, lane, i, decay);
+    for (; i + VL <= d; i += VL) add_columns<B, 1>(tile, lane, i, decay);
+  }
+
+  template <int B, int C>
+  INLINE void add_columns(const Tile& tile, int lane, int first, const float* decay) {
+    vf sum[B][C];
+    for (int b = 0; b < B; ++b)
+      for (int c = 0; c < C; ++c) sum[b][c] = load(sums + static_cast<size_t>(lane + b) * d + first + c * VL) * decay[lane + b];
+    for (int key = 0; key < tile.count; ++key) {
+      const T* at = reinterpret_cast<const T*>(tile.values[key]) + first;
+      vf value[C];
+      for (int c = 0; c < C; ++c) value[c] = load(at + c * VL);
+      for (int b = 0; b < B; ++b) {
+        const float weight = scores[(lane + b) * kKeys + key];
+        for (int c = 0; c < C; ++c) sum[b][c] += weight * value[c];
+      }
+    }
+    for (int b = 0; b < B; ++b)
+      for (int c = 0; c < C; ++c) store(sums + static_cast<size_t>(lane + b) * d + first + c * VL, sum[b][c]);
+  }
+};

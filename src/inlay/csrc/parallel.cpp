@@ -1,0 +1,159 @@
+#include "parallel.h"
+
+#include <dlfcn.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace inlay {
+namespace {
+
+constexpr int kSpins = 2000;  // some microseconds; then the core goes to whoever else wants it
+
+void relax(int turn) {
+  if (turn > kSpins) {
+    std::this_thread::yield();
+    return;
+  }
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// A process with two OpenMP runtimes has two sets of threads that wait for work by spinning, and each takes the
+// other's cores. PyTorch has brought one, so its threads are borrowed where it can be found in the process.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+using Number = int (*)();
+
+struct OpenMP {
+  Parallel parallel = nullptr;
+  Number thread = nullptr;
+  Number threads = nullptr;
+
+  OpenMP() {
+    parallel = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    thread = reinterpret_cast<Number>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
+    threads = reinterpret_cast<Number>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
+  }
+  bool found() const { return parallel && thread && threads; }
+};
+
+const OpenMP& openmp() {
+  static const OpenMP found;
+  return found;
+}
+
+struct Region {
+  const std::function<void(Team&, int)>* body;
+  int wanted;
+  std::atomic<Team*> team{nullptr};
+};
+
+// The runtime may give fewer threads than were asked for; the first one says how many there are.
+void enter(void* data) {
+  auto& region = *static_cast<Region*>(data);
+  const int thread = openmp().thread();
+  if (thread == 0) region.team.store(new Team(openmp().threads()), std::memory_order_release);
+  Team* team;
+  for (int turn = 0; !(team = region.team.load(std::memory_order_acquire)); ++turn) relax(turn);
+  (*region.body)(*team, thread);
+}
+
+// Threads of our own, for processes without OpenMP.
+class Pool {
+ public:
+  ~Pool() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ending_ = true;
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  void run(int threads, const std::function<void(Team&, int)>& body) {
+    std::lock_guard<std::mutex> one_at_a_time(region_);
+    Team team(threads);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (static_cast<int>(workers_.size()) < threads - 1)
+        workers_.emplace_back([this, number = static_cast<int>(workers_.size()) + 1, seen = generation_] {
+          work(number, seen);
+        });
+      body_ = &body;
+      team_ = &team;
+      left_ = threads - 1;
+      ++generation_;
+    }
+    wake_.notify_all();
+    body(team, 0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return left_ == 0; });
+  }
+
+ private:
+  void work(int number, int64_t seen) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return ending_ || generation_ != seen; });
+      if (ending_) return;
+      seen = generation_;
+      if (number >= team_->threads()) continue;
+      Team& team = *team_;
+      const auto& body = *body_;
+      lock.unlock();
+      body(team, number);
+      lock.lock();
+      if (--left_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex region_, mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> workers_;
+  const std::function<void(Team&, int)>* body_ = nullptr;
+  Team* team_ = nullptr;
+  int left_ = 0;
+  int64_t generation_ = 0;
+  bool ending_ = false;
+};
+
+}  // namespace
+
+void Team::barrier() {
+  if (threads_ == 1) return;
+  const int round = round_.load(std::memory_order_acquire);
+  if (waiting_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
+    waiting_.store(0, std::memory_order_relaxed);
+    round_.store(round + 1, std::memory_order_release);
+    return;
+  }
+  for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) relax(turn);
+}
+
+void run_parallel(int threads, const std::function<void(Team&, int)>& body) {
+  if (threads <= 1) {
+    Team team(1);
+    body(team, 0);
+    return;
+  }
+  if (openmp().found()) {
+    Region region{&body, threads};
+    openmp().parallel(enter, &region, static_cast<unsigned>(threads), 0);
+    delete region.team.load();
+    return;
+  }
+  static Pool pool;
+  pool.run(threads, body);
+}
+
+const char* threading() { return openmp().found() ? "openmp" : "std"; }
+
+}  // namespace inlay

@@ -1,0 +1,29 @@
+// One parallel region: the same function on every thread of a team, with a barrier.
+#pragma once
+
+#include <atomic>
+#include <functional>
+
+namespace inlay {
+
+class Team {
+ public:
+  explicit Team(int threads) : threads_(threads) {}
+
+  int threads() const { return threads_; }
+  // Waits until every thread of the team has come here.
+  void barrier();
+
+ private:
+  const int threads_;
+  std::atomic<int> waiting_{0};
+  std::atomic<int> round_{0};
+};
+
+// Runs body(team, thread) on `threads` threads and returns when all have ended. Body must not throw.
+void run_parallel(int threads, const std::function<void(Team&, int)>& body);
+
+// Which runtime's threads do the work: "openmp" (those of the process's own OpenMP runtime) or "std".
+const char* threading();
+
+}  // namespace inlay

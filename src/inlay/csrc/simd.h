@@ -1,0 +1,67 @@
+// Vectors of VL floats, in the vector extensions of GCC and Clang. Included once by each variant, inside its namespace.
+
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+typedef uint16_t vh __attribute__((vector_size(VL * 2)));
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE vf load(const float* from) {
+  vf v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+INLINE vi load_int(const int32_t* from) {
+  vi v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+INLINE void store(float* to, vf v) { std::memcpy(to, &v, sizeof v); }
+INLINE vf load(const uint16_t* from) {  // bf16
+  vh v;
+  std::memcpy(&v, from, sizeof v);
+  return reinterpret_cast<vf>(__builtin_convertvector(v, vu) << 16);
+}
+INLINE vf all(float x) { return x - vf{}; }
+INLINE vi all_int(int32_t x) { return x - vi{}; }
+INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
+
+INLINE float sum_of(vf v) {
+  float buffer[VL];
+  store(buffer, v);
+  for (int width = VL / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) buffer[i] += buffer[i + width];
+  return buffer[0];
+}
+INLINE float largest_of(vf v) {
+  float buffer[VL];
+  store(buffer, v);
+  for (int width = VL / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) buffer[i] = buffer[i] > buffer[i + width] ? buffer[i] : buffer[i + width];
+  return buffer[0];
+}
+
+// 2**x with a relative error below 2e-7; 0 where x < -126.
+INLINE vf exp2_of(vf x) {
+  const vf low = all(-126.0f), high = all(126.0f);
+  const vi nothing = x < low;
+  x = smaller(larger(x, low), high);
+  const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
+  const vf rounded = x + magic;
+  const vf f = x - (rounded - magic);  // in [-0.5, 0.5]
+  vf p = f * 1.5403530e-4f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+  const vi scaled = reinterpret_cast<vi>(p) + (reinterpret_cast<vi>(rounded) << 23);
+  return nothing ? vf{} : reinterpret_cast<vf>(scaled);
+}
+
+INLINE vf tanh_of(vf x) {
+  const vf e = exp2_of(smaller(larger(x, all(-20.0f)), all(20.0f)) * 2.8853900817779268f);  // exp(2x)
+  return 1.0f - 2.0f / (e + 1.0f);
+}

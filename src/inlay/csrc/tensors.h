@@ -1,0 +1,64 @@
+// What one call of attention works on: plain pointers with strides. No tensor library is needed here.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace inlay {
+
+enum class Type { f32, bf16 };
+
+inline int bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
+
+inline float from_bf16(uint16_t bits) {
+  uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// (heads, rows, head_dim) with head_dim contiguous; strides in elements.
+struct Heads {
+  char* data;
+  Type type;
+  int64_t head_stride;
+  int64_t row_stride;
+
+  char* at(int64_t head, int64_t row) const {
+    return data + (head * head_stride + row * row_stride) * bytes_of(type);
+  }
+};
+
+// How a layer attends; see AttentionOptions in attention/contract.py. Absent parts are null, zero or false.
+struct Options {
+  float scale;
+  int32_t window;           // 0: none
+  float softcap;            // 0: none
+  const float* sinks;       // (heads,), natural units
+  const float* slopes;      // (heads,), ALiBi
+  const float* frequencies; // (rotated / 2,), radians per position
+  int rotated;              // leading dimensions that a shift turns
+  bool interleaved;
+};
+
+struct Call {
+  Heads query;       // (heads, rows, head_dim), at the rows' positions
+  Heads key, value;  // (kv_heads, rows, head_dim), of the same rows
+  Heads pool_keys, pool_values;  // (kv_heads, slots, head_dim)
+  Heads output;      // (heads, rows, head_dim)
+  int heads, kv_heads, head_dim;
+  int64_t slots;     // of the pool
+  Options options;
+
+  int group() const { return heads / kv_heads; }
+};
+
+}  // namespace inlay

@@ -1,0 +1,169 @@
+// What the wide and the narrow kernel share: a tile of keys, the running softmax's constants, and the output.
+
+constexpr int kKeys = 64;          // keys of a tile
+constexpr int kTiles = 4;          // tiles of lanes that one task holds: a value is packed once for all of them
+constexpr int kNarrowLanes = 7;
+constexpr int kMostDims = 1024;    // of a head
+constexpr float kLog2E = 1.44269504088896340736f;
+constexpr float kNothing = -1e30f;  // below every real score; finite, so that differences of it are
+#ifdef INLAY_PAIRS
+constexpr bool kPairs = true;
+#else
+constexpr bool kPairs = false;
+#endif
+
+struct Work {
+  const Call& call;
+  const Plan& plan;
+  const Block& block;
+  const Turns& turns;
+  const Task& task;
+  const Partials& partials;
+
+  int lanes() const { return task.lane_end - task.lane_begin; }
+  int row_of(int lane) const { return block.rows[(task.lane_begin + lane) / call.group()]; }
+  int head_of(int lane) const { return task.kv_head * call.group() + (task.lane_begin + lane) % call.group(); }
+  // Positions of the first and the last lane's rows.
+  int32_t position_of(int lane) const { return plan.positions()[row_of(lane)]; }
+};
+
+// The first and last position among some lanes' rows.
+struct Extent {
+  int32_t first = std::numeric_limits<int32_t>::max(), last = std::numeric_limits<int32_t>::min();
+  void add(int32_t position) {
+    first = std::min(first, position);
+    last = std::max(last, position);
+  }
+};
+
+// Keys of one shift in a tile: entries begin … end - 1.
+struct Segment {
+  int32_t shift;
+  int begin, end;
+};
+
+// Up to 64 keys that some row of a task sees. A key that none of them sees is left out, so that what lies in a slot
+// that nobody may read is never part of a product.
+struct Tile {
+  int count = 0;
+  int segments = 0;
+  bool masked = false;  // whether some lane may not see some key
+  const char* keys[kKeys];
+  const char* values[kKeys];
+  int32_t position[kKeys];
+  int32_t from[kKeys], until[kKeys];  // rows at positions from … until - 1 see it
+  Segment segment[kKeys];
+};
+
+// Walks a block's keys.
+class Cursor {
+ public:
+  Cursor(const Work& work, const Extent& rows) : work_(work), rows_(rows), left_(work.task.key_end - work.task.key_begin) {
+    int32_t skip = work.task.key_begin;
+    while (skip >= work.block.stretches[stretch_].length) skip -= work.block.stretches[stretch_++].length;
+    key_ = skip;
+  }
+
+  // The next tile; false where no keys are left.
+  bool next(Tile& tile) {
+    tile.count = tile.segments = 0;
+    tile.masked = false;
+    while (left_ > 0 && tile.count < kKeys) take(tile);
+    for (int at = tile.count; at % VL; ++at) {  // whole vectors may be read; nobody sees what fills them up
+      tile.position[at] = 0;
+      tile.from[at] = std::numeric_limits<int32_t>::max();
+      tile.until[at] = std::numeric_limits<int32_t>::min();
+    }
+    return tile.count > 0;
+  }
+
+ private:
+  void take(Tile& tile) {
+    const Stretch& stretch = work_.block.stretches[stretch_];
+    const int32_t window = work_.call.options.window;
+    int32_t length = std::min<int32_t>({stretch.length - key_, left_, kKeys - tile.count});
+    int32_t first = key_, end = key_ + length;
+    advance(length, stretch.length);
+    if (stretch.causal) end = std::min(end, rows_.last - stretch.seen_at(0) + 1);
+    if (window) first = std::max(first, rows_.first - window - stretch.seen_at(0) + 1);
+    if (first >= end) return;
+    if (tile.segments == 0 || tile.segment[tile.segments - 1].shift != stretch.shift)
+      tile.segment[tile.segments++] = {stretch.shift, tile.count, tile.count};
+    tile.masked = tile.masked || stretch.causal || window;
+    const Heads& keys = work_.call.pool_keys;
+    const Heads& values = work_.call.pool_values;
+    const char* key = keys.at(work_.task.kv_head, stretch.slot + first);
+    const char* value = values.at(work_.task.kv_head, stretch.slot + first);
+    const int64_t key_step = keys.row_stride * bytes_of(keys.type), value_step = values.row_stride * bytes_of(values.type);
+    for (int32_t i = first; i < end; ++i, key += key_step, value += value_step) {
+      const int at = tile.count++;
+      const int32_t position = stretch.seen_at(i);
+      tile.keys[at] = key;
+      tile.values[at] = value;
+      tile.position[at] = position;
+      tile.from[at] = stretch.causal ? position : std::numeric_limits<int32_t>::min();
+      tile.until[at] = window ? position + window : std::numeric_limits<int32_t>::max();
+    }
+    tile.segment[tile.segments - 1].end = tile.count;
+  }
+
+  void advance(int32_t length, int32_t whole) {
+    left_ -= length;
+    key_ += length;
+    if (key_ == whole) {
+      ++stretch_;
+      key_ = 0;
+    }
+  }
+
+  const Work& work_;
+  const Extent rows_;
+  int32_t left_;
+  size_t stretch_ = 0;
+  int32_t key_ = 0;
+};
+
+INLINE float element(const char* data, Type type, int i) {
+  return type == Type::f32 ? reinterpret_cast<const float*>(data)[i]
+                           : from_bf16(reinterpret_cast<const uint16_t*>(data)[i]);
+}
+
+void write_row(const Call& call, int head, int row, const float* values, float factor) {
+  char* to = call.output.at(head, row);
+  if (call.output.type == Type::f32)
+    for (int i = 0; i < call.head_dim; ++i) reinterpret_cast<float*>(to)[i] = values[i] * factor;
+  else
+    for (int i = 0; i < call.head_dim; ++i) reinterpret_cast<uint16_t*>(to)[i] = to_bf16(values[i] * factor);
+}
+
+// One lane's result: top and sum are its running maximum (log2) and sum of weights, values its (head_dim,) weighted sum.
+void finish_lane(const Work& work, int lane, float top, float sum, const float* values) {
+  const Call& call = work.call;
+  if (work.task.partial < 0) {
+    const int head = work.head_of(lane);
+    if (call.options.sinks) sum += std::exp2(call.options.sinks[head] * kLog2E - top);
+    write_row(call, head, work.row_of(lane), values, sum > 0.0f ? 1.0f / sum : 0.0f);
+    return;
+  }
+  const int64_t at = work.task.partial + lane;
+  work.partials.sums[at] = sum > 0.0f ? top + std::log2(sum) : kNothing;
+  const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
+  float* to = work.partials.outputs + at * call.head_dim;
+  for (int i = 0; i < call.head_dim; ++i) to[i] = values[i] * factor;
+}
+
+// The row of `turns` that belongs to a shift.
+INLINE int turn_of(const Turns& turns, int32_t shift) {
+  return static_cast<int>(std::lower_bound(turns.shifts, turns.shifts + turns.count, shift) - turns.shifts);
+}
+
+// Hands out parts of a thread's memory.
+struct Arena {
+  char* at;
+  template <class T>
+  T* take(size_t count) {
+    T* taken = reinterpret_cast<T*>(at);
+    at += (count * sizeof(T) + 63) / 64 * 64;
+    return taken;
+  }
+};

@@ -1,0 +1,381 @@
+// The wide kernel: up to kTiles tiles of N * VL lanes, a lane being one head of one query row.
+// T: what the pool holds (float, or uint16_t for bf16). Paired: products of bf16 pairs, summed in fp32.
+
+template <class T, bool Paired, int N>
+struct Wide {
+  static constexpr int kLanes = N * VL;
+
+  const Work& work;
+  const int d;
+  const int tiles;       // of lanes
+  float* queries;        // (tiles, d, lanes), at the rows' own positions
+  float* turned;         // the same, as the current shift sees them
+  uint32_t* pairs;       // the same as bf16 pairs, (tiles, d / 2, lanes)
+  float* sums;           // (tiles, d, lanes): weighted values so far
+  float* scores;         // (tiles, kKeys + MR, lanes)
+  uint32_t* weights;     // (kKeys / 2, lanes): one tile's weights as bf16 pairs
+  uint32_t* packed;      // (kKeys / 2, d): the tile's values, two keys side by side
+  float* key_floats;     // (kKeys, d), where keys must be made fp32 first
+  float* value_floats;
+  float* top;            // (tiles, lanes): running maximum, log2
+  float* total;          // (tiles, lanes): running sum
+  float* slopes;         // (tiles, lanes): ALiBi, log2
+  int32_t* positions;    // (tiles, lanes)
+  Extent extents[kTiles];
+  const float* lane_queries = nullptr;  // what pass 1 reads: queries or turned
+  int32_t shift = 0;
+  bool ready = false;
+
+  static void run(const Work& work, Scratch& scratch) {
+    Wide wide(work, scratch);
+    wide.load_queries();
+    Extent rows;
+    for (int t = 0; t < wide.tiles; ++t) {
+      rows.add(wide.extents[t].first);
+      rows.add(wide.extents[t].last);
+    }
+    Cursor cursor(work, rows);
+    Tile tile;
+    while (cursor.next(tile)) wide.add(tile);
+    wide.finish();
+  }
+
+  Wide(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), tiles((w.lanes() + kLanes - 1) / kLanes) {
+    const size_t lanes = static_cast<size_t>(tiles) * kLanes;
+    const bool converted = !Paired && std::is_same<T, uint16_t>::value;
+    const size_t floats = 3 * lanes * d + lanes * d / 2 + tiles * (kKeys + MR) * kLanes + kKeys / 2 * kLanes +
+                          (Paired ? kKeys / 2 * d : 0) + (converted ? 2 * kKeys * d : 0) + 4 * lanes;
+    Arena arena{scratch.take(floats * sizeof(float) + 16 * 64)};
+    queries = arena.take<float>(lanes * d);
+    turned = arena.take<float>(lanes * d);
+    pairs = arena.take<uint32_t>(lanes * d / 2);
+    sums = arena.take<float>(lanes * d);
+    scores = arena.take<float>(tiles * (kKeys + MR) * kLanes);
+    weights = arena.take<uint32_t>(kKeys / 2 * kLanes);
+    packed = Paired ? arena.take<uint32_t>(kKeys / 2 * d) : nullptr;
+    key_floats = converted ? arena.take<float>(kKeys * d) : nullptr;
+    value_floats = converted ? arena.take<float>(kKeys * d) : nullptr;
+    top = arena.take<float>(lanes);
+    total = arena.take<float>(lanes);
+    slopes = arena.take<float>(lanes);
+    positions = arena.take<int32_t>(lanes);
+  }
+
+  void load_queries() {
+    const Call& call = work.call;
+    for (int t = 0; t < tiles; ++t)
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int which = std::min(t * kLanes + lane, work.lanes() - 1);  // spare lanes repeat the last one
+        const int head = work.head_of(which), row = work.row_of(which);
+        const char* from = call.query.at(head, row);
+        float* to = queries + static_cast<size_t>(t) * d * kLanes + lane;
+        for (int i = 0; i < d; ++i) to[i * kLanes] = element(from, call.query.type, i);
+        positions[t * kLanes + lane] = work.position_of(which);
+        slopes[t * kLanes + lane] = call.options.slopes ? call.options.slopes[head] * kLog2E : 0.0f;
+        extents[t].add(work.position_of(which));
+      }
+    for (int lane = 0; lane < tiles * kLanes; ++lane) {
+      top[lane] = kNothing;
+      total[lane] = 0.0f;
+    }
+    std::memset(sums, 0, static_cast<size_t>(tiles) * d * kLanes * sizeof(float));
+  }
+
+  void add(const Tile& tile) {
+    if constexpr (Paired) pack_values(tile);
+    else if constexpr (std::is_same<T, uint16_t>::value) widen(tile);
+    int counts[kTiles];
+    for (int t = 0; t < tiles; ++t) counts[t] = seen_by(tile, extents[t]);
+    for (int s = 0; s < tile.segments; ++s) {
+      const Segment& segment = tile.segment[s];
+      turn(segment.shift);
+      for (int t = 0; t < tiles; ++t) score(tile, segment.begin, std::min(segment.end, counts[t]), t);
+    }
+    for (int t = 0; t < tiles; ++t)
+      if (counts[t] > 0) {
+        vf decay[N];
+        weigh(tile, counts[t], t, decay);
+        add_values(tile, counts[t], t, decay);
+      }
+  }
+
+  // How many of the tile's keys come before the last one that some of these rows see.
+  static int seen_by(const Tile& tile, const Extent& rows) {
+    if (!tile.masked) return tile.count;
+    int count = tile.count;
+    while (count > 0 && (tile.from[count - 1] > rows.last || tile.until[count - 1] <= rows.first)) --count;
+    return count;
+  }
+
+  // The queries as a shift sees them.
+  void turn(int32_t wanted) {
+    if (ready && wanted == shift) return;
+    shift = wanted;
+    ready = true;
+    lane_queries = queries;
+    if (shift != 0) {
+      const int at = turn_of(work.turns, shift), half = work.turns.half;
+      const float* cos = work.turns.cos + static_cast<size_t>(at) * half;
+      const float* sin = work.turns.sin + static_cast<size_t>(at) * half;
+      for (int t = 0; t < tiles; ++t) turn_tile(cos, sin, half, t);
+      lane_queries = turned;
+    }
+    if constexpr (Paired) {
+      for (size_t i = 0; i < static_cast<size_t>(tiles) * d / 2; ++i)
+        for (int v = 0; v < N; ++v) {
+          const float* from = lane_queries + 2 * i * kLanes + v * VL;
+          store_pairs(pairs + i * kLanes + v * VL, load(from), load(from + kLanes));
+        }
+    }
+  }
+
+  void turn_tile(const float* cos, const float* sin, int half, int t) {
+    const bool interleaved = work.call.options.interleaved;
+    const float* from = queries + static_cast<size_t>(t) * d * kLanes;
+    float* to = turned + static_cast<size_t>(t) * d * kLanes;
+    for (int i = 0; i < half; ++i) {
+      const size_t a = static_cast<size_t>(interleaved ? 2 * i : i) * kLanes;
+      const size_t b = static_cast<size_t>(interleaved ? 2 * i + 1 : i + half) * kLanes;
+      for (int v = 0; v < kLanes; v += VL) {
+        const vf left = load(from + a + v), right = load(from + b + v);
+        store(to + a + v, left * cos[i] - right * sin[i]);
+        store(to + b + v, right * cos[i] + left * sin[i]);
+      }
+    }
+    const size_t rotated = static_cast<size_t>(2 * half) * kLanes;
+    std::memcpy(to + rotated, from + rotated, (static_cast<size_t>(d) * kLanes - rotated) * sizeof(float));
+  }
+
+  // Pass 1: scores of keys begin … end - 1 for one tile of lanes.
+  void score(const Tile& tile, int begin, int end, int t) {
+    float* to = scores + static_cast<size_t>(t) * (kKeys + MR) * kLanes;
+    for (int key = begin; key < end; key += MR) {  // what is written behind `end` is overwritten or never read
+      const char* rows[MR];
+      for (int j = 0; j < MR; ++j) rows[j] = key_at(tile, std::min(key + j, end - 1));
+      if constexpr (Paired)
+        multiply_pairs(rows, pairs + static_cast<size_t>(t) * d / 2 * kLanes, to + key * kLanes);
+      else
+        multiply(rows, lane_queries + static_cast<size_t>(t) * d * kLanes, to + key * kLanes);
+    }
+  }
+
+  const char* key_at(const Tile& tile, int key) const {
+    if constexpr (!Paired && std::is_same<T, uint16_t>::value)
+      return reinterpret_cast<const char*>(key_floats + static_cast<size_t>(key) * d);
+    else
+      return tile.keys[key];
+  }
+
+  const float* value_at(const Tile& tile, int key) const {
+    if constexpr (std::is_same<T, uint16_t>::value)
+      return value_floats + static_cast<size_t>(key) * d;
+    else
+      return reinterpret_cast<const float*>(tile.values[key]);
+  }
+
+  void multiply(const char* const* rows, const float* query, float* to) const {
+    const float* key[MR];
+    for (int j = 0; j < MR; ++j) key[j] = reinterpret_cast<const float*>(rows[j]);
+    vf sum[MR][N] = {};
+    for (int i = 0; i < d; ++i, query += kLanes) {
+      vf q[N];
+      for (int v = 0; v < N; ++v) q[v] = load(query + v * VL);
+#pragma GCC unroll 8
+      for (int j = 0; j < MR; ++j)
+        for (int v = 0; v < N; ++v) sum[j][v] += key[j][i] * q[v];
+    }
+    for (int j = 0; j < MR; ++j)
+      for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
+  }
+
+  // Pass 2: from scores to weights, and how much the sums so far count beside them.
+  void weigh(const Tile& tile, int count, int t, vf* decay) {
+    const Options& options = work.call.options;
+    const bool plain = !options.softcap && !options.slopes && !needs_mask(tile, count, extents[t]);
+    const float scale = options.scale * kLog2E;
+    float* score = scores + static_cast<size_t>(t) * (kKeys + MR) * kLanes;
+    if (!plain) prepare(tile, count, t, score);
+    const float factor = plain ? scale : 1.0f;
+    for (int v = 0; v < N; ++v) {
+      const int lane = t * kLanes + v * VL;
+      vf highest = load(score + v * VL);
+      for (int key = 1; key < count; ++key) highest = larger(highest, load(score + key * kLanes + v * VL));
+      const vf before = load(top + lane), now = larger(before, highest * factor);
+      decay[v] = exp2_of(before - now);
+      store(top + lane, now);
+      vf sum = load(total + lane) * decay[v];
+      if constexpr (Paired) {
+        for (int key = 0; key < count; key += 2) {
+          const vf left = exp2_of(load(score + key * kLanes + v * VL) * factor - now);
+          const vf right =
+              key + 1 < count ? exp2_of(load(score + (key + 1) * kLanes + v * VL) * factor - now) : vf{};
+          sum += store_pairs(weights + key / 2 * kLanes + v * VL, left, right);
+        }
+      } else {
+        for (int key = 0; key < count; ++key) {
+          float* at = score + key * kLanes + v * VL;
+          const vf weight = exp2_of(load(at) * factor - now);
+          sum += weight;
+          store(at, weight);
+        }
+      }
+      store(total + lane, sum);
+    }
+  }
+
+  static bool needs_mask(const Tile& tile, int count, const Extent& rows) {
+    if (!tile.masked) return false;
+    for (int key = 0; key < count; ++key)
+      if (tile.from[key] > rows.first || tile.until[key] <= rows.last) return true;
+    return false;
+  }
+
+  // Scale, soft-cap, ALiBi and mask; scores become log2 weights.
+  void prepare(const Tile& tile, int count, int t, float* score) const {
+    const Options& options = work.call.options;
+    const float cap = options.softcap;
+    const vf never = all(-std::numeric_limits<float>::infinity());
+    for (int v = 0; v < N; ++v) {
+      const vi position = load_int(positions + t * kLanes + v * VL);
+      const vf slope = load(slopes + t * kLanes + v * VL);
+      for (int key = 0; key < count; ++key) {
+        float* at = score + key * kLanes + v * VL;
+        vf s = load(at) * options.scale;
+        if (cap) s = cap * tanh_of(s / cap);
+        s *= kLog2E;
+        if (options.slopes) s -= slope * __builtin_convertvector(position - tile.position[key], vf);
+        s = (position >= tile.from[key]) & (position < tile.until[key]) ? s : never;
+        store(at, s);
+      }
+    }
+  }
+
+  // Pass 3: sums = sums * decay + weights x values.
+  void add_values(const Tile& tile, int count, int t, const vf* decay) {
+    float* to = sums + static_cast<size_t>(t) * d * kLanes;
+    const float* weight = scores + static_cast<size_t>(t) * (kKeys + MR) * kLanes;
+    int i = 0;
+    if constexpr (Paired) {
+      for (; i + MR <= d; i += MR) add_pairs<MR>((count + 1) / 2, i, decay, to + i * kLanes);
+      for (; i < d; ++i) add_pairs<1>((count + 1) / 2, i, decay, to + i * kLanes);
+    } else {
+      const float* value[kKeys];
+      for (int key = 0; key < count; ++key) value[key] = value_at(tile, key);
+      for (; i + MR <= d; i += MR) add_rows<MR>(value, count, i, weight, decay, to + i * kLanes);
+      for (; i < d; ++i) add_rows<1>(value, count, i, weight, decay, to + i * kLanes);
+    }
+  }
+
+  template <int M>
+  static void add_rows(const float* const* value, int count, int first, const float* weight, const vf* decay,
+                       float* to) {
+    vf sum[M][N];
+    for (int j = 0; j < M; ++j)
+      for (int v = 0; v < N; ++v) sum[j][v] = load(to + j * kLanes + v * VL) * decay[v];
+    for (int key = 0; key < count; ++key, weight += kLanes) {
+      const float* at = value[key] + first;
+      vf w[N];
+      for (int v = 0; v < N; ++v) w[v] = load(weight + v * VL);
+#pragma GCC unroll 8
+      for (int j = 0; j < M; ++j)
+        for (int v = 0; v < N; ++v) sum[j][v] += at[j] * w[v];
+    }
+    for (int j = 0; j < M; ++j)
+      for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
+  }
+
+  // Where the processor has no products of bf16: a tile's keys and values in fp32.
+  void widen(const Tile& tile) {
+    for (int key = 0; key < tile.count; ++key) {
+      const auto* k = reinterpret_cast<const uint16_t*>(tile.keys[key]);
+      const auto* v = reinterpret_cast<const uint16_t*>(tile.values[key]);
+      float* k_to = key_floats + static_cast<size_t>(key) * d;
+      float* v_to = value_floats + static_cast<size_t>(key) * d;
+      for (int i = 0; i < d; ++i) k_to[i] = from_bf16(k[i]);
+      for (int i = 0; i < d; ++i) v_to[i] = from_bf16(v[i]);
+    }
+  }
+
+  void finish() {
+    float values[kMostDims];
+    for (int lane = 0; lane < work.lanes(); ++lane) {
+      const int t = lane / kLanes;
+      const float* from = sums + static_cast<size_t>(t) * d * kLanes + lane % kLanes;
+      for (int i = 0; i < d; ++i) values[i] = from[i * kLanes];
+      finish_lane(work, lane, top[lane], total[lane], values);
+    }
+  }
+
+#ifdef INLAY_PAIRS
+  // Two vectors as bf16 pairs, left in the low halves. Returns the sum of what they were rounded to.
+  static INLINE vf store_pairs(uint32_t* to, vf left, vf right) {
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)left));
+    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)right)), 16);
+    _mm512_storeu_si512(to, _mm512_or_si512(low, high));
+    return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(low, 16)) + (vf)_mm512_castsi512_ps(high);
+  }
+
+  static INLINE vf add_products(vf sum, uint32_t pair, __m512i pairs_of_lanes) {
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)),
+                                (__m512bh)pairs_of_lanes);
+  }
+
+  void multiply_pairs(const char* const* rows, const uint32_t* query, float* to) const {
+    const char* key[MR];
+    for (int j = 0; j < MR; ++j) key[j] = rows[j];
+    vf sum[MR][N] = {};
+    for (int i = 0; i < d / 2; ++i, query += kLanes) {
+      __m512i q[N];
+      for (int v = 0; v < N; ++v) q[v] = _mm512_loadu_si512(query + v * VL);
+#pragma GCC unroll 8
+      for (int j = 0; j < MR; ++j) {
+        uint32_t pair;
+        std::memcpy(&pair, key[j] + 4 * i, 4);
+        for (int v = 0; v < N; ++v) sum[j][v] = add_products(sum[j][v], pair, q[v]);
+      }
+    }
+    for (int j = 0; j < MR; ++j)
+      for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
+  }
+
+  template <int M>
+  void add_pairs(int pairs_of_keys, int first, const vf* decay, float* to) const {
+    vf sum[M][N];
+    for (int j = 0; j < M; ++j)
+      for (int v = 0; v < N; ++v) sum[j][v] = load(to + j * kLanes + v * VL) * decay[v];
+    const uint32_t* weight = weights;
+    const uint32_t* value = packed + first;
+    for (int key = 0; key < pairs_of_keys; ++key, weight += kLanes, value += d) {
+      __m512i w[N];
+      for (int v = 0; v < N; ++v) w[v] = _mm512_loadu_si512(weight + v * VL);
+#pragma GCC unroll 8
+      for (int j = 0; j < M; ++j)
+        for (int v = 0; v < N; ++v) sum[j][v] = add_products(sum[j][v], value[j], w[v]);
+    }
+    for (int j = 0; j < M; ++j)
+      for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
+  }
+
+  // Values of neighbouring keys side by side, so that one product takes two keys. An odd last key stands alone.
+  void pack_values(const Tile& tile) {
+    for (int key = 0; key < tile.count; key += 2) {
+      const auto* left = reinterpret_cast<const uint16_t*>(tile.values[key]);
+      const auto* right = reinterpret_cast<const uint16_t*>(tile.values[std::min(key + 1, tile.count - 1)]);
+      uint32_t* to = packed + static_cast<size_t>(key / 2) * d;
+      int i = 0;
+      for (; i + VL <= d; i += VL) {
+        const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(left + i)));
+        const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(right + i)));
+        _mm512_storeu_si512(to + i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      }
+      for (; i < d; ++i) to[i] = left[i] | static_cast<uint32_t>(right[i]) << 16;
+    }
+  }
+#else  // never called: no variant without the instructions is Paired
+  static vf store_pairs(uint32_t* to, vf left, vf right);
+  void multiply_pairs(const char* const* rows, const uint32_t* query, float* to) const;
+  template <int M>
+  void add_pairs(int pairs_of_keys, int first, const vf* decay, float* to) const;
+  void pack_values(const Tile& tile);
+#endif
+};

@@ -1,0 +1,108 @@
+"""Linear layers whose weights are packed once, at load, into the blocks that oneDNN's kernels read.
+
+A stock ``nn.Linear`` in bfloat16 has its weight repacked at every call, which costs more than the product itself where
+there are few rows. A packed weight is read as it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from inlay.errors import ModelError
+
+#: Makes one layer of a weight (out_features, in_features) and a bias (out_features,) or None.
+MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
+
+_pack = torch.ops.mkldnn._reorder_linear_weight
+_linear = torch.ops.mkldnn._linear_pointwise
+
+
+class FrozenLinear(nn.Module):
+    """A linear layer for inference alone, whose weight is kept in a form of its own.
+
+    It has no parameter ``weight``, so it can't be saved, copied or trained: load with weights="stock" for that.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    def __getstate__(self) -> NoReturn:  # pickling and copying
+        raise ModelError('packed weights cannot be copied or saved; load the model with weights="stock" for that')
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:
+        raise ModelError('packed weights have no state dict; load the model with weights="stock" for that')
+
+
+class PackedLinear(FrozenLinear):
+    """``x @ weight.T + bias`` with the weight in oneDNN's own layout.
+
+    weight: (out_features, in_features), fp32 or bfloat16; not kept.
+    bias: (out_features,) or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        # The layout that oneDNN chooses is the same for every number of rows that it could be told here.
+        self._weight = _pack(weight.detach())
+        self._bias = None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in_features). Returns (..., out_features)."""
+        return _linear(x, self._weight, self._bias, "none", [], "")
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there and computes in this dtype on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def packed(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A packed layer, or a stock one where oneDNN cannot pack."""
+    return PackedLinear(weight, bias) if can_pack(weight.dtype) else stock(weight, bias)
+
+
+def stock(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """An ``nn.Linear`` around a weight that is there already."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
+
+
+def joined(layers: Sequence[nn.Linear], make: MakeLinear) -> nn.Module:
+    """One layer that gives the outputs of several, side by side. The originals lose their weights."""
+    biases = [layer.bias for layer in layers]
+    bias = None
+    if any(each is not None for each in biases):
+        bias = torch.cat([_bias_or_zeros(layer) for layer in layers])
+    weight = torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
+    for layer in layers:  # so that no more than one layer's weights are there twice
+        layer.weight = None  # type: ignore[assignment]
+    return make(weight, bias)
+
+
+def of_conv1d(layer: Conv1D, make: MakeLinear) -> nn.Module:
+    """GPT-2's linear layer, which keeps its weight transposed. The original loses its weight."""
+    weight, layer.weight = layer.weight.detach().t().contiguous(), None
+    return make(weight, layer.bias.detach())
+
+
+def _bias_or_zeros(layer: nn.Linear) -> Tensor:
+    if layer.bias is None:
+        return torch.zeros(layer.out_features, dtype=layer.weight.dtype)
+    return layer.bias.detach()

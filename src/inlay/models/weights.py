@@ -1,0 +1,74 @@
+"""In which form a model's weights are kept: as the checkpoint has them, packed for oneDNN, or quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from inlay.errors import ParameterError
+from inlay.models.fingerprint import Fingerprint
+from inlay.models.fused import fused, parts
+from inlay.models.linear import MakeLinear, packed
+from inlay.models.quantize import QUANTIZATIONS
+
+WEIGHTS = ("packed", "stock")
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """How weights are kept; checked here. Raises ParameterError.
+
+    weights: "packed" joins and packs the linear layers; "stock" leaves the model as transformers made it.
+    quantization: "int8", "int4", or None for the model's own dtype; it needs packed weights.
+    """
+
+    weights: str = "packed"
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise ParameterError(f"weights is {self.weights!r}; use one of {', '.join(WEIGHTS)}")
+        if self.quantization is None:
+            return
+        if self.quantization not in QUANTIZATIONS:
+            known = ", ".join(QUANTIZATIONS)
+            raise ParameterError(f"quantization is {self.quantization!r}; use one of {known}, or None")
+        if self.weights == "stock":
+            raise ParameterError('quantization replaces the stock layers; leave out weights="stock"')
+
+    def maker(self, part: nn.Module) -> MakeLinear:
+        """What makes the linear layers of a part of a model."""
+        if self.quantization is None:
+            return packed
+        return QUANTIZATIONS[self.quantization](head=isinstance(part, nn.Linear))
+
+
+class Preparation:
+    """Brings a model's weights into their form, part by part, and takes its fingerprint on the way."""
+
+    def __init__(self, model: PreTrainedModel, form: WeightForm) -> None:
+        self._model = model
+        self._form = form
+        self._fingerprint = Fingerprint(model.config)
+
+    def take(self, path: str, part: nn.Module) -> None:
+        """A part whose weights are there."""
+        self._fingerprint.add(path, part)
+        if self._form.weights == "packed":
+            replacement = fused(part, self._form.maker(part))
+            if replacement is not part:
+                self._model.set_submodule(path, replacement)
+
+    def fingerprint(self) -> bytes:
+        """Of the original weights: the same for every form that does not round them."""
+        return self._fingerprint.digest(self._form.quantization)
+
+
+def prepare(model: PreTrainedModel, form: WeightForm) -> bytes:
+    """Bring a whole model into a form. Returns its fingerprint."""
+    preparation = Preparation(model, form)
+    for path, part in list(parts(model)):
+        preparation.take(path, part)
+    return preparation.fingerprint()
