@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from inlay.errors import ParameterError
 
@@ -13,18 +13,32 @@ from inlay.errors import ParameterError
 _GREEDY_BELOW = 1e-5
 _MAX_TEMPERATURE = 100.0
 _MAX_LOGPROBS = 20
+_MAX_ANSWERS = 128
+_MAX_BIAS = 100
+_MAX_PENALTY = 2
 _SEEDS = 2**64
+_GRAMMARS = ("json", "json_object", "regex", "choice")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen and when it ends; checked once, here.
 
+    docs/sampling.md has the order in which they apply, and what is equal to vLLM and to transformers.
+
     Arguments:
+        n: how many answers to give, 1 to 128; they share the prompt's KV, and each draws with a seed of its own.
         temperature: divides the logits, 0 to 100; below 1e-5 the most probable token is taken ("greedy").
         top_p: keep the fewest most probable tokens whose probabilities reach this sum; 1 is off.
         top_k: keep this many most probable tokens; 0 or -1 is off.
         min_p: keep tokens at least this fraction as probable as the most probable one; 0 is off.
+        typical_p: keep the tokens whose surprise is nearest to the expected one, up to this probability; 1 is off
+            (locally typical sampling, arXiv 2202.00666).
+        repetition_penalty: divides positive logits, and multiplies negative ones, of every token of the prompt and
+            the answer; above 0, 1 is off (CTRL, arXiv 1909.05858, section 4.1).
+        presence_penalty: taken from the logit of every token of the answer, -2 to 2; 0 is off.
+        frequency_penalty: taken from it once for each time that the answer holds the token, -2 to 2; 0 is off.
+        logit_bias: token id → what to add to its logit, -100 to 100.
         seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
         stop: text that ends the answer, one string or several; read it back as ``stops``.
         stop_token_ids: tokens that end the answer; read them back as ``stop_ids``.
@@ -34,14 +48,23 @@ class SamplingParams:
         min_tokens: neither end-of-sequence, stop tokens nor stop strings end the answer within this many tokens.
         logprobs: how many alternatives to report for every token, 0 to 20; 0 reports the chosen token alone.
         skip_special_tokens: whether special tokens are left out of the text.
+        structured_outputs: the language of the answer, one of ``{"json": schema}`` (a JSON Schema, as a dict or text),
+            ``{"json_object": True}``, ``{"regex": pattern}`` and ``{"choice": [text, …]}``.
 
     Raises ``ParameterError`` for a value of the wrong type or out of range.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # Dicts have no hash; equal parameters still have equal ones.
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
@@ -51,10 +74,18 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         self._check_filters()
+        self._check_penalties()
         self._check_ends()
+        self._check_structure()
+        answers = _is_int(self.n, 1, _MAX_ANSWERS)
+        _require(answers, "n", self.n, f"a whole number from 1 to {_MAX_ANSWERS}")
+        _require(
+            self.n == 1 or not self.greedy, "n", self.n, "1 where temperature is 0, since all answers would be equal"
+        )
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
 
@@ -65,10 +96,46 @@ class SamplingParams:
         _require(usable, "top_p", self.top_p, "a number above 0 and at most 1")
         _require(_is_int(self.top_k, -1), "top_k", self.top_k, "a whole number of tokens, or 0 or -1 for all of them")
         _require(_is_number(self.min_p, 0, 1), "min_p", self.min_p, "a number from 0 to 1")
+        usable = _is_number(self.typical_p, 0, 1) and self.typical_p > 0
+        _require(usable, "typical_p", self.typical_p, "a number above 0 and at most 1")
         seedable = self.seed is None or _is_int(self.seed, 0, _SEEDS - 1)
         _require(seedable, "seed", self.seed, "None or a whole number from 0 to 2**64 - 1")
         countable = self.logprobs is None or _is_int(self.logprobs, 0, _MAX_LOGPROBS)
         _require(countable, "logprobs", self.logprobs, f"None or a whole number from 0 to {_MAX_LOGPROBS}")
+
+    def _check_penalties(self) -> None:
+        value = self.repetition_penalty
+        usable = _is_number(value, 0, math.inf) and 0 < value < math.inf
+        _require(usable, "repetition_penalty", value, "a finite number above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            allowed = _is_number(value, -_MAX_PENALTY, _MAX_PENALTY)
+            _require(allowed, name, value, f"a number from -{_MAX_PENALTY} to {_MAX_PENALTY}")
+        biases = self.logit_bias is None or (
+            isinstance(self.logit_bias, Mapping)
+            and all(_is_int(token, 0) for token in self.logit_bias)
+            and all(_is_number(bias, -_MAX_BIAS, _MAX_BIAS) for bias in self.logit_bias.values())
+        )
+        allowed_biases = f"None or a dict of token ids to numbers from -{_MAX_BIAS} to {_MAX_BIAS}"
+        _require(biases, "logit_bias", self.logit_bias, allowed_biases)
+
+    def _check_structure(self) -> None:
+        given = self.structured_outputs
+        if given is None:
+            return
+        named = isinstance(given, Mapping) and len(given) == 1 and next(iter(given)) in _GRAMMARS
+        _require(named, "structured_outputs", given, f"None or a dict with exactly one of {', '.join(_GRAMMARS)}")
+        ((kind, value),) = given.items()
+        allowed = {
+            "json": (isinstance(value, Mapping | str | bool), "a JSON Schema, as a dict or as text"),
+            "json_object": (value is True, "True"),
+            "regex": (isinstance(value, str) and bool(value), "a pattern, and not an empty one"),
+            "choice": (
+                _is_list(value) and len(value) > 0 and all(isinstance(one, str) and one for one in value),
+                "a list of strings, at least one and none of them empty",
+            ),
+        }
+        _require(allowed[kind][0], f"structured_outputs['{kind}']", value, allowed[kind][1])
 
     def _check_ends(self) -> None:
         texts = self.stop is None or isinstance(self.stop, str) or _is_list(self.stop)

@@ -7,6 +7,7 @@ struct Narrow {
 
   const Work& work;
   const int d, lanes;
+  const int64_t next_tile;  // bytes from a key to the one that is likely to be at its place in the next tile
   float* queries;    // (lanes, d)
   float* turned;
   uint16_t* halves;  // turned, as bf16
@@ -28,7 +29,8 @@ struct Narrow {
       finish_lane(work, lane, narrow.top[lane], narrow.total[lane], narrow.sums + static_cast<size_t>(lane) * narrow.d);
   }
 
-  Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
+  Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()),
+        next_tile(w.call.pool_keys.row_stride * static_cast<int64_t>(sizeof(T)) * kKeys) {
     const size_t size = static_cast<size_t>(lanes) * d;
     Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kKeys) * sizeof(float) + 8 * 64)};
     queries = arena.take<float>(size);
@@ -91,7 +93,13 @@ struct Narrow {
   template <int B>
   void score(const Tile& tile, const Segment& segment, int lane) {
     int key = segment.begin;
-    for (; key + 2 <= segment.end; key += 2) score_keys<B, 2>(tile, key, lane);
+    for (; key + 2 <= segment.end; key += 2) {
+      if (lane == 0) {
+        prefetch(tile.keys[key] + next_tile, 2 * d * sizeof(T));
+        prefetch(tile.values[key] + next_tile, 2 * d * sizeof(T));
+      }
+      score_keys<B, 2>(tile, key, lane);
+    }
     for (; key < segment.end; ++key) score_keys<B, 1>(tile, key, lane);
   }
 

@@ -28,19 +28,36 @@ INLINE vi all_int(int32_t x) { return x - vi{}; }
 INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
 INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 
+// Folds a vector to its half until one number is left.
+template <int Width, class Fold>
+INLINE float fold(const float* from, Fold both) {
+  if constexpr (Width == 1) {
+    return from[0];
+  } else {
+    typedef float half __attribute__((vector_size(Width * 2)));
+    half low, high;
+    std::memcpy(&low, from, sizeof low);
+    std::memcpy(&high, from + Width / 2, sizeof high);
+    float folded[Width / 2];
+    const half result = both(low, high);
+    std::memcpy(folded, &result, sizeof result);
+    return fold<Width / 2>(folded, both);
+  }
+}
 INLINE float sum_of(vf v) {
-  float buffer[VL];
-  store(buffer, v);
-  for (int width = VL / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) buffer[i] += buffer[i + width];
-  return buffer[0];
+  float numbers[VL];
+  store(numbers, v);
+  return fold<VL>(numbers, [](auto a, auto b) { return a + b; });
 }
 INLINE float largest_of(vf v) {
-  float buffer[VL];
-  store(buffer, v);
-  for (int width = VL / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) buffer[i] = buffer[i] > buffer[i + width] ? buffer[i] : buffer[i + width];
-  return buffer[0];
+  float numbers[VL];
+  store(numbers, v);
+  return fold<VL>(numbers, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// Asks for memory that will be read soon. The address need not be valid.
+INLINE void prefetch(const char* from, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
 // 2**x with a relative error below 2e-7; 0 where x < -126.

@@ -8,6 +8,7 @@ struct Wide {
   const Work& work;
   const int d;
   const int tiles;       // of lanes
+  const int64_t next_tile;  // bytes from a key to the one that is likely to be at its place in the next tile
   float* queries;        // (tiles, d, lanes), at the rows' own positions
   float* turned;         // the same, as the current shift sees them
   uint32_t* pairs;       // the same as bf16 pairs, (tiles, d / 2, lanes)
@@ -40,7 +41,8 @@ struct Wide {
     wide.finish();
   }
 
-  Wide(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), tiles((w.lanes() + kLanes - 1) / kLanes) {
+  Wide(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), tiles((w.lanes() + kLanes - 1) / kLanes),
+        next_tile(w.call.pool_keys.row_stride * static_cast<int64_t>(sizeof(T)) * kKeys) {
     const size_t lanes = static_cast<size_t>(tiles) * kLanes;
     const bool converted = !Paired && std::is_same<T, uint16_t>::value;
     const size_t floats = 3 * lanes * d + lanes * d / 2 + tiles * (kKeys + MR) * kLanes + kKeys / 2 * kLanes +
@@ -152,6 +154,8 @@ struct Wide {
     for (int key = begin; key < end; key += MR) {  // what is written behind `end` is overwritten or never read
       const char* rows[MR];
       for (int j = 0; j < MR; ++j) rows[j] = key_at(tile, std::min(key + j, end - 1));
+      if (t == 0)
+        for (int j = key; j < std::min(key + MR, end); ++j) prefetch(tile.keys[j] + next_tile, d * sizeof(T));
       if constexpr (Paired)
         multiply_pairs(rows, pairs + static_cast<size_t>(t) * d / 2 * kLanes, to + key * kLanes);
       else
@@ -252,6 +256,8 @@ struct Wide {
 
   // Pass 3: sums = sums * decay + weights x values.
   void add_values(const Tile& tile, int count, int t, const vf* decay) {
+    if (t == 0)
+      for (int key = 0; key < count; ++key) prefetch(tile.values[key] + next_tile, d * sizeof(T));
     float* to = sums + static_cast<size_t>(t) * d * kLanes;
     const float* weight = scores + static_cast<size_t>(t) * (kKeys + MR) * kLanes;
     int i = 0;

@@ -43,8 +43,8 @@ def main(file: str, context: int, tokens: int, threads: int) -> None:
 
 def _decode(state: Any, ids: list[int], vocabulary: int) -> int:
     """Run ids through the model; returns the most probable token behind them."""
-    batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * len(ids))(*ids), len(ids))
-    if llama_cpp.llama_decode(state, batch) != 0:
+    tokens = (llama_cpp.llama_token * len(ids))(*ids)  # a batch holds its address alone
+    if llama_cpp.llama_decode(state, llama_cpp.llama_batch_get_one(tokens, len(ids))) != 0:
         _say({"error": "llama.cpp fails to decode"})
         sys.exit(1)
     logits = llama_cpp.llama_get_logits_ith(state, -1)

@@ -1,0 +1,229 @@
+#include "layers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "parallel.h"
+#include "tensors.h"
+
+namespace nb = nanobind;
+
+// One function for every instruction set, chosen when the library is loaded. Vectors of 16 floats are split by the
+// compiler where registers are narrower.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES
+#endif
+
+namespace inlay {
+namespace {
+
+#define VL 16
+#include "simd.h"
+
+INLINE void store(uint16_t* to, vf v) {  // bf16: to nearest, ties to even; NaN stays NaN
+  const vu bits = reinterpret_cast<vu>(v);
+  const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const vu kept = reinterpret_cast<vu>(v == v) ? rounded : (bits >> 16) | 0x40u;
+  const vh half = __builtin_convertvector(kept, vh);
+  std::memcpy(to, &half, sizeof half);
+}
+INLINE float number(const float* from) { return *from; }
+INLINE float number(const uint16_t* from) { return from_bf16(*from); }
+INLINE void put(float* to, float value) { *to = value; }
+INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
+
+constexpr int64_t kShare = 1 << 14;  // numbers that are worth waking another thread for
+
+// Cuts rows into equal shares for as many threads as there is work for, and at most as many as asked for.
+template <class Body>
+void share_rows(int threads, int64_t rows, int64_t numbers_per_row, const Body& body) {
+  const int64_t worth = std::max<int64_t>(1, rows * numbers_per_row / kShare);
+  run_parallel(static_cast<int>(std::min<int64_t>({threads, rows, worth})), [&](Team& team, int thread) {
+    body(rows * thread / team.threads(), rows * (thread + 1) / team.threads());
+  });
+}
+
+// Rows of `count` groups of `width` numbers, each group contiguous behind the other; strides in elements.
+struct Norm {
+  const void* x;
+  const void* weight;
+  void* out;
+  int64_t count, width, x_stride, out_stride;
+  float eps;
+};
+
+template <class T>
+INLINE void norm_group(const T* x, const T* weight, T* out, int64_t width, float eps) {
+  vf squares[2] = {vf{}, vf{}};
+  const int64_t whole = width / VL * VL;
+  for (int64_t i = 0; i < whole; i += VL) {
+    const vf v = load(x + i);
+    squares[(i / VL) % 2] += v * v;
+  }
+  float sum = sum_of(squares[0] + squares[1]);
+  for (int64_t i = whole; i < width; ++i) sum += number(x + i) * number(x + i);
+  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
+  for (int64_t i = 0; i < whole; i += VL) store(out + i, load(x + i) * factor * load(weight + i));
+  for (int64_t i = whole; i < width; ++i) put(out + i, number(x + i) * factor * number(weight + i));
+}
+
+template <class T>
+INLINE void norm_rows(const Norm& norm, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t group = 0; group < norm.count; ++group)
+      norm_group(static_cast<const T*>(norm.x) + row * norm.x_stride + group * norm.width,
+                 static_cast<const T*>(norm.weight),
+                 static_cast<T*>(norm.out) + row * norm.out_stride + group * norm.width, norm.width, norm.eps);
+}
+
+CLONES void norm_f32(const Norm& norm, int64_t begin, int64_t end) { norm_rows<float>(norm, begin, end); }
+CLONES void norm_bf16(const Norm& norm, int64_t begin, int64_t end) { norm_rows<uint16_t>(norm, begin, end); }
+
+template <class T>
+INLINE void silu_rows(const T* gate_up, T* out, int64_t width, int64_t begin, int64_t end) {
+  const int64_t whole = width / VL * VL;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* gate = gate_up + row * 2 * width;
+    const T* up = gate + width;
+    T* to = out + row * width;
+    for (int64_t i = 0; i < whole; i += VL) {
+      const vf g = load(gate + i);
+      store(to + i, g / (1.0f + exp2_of(g * -1.4426950408889634f)) * load(up + i));
+    }
+    for (int64_t i = whole; i < width; ++i)
+      put(to + i, number(gate + i) / (1.0f + std::exp(-number(gate + i))) * number(up + i));
+  }
+}
+
+CLONES void silu_f32(const float* gate_up, float* out, int64_t width, int64_t begin, int64_t end) {
+  silu_rows(gate_up, out, width, begin, end);
+}
+CLONES void silu_bf16(const uint16_t* gate_up, uint16_t* out, int64_t width, int64_t begin, int64_t end) {
+  silu_rows(gate_up, out, width, begin, end);
+}
+
+struct Turned {
+  void* heads;  // (rows, count, width), in place
+  const float* cos;
+  const float* sin;  // (rows, width), the halves alike
+  int64_t count, width, stride;
+};
+
+template <class T>
+INLINE void turn_rows(const Turned& turned, int64_t begin, int64_t end) {
+  const int64_t half = turned.width / 2, whole = half / VL * VL;
+  for (int64_t row = begin; row < end; ++row) {
+    const float* cos = turned.cos + row * turned.width;
+    const float* sin = turned.sin + row * turned.width;
+    for (int64_t head = 0; head < turned.count; ++head) {
+      T* low = static_cast<T*>(turned.heads) + row * turned.stride + head * turned.width;
+      T* high = low + half;
+      for (int64_t i = 0; i < whole; i += VL) {
+        const vf a = load(low + i), b = load(high + i), c = load(cos + i), s = load(sin + i);
+        store(low + i, a * c - b * s);
+        store(high + i, b * c + a * s);
+      }
+      for (int64_t i = whole; i < half; ++i) {
+        const float a = number(low + i), b = number(high + i);
+        put(low + i, a * cos[i] - b * sin[i]);
+        put(high + i, b * cos[i] + a * sin[i]);
+      }
+    }
+  }
+}
+
+CLONES void turn_f32(const Turned& turned, int64_t begin, int64_t end) { turn_rows<float>(turned, begin, end); }
+CLONES void turn_bf16(const Turned& turned, int64_t begin, int64_t end) { turn_rows<uint16_t>(turned, begin, end); }
+
+// PyTorch's 4-bit weights: blocks of 64 outputs, in which each input has 32 bytes; byte j holds output j in its low
+// half and output j + 32 in its high one. The value is (number - 8) * scale + zero.
+struct Int4 {
+  const uint8_t* packed;          // (outputs / 64, inputs, 32)
+  const uint16_t* scales_zeros;   // (inputs / group, outputs, 2), bf16
+  void* weights;                  // (inputs, columns): the blocks asked for, side by side
+  int64_t inputs, outputs, group, first_block, columns;
+};
+
+template <class T>
+INLINE void unpack_blocks(const Int4& int4, int64_t begin, int64_t end) {
+  typedef uint8_t bytes __attribute__((vector_size(VL)));
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t source = int4.first_block + block;
+    const uint8_t* from = int4.packed + source * int4.inputs * 32;
+    T* to = static_cast<T*>(int4.weights) + block * 64;
+    for (int64_t k = 0; k < int4.inputs; k += int4.group) {
+      alignas(64) float scales[64], offsets[64];
+      const uint16_t* pairs = int4.scales_zeros + (k / int4.group * int4.outputs + source * 64) * 2;
+      for (int n = 0; n < 64; ++n) {
+        scales[n] = from_bf16(pairs[2 * n]);
+        offsets[n] = from_bf16(pairs[2 * n + 1]) - 8.0f * scales[n];
+      }
+      for (int64_t i = k; i < k + int4.group; ++i) {
+        for (int part = 0; part < 2; ++part) {
+          bytes both;
+          std::memcpy(&both, from + i * 32 + part * VL, sizeof both);
+          const vf low = __builtin_convertvector(__builtin_convertvector(both & 15, vi), vf);
+          const vf high = __builtin_convertvector(__builtin_convertvector(both >> 4, vi), vf);
+          const int n = part * VL;
+          store(to + i * int4.columns + n, low * load(scales + n) + load(offsets + n));
+          store(to + i * int4.columns + n + 32, high * load(scales + n + 32) + load(offsets + n + 32));
+        }
+      }
+    }
+  }
+}
+
+CLONES void unpack_f32(const Int4& int4, int64_t begin, int64_t end) { unpack_blocks<float>(int4, begin, end); }
+CLONES void unpack_bf16(const Int4& int4, int64_t begin, int64_t end) { unpack_blocks<uint16_t>(int4, begin, end); }
+
+template <class T>
+T* at(uint64_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void rms_norm(uint64_t x, uint64_t weight, uint64_t out, bool bf16, int64_t rows, int64_t count, int64_t width,
+              int64_t x_stride, int64_t out_stride, float eps, int threads) {
+  const Norm norm{at<void>(x), at<void>(weight), at<void>(out), count, width, x_stride, out_stride, eps};
+  share_rows(threads, rows, count * width,
+             [&](int64_t begin, int64_t end) { (bf16 ? norm_bf16 : norm_f32)(norm, begin, end); });
+}
+
+void silu_mul(uint64_t gate_up, uint64_t out, bool bf16, int64_t rows, int64_t width, int threads) {
+  share_rows(threads, rows, width, [&](int64_t begin, int64_t end) {
+    if (bf16)
+      silu_bf16(at<uint16_t>(gate_up), at<uint16_t>(out), width, begin, end);
+    else
+      silu_f32(at<float>(gate_up), at<float>(out), width, begin, end);
+  });
+}
+
+void rotate(uint64_t heads, uint64_t cos, uint64_t sin, bool bf16, int64_t rows, int64_t count, int64_t width,
+            int64_t stride, int threads) {
+  const Turned turned{at<void>(heads), at<float>(cos), at<float>(sin), count, width, stride};
+  share_rows(threads, rows, count * width,
+             [&](int64_t begin, int64_t end) { (bf16 ? turn_bf16 : turn_f32)(turned, begin, end); });
+}
+
+void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool bf16, int64_t inputs, int64_t outputs,
+                 int64_t group, int64_t first_block, int64_t blocks, int threads) {
+  const Int4 int4{at<uint8_t>(packed), at<uint16_t>(scales_zeros), at<void>(weights), inputs, outputs, group,
+                  first_block,         blocks * 64};
+  share_rows(threads, blocks, inputs * 64,
+             [&](int64_t begin, int64_t end) { (bf16 ? unpack_bf16 : unpack_f32)(int4, begin, end); });
+}
+
+}  // namespace
+
+void bind_layers(nb::module_& m) {
+  using released = nb::call_guard<nb::gil_scoped_release>;
+  m.def("rms_norm", &rms_norm, released(), "RMSNorm of groups of numbers within rows.");
+  m.def("silu_mul", &silu_mul, released(), "silu(gate) * up, gate and up side by side in a row.");
+  m.def("rotate", &rotate, released(), "Rotary embedding of heads, in place.");
+  m.def("unpack_int4", &unpack_int4, released(), "Blocks of 64 outputs of PyTorch's 4-bit weights, transposed.");
+}
+
+}  // namespace inlay
