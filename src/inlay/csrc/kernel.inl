@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -72,7 +73,7 @@ void merge(const Call& call, int32_t row, int32_t kv_head, const int64_t* parts,
       const float* part = partials.outputs + lane * d;
       for (int i2 = 0; i2 < d; ++i2) row_sum[i2] += weight * part[i2];
     }
-    write_row(call, head, row, row_sum, sum > 0.0f ? 1.0f / sum : 0.0f);
+    write_row({call.output.at(head, row), call.output.type, sum > 0.0f ? 1.0f / sum : 0.0f}, row_sum, d);
   }
 }
 

@@ -26,7 +26,8 @@ struct Narrow {
     Tile tile;
     while (cursor.next(tile)) narrow.add(tile);
     for (int lane = 0; lane < narrow.lanes; ++lane)
-      finish_lane(work, lane, narrow.top[lane], narrow.total[lane], narrow.sums + static_cast<size_t>(lane) * narrow.d);
+      write_row(close_lane(work, lane, narrow.top[lane], narrow.total[lane]),
+                narrow.sums + static_cast<size_t>(lane) * narrow.d, narrow.d);
   }
 
   Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()),

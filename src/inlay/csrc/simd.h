@@ -55,6 +55,53 @@ INLINE float largest_of(vf v) {
   return fold<VL>(numbers, [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// VL vectors of VL floats, turned on their diagonal.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define INLAY_SHUFFLES 1
+#endif
+#endif
+#ifdef INLAY_SHUFFLES
+template <int W, size_t... E>
+INLINE vf mix_low(vf a, vf b, std::index_sequence<E...>) {
+  return __builtin_shufflevector(a, b, (E & W ? VL + E - W : E)...);
+}
+template <int W, size_t... E>
+INLINE vf mix_high(vf a, vf b, std::index_sequence<E...>) {
+  return __builtin_shufflevector(a, b, (E & W ? VL + E : E + W)...);
+}
+template <int W>
+INLINE void transpose(vf* rows) {
+  if constexpr (W < VL) {
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; ++i)
+      if ((i & W) == 0) {
+        const vf a = rows[i], b = rows[i + W];
+        rows[i] = mix_low<W>(a, b, std::make_index_sequence<VL>());
+        rows[i + W] = mix_high<W>(a, b, std::make_index_sequence<VL>());
+      }
+    transpose<2 * W>(rows);
+  }
+}
+#else
+template <int W>
+void transpose(vf* rows) {
+  for (int i = 0; i < VL; ++i)
+    for (int j = 0; j < i; ++j) {
+      const float kept = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = kept;
+    }
+}
+#endif
+
+// To bf16, to nearest, ties to even; NaN stays NaN.
+INLINE vh narrowed(vf v) {
+  const vu bits = reinterpret_cast<vu>(v);
+  const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return __builtin_convertvector(v == v ? rounded : (bits >> 16) | 0x40u, vh);
+}
+
 // Asks for memory that will be read soon. The address need not be valid.
 INLINE void prefetch(const char* from, int bytes) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);

@@ -127,29 +127,53 @@ INLINE float element(const char* data, Type type, int i) {
   return type == Type::f32 ? reinterpret_cast<const float*>(data)[i]
                            : from_bf16(reinterpret_cast<const uint16_t*>(data)[i]);
 }
-
-void write_row(const Call& call, int head, int row, const float* values, float factor) {
-  char* to = call.output.at(head, row);
-  if (call.output.type == Type::f32)
-    for (int i = 0; i < call.head_dim; ++i) reinterpret_cast<float*>(to)[i] = values[i] * factor;
-  else
-    for (int i = 0; i < call.head_dim; ++i) reinterpret_cast<uint16_t*>(to)[i] = to_bf16(values[i] * factor);
+INLINE vf elements(const char* data, Type type, int i) {
+  return type == Type::f32 ? load(reinterpret_cast<const float*>(data) + i)
+                           : load(reinterpret_cast<const uint16_t*>(data) + i);
 }
 
-// One lane's result: top and sum are its running maximum (log2) and sum of weights, values its (head_dim,) weighted sum.
-void finish_lane(const Work& work, int lane, float top, float sum, const float* values) {
-  const Call& call = work.call;
-  if (work.task.partial < 0) {
-    const int head = work.head_of(lane);
-    if (call.options.sinks) sum += std::exp2(call.options.sinks[head] * kLog2E - top);
-    write_row(call, head, work.row_of(lane), values, sum > 0.0f ? 1.0f / sum : 0.0f);
-    return;
+// Where a lane's result goes, and what its weighted sum is multiplied by.
+struct Target {
+  char* at;
+  Type type;
+  float factor;
+};
+
+INLINE void write(const Target& to, int i, float number) {
+  if (to.type == Type::f32)
+    reinterpret_cast<float*>(to.at)[i] = number * to.factor;
+  else
+    reinterpret_cast<uint16_t*>(to.at)[i] = to_bf16(number * to.factor);
+}
+INLINE void write(const Target& to, int i, vf numbers) {
+  if (to.type == Type::f32) {
+    store(reinterpret_cast<float*>(to.at) + i, numbers * to.factor);
+  } else {
+    const vh rounded = narrowed(numbers * to.factor);
+    std::memcpy(to.at + 2 * i, &rounded, sizeof rounded);
   }
-  const int64_t at = work.task.partial + lane;
-  work.partials.sums[at] = sum > 0.0f ? top + std::log2(sum) : kNothing;
+}
+
+void write_row(const Target& to, const float* numbers, int d) {
+  int i = 0;
+  for (; i + VL <= d; i += VL) write(to, i, load(numbers + i));
+  for (; i < d; ++i) write(to, i, numbers[i]);
+}
+
+// Closes a lane: top and sum are its running maximum (log2) and sum of weights.
+Target close_lane(const Work& work, int lane, float top, float sum) {
+  const Call& call = work.call;
   const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
-  float* to = work.partials.outputs + at * call.head_dim;
-  for (int i = 0; i < call.head_dim; ++i) to[i] = values[i] * factor;
+  if (work.task.partial >= 0) {
+    const int64_t at = work.task.partial + lane;
+    work.partials.sums[at] = sum > 0.0f ? top + std::log2(sum) : kNothing;
+    return {reinterpret_cast<char*>(work.partials.outputs + at * call.head_dim), Type::f32, factor};
+  }
+  const int head = work.head_of(lane);
+  char* at = call.output.at(head, work.row_of(lane));
+  if (!call.options.sinks) return {at, call.output.type, factor};
+  const float with_sink = sum + std::exp2(call.options.sinks[head] * kLog2E - top);
+  return {at, call.output.type, with_sink > 0.0f ? 1.0f / with_sink : 0.0f};
 }
 
 // The row of `turns` that belongs to a shift.

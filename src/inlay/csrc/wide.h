@@ -65,16 +65,29 @@ struct Wide {
 
   void load_queries() {
     const Call& call = work.call;
+    const Type type = call.query.type;
     for (int t = 0; t < tiles; ++t)
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const int which = std::min(t * kLanes + lane, work.lanes() - 1);  // spare lanes repeat the last one
-        const int head = work.head_of(which), row = work.row_of(which);
-        const char* from = call.query.at(head, row);
-        float* to = queries + static_cast<size_t>(t) * d * kLanes + lane;
-        for (int i = 0; i < d; ++i) to[i * kLanes] = element(from, call.query.type, i);
-        positions[t * kLanes + lane] = work.position_of(which);
-        slopes[t * kLanes + lane] = call.options.slopes ? call.options.slopes[head] * kLog2E : 0.0f;
-        extents[t].add(work.position_of(which));
+      for (int first = 0; first < kLanes; first += VL) {
+        const char* from[VL];
+        for (int l = 0; l < VL; ++l) {
+          const int lane = t * kLanes + first + l;
+          const int which = std::min(lane, work.lanes() - 1);  // spare lanes repeat the last one
+          const int head = work.head_of(which);
+          from[l] = call.query.at(head, work.row_of(which));
+          positions[lane] = work.position_of(which);
+          slopes[lane] = call.options.slopes ? call.options.slopes[head] * kLog2E : 0.0f;
+          extents[t].add(positions[lane]);
+        }
+        float* to = queries + static_cast<size_t>(t) * d * kLanes + first;
+        int i = 0;
+        for (; i + VL <= d; i += VL) {
+          vf square[VL];
+          for (int l = 0; l < VL; ++l) square[l] = elements(from[l], type, i);
+          transpose<1>(square);
+          for (int e = 0; e < VL; ++e) store(to + (i + e) * kLanes, square[e]);
+        }
+        for (; i < d; ++i)
+          for (int l = 0; l < VL; ++l) to[i * kLanes + l] = element(from[l], type, i);
       }
     for (int lane = 0; lane < tiles * kLanes; ++lane) {
       top[lane] = kNothing;
@@ -114,53 +127,95 @@ struct Wide {
     if (ready && wanted == shift) return;
     shift = wanted;
     ready = true;
-    lane_queries = queries;
-    if (shift != 0) {
-      const int at = turn_of(work.turns, shift), half = work.turns.half;
-      const float* cos = work.turns.cos + static_cast<size_t>(at) * half;
-      const float* sin = work.turns.sin + static_cast<size_t>(at) * half;
-      for (int t = 0; t < tiles; ++t) turn_tile(cos, sin, half, t);
-      lane_queries = turned;
-    }
-    if constexpr (Paired) {
-      for (size_t i = 0; i < static_cast<size_t>(tiles) * d / 2; ++i)
-        for (int v = 0; v < N; ++v) {
-          const float* from = lane_queries + 2 * i * kLanes + v * VL;
-          store_pairs(pairs + i * kLanes + v * VL, load(from), load(from + kLanes));
-        }
+    const int half = wanted == 0 ? 0 : work.turns.half;
+    const int at = wanted == 0 ? 0 : turn_of(work.turns, wanted);
+    const float* cos = work.turns.cos + static_cast<size_t>(at) * half;
+    const float* sin = work.turns.sin + static_cast<size_t>(at) * half;
+    lane_queries = wanted == 0 ? queries : turned;
+    for (int t = 0; t < tiles; ++t) {
+      const float* from = queries + static_cast<size_t>(t) * d * kLanes;
+      if constexpr (Paired) {
+        turn_pairs(cos, sin, half, from, pairs + static_cast<size_t>(t) * d / 2 * kLanes);
+      } else if (half > 0) {
+        turn_tile(cos, sin, half, from, turned + static_cast<size_t>(t) * d * kLanes);
+      }
     }
   }
 
-  void turn_tile(const float* cos, const float* sin, int half, int t) {
+  // Dimensions a and b of one pair, turned.
+  static INLINE void rotate(const float* a, const float* b, float cos, float sin, vf& left, vf& right) {
+    const vf x = load(a), y = load(b);
+    left = x * cos - y * sin;
+    right = y * cos + x * sin;
+  }
+
+  void turn_tile(const float* cos, const float* sin, int half, const float* from, float* to) const {
     const bool interleaved = work.call.options.interleaved;
-    const float* from = queries + static_cast<size_t>(t) * d * kLanes;
-    float* to = turned + static_cast<size_t>(t) * d * kLanes;
     for (int i = 0; i < half; ++i) {
       const size_t a = static_cast<size_t>(interleaved ? 2 * i : i) * kLanes;
       const size_t b = static_cast<size_t>(interleaved ? 2 * i + 1 : i + half) * kLanes;
       for (int v = 0; v < kLanes; v += VL) {
-        const vf left = load(from + a + v), right = load(from + b + v);
-        store(to + a + v, left * cos[i] - right * sin[i]);
-        store(to + b + v, right * cos[i] + left * sin[i]);
+        vf left, right;
+        rotate(from + a + v, from + b + v, cos[i], sin[i], left, right);
+        store(to + a + v, left);
+        store(to + b + v, right);
       }
     }
     const size_t rotated = static_cast<size_t>(2 * half) * kLanes;
     std::memcpy(to + rotated, from + rotated, (static_cast<size_t>(d) * kLanes - rotated) * sizeof(float));
   }
 
+  // The same, into bf16 pairs of neighbouring dimensions.
+  void turn_pairs(const float* cos, const float* sin, int half, const float* from, uint32_t* to) const {
+    const bool interleaved = work.call.options.interleaved;
+    const bool odd = half % 2 != 0;  // then a pair of dimensions holds one of each half
+    for (int v = 0; v < kLanes; v += VL) {
+      const float* at = from + v;
+      uint32_t* out = to + v;
+      vf left, right, next_left, next_right;
+      if (interleaved) {
+        for (int i = 0; i < half; ++i) {
+          rotate(at + 2 * i * kLanes, at + (2 * i + 1) * kLanes, cos[i], sin[i], left, right);
+          Wide::store_pairs(out + i * kLanes, left, right);
+        }
+      } else if (!odd) {
+        for (int i = 0; i < half; i += 2) {
+          rotate(at + i * kLanes, at + (i + half) * kLanes, cos[i], sin[i], left, right);
+          rotate(at + (i + 1) * kLanes, at + (i + 1 + half) * kLanes, cos[i + 1], sin[i + 1], next_left, next_right);
+          Wide::store_pairs(out + i / 2 * kLanes, left, next_left);
+          Wide::store_pairs(out + (i + half) / 2 * kLanes, right, next_right);
+        }
+      } else {
+        for (int i = 0; i < half; ++i) {
+          rotate(at + i * kLanes, at + (i + half) * kLanes, cos[i], sin[i], left, right);
+          Wide::store_half(out + i / 2 * kLanes, i % 2, left);
+          Wide::store_half(out + (i + half) / 2 * kLanes, (i + half) % 2, right);
+        }
+      }
+      for (int i = half; i < d / 2; ++i)
+        Wide::store_pairs(out + i * kLanes, load(at + 2 * i * kLanes), load(at + (2 * i + 1) * kLanes));
+    }
+  }
+
   // Pass 1: scores of keys begin … end - 1 for one tile of lanes.
   void score(const Tile& tile, int begin, int end, int t) {
     float* to = scores + static_cast<size_t>(t) * (kKeys + MR) * kLanes;
-    for (int key = begin; key < end; key += MR) {  // what is written behind `end` is overwritten or never read
-      const char* rows[MR];
-      for (int j = 0; j < MR; ++j) rows[j] = key_at(tile, std::min(key + j, end - 1));
-      if (t == 0)
-        for (int j = key; j < std::min(key + MR, end); ++j) prefetch(tile.keys[j] + next_tile, d * sizeof(T));
-      if constexpr (Paired)
-        multiply_pairs(rows, pairs + static_cast<size_t>(t) * d / 2 * kLanes, to + key * kLanes);
-      else
-        multiply(rows, lane_queries + static_cast<size_t>(t) * d * kLanes, to + key * kLanes);
-    }
+    int key = begin;
+    for (; key + MR / 2 < end; key += MR) score_rows<MR>(tile, key, end, t, to + key * kLanes);
+    if (key < end) score_rows<MR / 2>(tile, key, end, t, to + key * kLanes);
+  }
+
+  // M keys from `key` on. What is written behind `end` is overwritten later or never read.
+  template <int M>
+  INLINE void score_rows(const Tile& tile, int key, int end, int t, float* to) const {
+    const char* rows[M];
+    for (int j = 0; j < M; ++j) rows[j] = key_at(tile, std::min(key + j, end - 1));
+    if (t == 0)
+      for (int j = key; j < std::min(key + M, end); ++j) prefetch(tile.keys[j] + next_tile, d * sizeof(T));
+    if constexpr (Paired)
+      Wide::template multiply_pairs<M>(rows, pairs + static_cast<size_t>(t) * d / 2 * kLanes, to);
+    else
+      Wide::template multiply<M>(rows, lane_queries + static_cast<size_t>(t) * d * kLanes, to);
   }
 
   const char* key_at(const Tile& tile, int key) const {
@@ -177,18 +232,19 @@ struct Wide {
       return reinterpret_cast<const float*>(tile.values[key]);
   }
 
+  template <int M>
   void multiply(const char* const* rows, const float* query, float* to) const {
-    const float* key[MR];
-    for (int j = 0; j < MR; ++j) key[j] = reinterpret_cast<const float*>(rows[j]);
-    vf sum[MR][N] = {};
+    const float* key[M];
+    for (int j = 0; j < M; ++j) key[j] = reinterpret_cast<const float*>(rows[j]);
+    vf sum[M][N] = {};
     for (int i = 0; i < d; ++i, query += kLanes) {
       vf q[N];
       for (int v = 0; v < N; ++v) q[v] = load(query + v * VL);
 #pragma GCC unroll 8
-      for (int j = 0; j < MR; ++j)
+      for (int j = 0; j < M; ++j)
         for (int v = 0; v < N; ++v) sum[j][v] += key[j][i] * q[v];
     }
-    for (int j = 0; j < MR; ++j)
+    for (int j = 0; j < M; ++j)
       for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
   }
 
@@ -303,22 +359,39 @@ struct Wide {
   }
 
   void finish() {
-    float values[kMostDims];
-    for (int lane = 0; lane < work.lanes(); ++lane) {
-      const int t = lane / kLanes;
-      const float* from = sums + static_cast<size_t>(t) * d * kLanes + lane % kLanes;
-      for (int i = 0; i < d; ++i) values[i] = from[i * kLanes];
-      finish_lane(work, lane, top[lane], total[lane], values);
+    for (int first = 0; first < work.lanes(); first += VL) {
+      const int count = std::min(VL, work.lanes() - first);
+      const float* from = sums + static_cast<size_t>(first / kLanes) * d * kLanes + first % kLanes;
+      Target to[VL];
+      for (int l = 0; l < count; ++l) to[l] = close_lane(work, first + l, top[first + l], total[first + l]);
+      int i = 0;
+      for (; i + VL <= d; i += VL) {
+        vf square[VL];
+        for (int e = 0; e < VL; ++e) square[e] = load(from + (i + e) * kLanes);
+        transpose<1>(square);
+        for (int l = 0; l < count; ++l) write(to[l], i, square[l]);
+      }
+      for (; i < d; ++i)
+        for (int l = 0; l < count; ++l) write(to[l], i, from[i * kLanes + l]);
     }
   }
 
 #ifdef INLAY_PAIRS
   // Two vectors as bf16 pairs, left in the low halves. Returns the sum of what they were rounded to.
   static INLINE vf store_pairs(uint32_t* to, vf left, vf right) {
-    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)left));
-    const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)right)), 16);
-    _mm512_storeu_si512(to, _mm512_or_si512(low, high));
-    return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(low, 16)) + (vf)_mm512_castsi512_ps(high);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i both = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
+    _mm512_storeu_si512(to, both);
+    const __m512i high = _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+    return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)) + (vf)_mm512_castsi512_ps(high);
+  }
+
+  // One half of the pairs; the other half stays.
+  static INLINE void store_half(uint32_t* to, int which, vf numbers) {
+    uint16_t rounded[VL];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded), (__m256i)_mm512_cvtneps_pbh((__m512)numbers));
+    for (int lane = 0; lane < VL; ++lane) std::memcpy(reinterpret_cast<char*>(to + lane) + 2 * which, rounded + lane, 2);
   }
 
   static INLINE vf add_products(vf sum, uint32_t pair, __m512i pairs_of_lanes) {
@@ -326,21 +399,22 @@ struct Wide {
                                 (__m512bh)pairs_of_lanes);
   }
 
+  template <int M>
   void multiply_pairs(const char* const* rows, const uint32_t* query, float* to) const {
-    const char* key[MR];
-    for (int j = 0; j < MR; ++j) key[j] = rows[j];
-    vf sum[MR][N] = {};
+    const char* key[M];
+    for (int j = 0; j < M; ++j) key[j] = rows[j];
+    vf sum[M][N] = {};
     for (int i = 0; i < d / 2; ++i, query += kLanes) {
       __m512i q[N];
       for (int v = 0; v < N; ++v) q[v] = _mm512_loadu_si512(query + v * VL);
 #pragma GCC unroll 8
-      for (int j = 0; j < MR; ++j) {
+      for (int j = 0; j < M; ++j) {
         uint32_t pair;
         std::memcpy(&pair, key[j] + 4 * i, 4);
         for (int v = 0; v < N; ++v) sum[j][v] = add_products(sum[j][v], pair, q[v]);
       }
     }
-    for (int j = 0; j < MR; ++j)
+    for (int j = 0; j < M; ++j)
       for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
   }
 
@@ -379,6 +453,8 @@ struct Wide {
   }
 #else  // never called: no variant without the instructions is Paired
   static vf store_pairs(uint32_t* to, vf left, vf right);
+  static void store_half(uint32_t* to, int which, vf numbers);
+  template <int M>
   void multiply_pairs(const char* const* rows, const uint32_t* query, float* to) const;
   template <int M>
   void add_pairs(int pairs_of_keys, int first, const vf* decay, float* to) const;
