@@ -3,7 +3,8 @@
 
 template <class T, bool Paired>
 struct Narrow {
-  static constexpr int kBlock = 4;  // lanes that share what is loaded
+  static constexpr int kBlock = 4;           // lanes that share what is loaded
+  static constexpr int kRow = kKeys + VL;    // scores of a lane, with room for a vector that begins in the tile
 
   const Work& work;
   const int d, lanes;
@@ -12,7 +13,7 @@ struct Narrow {
   float* turned;
   uint16_t* halves;  // turned, as bf16
   float* sums;       // (lanes, d)
-  float* scores;     // (lanes, kKeys)
+  float* scores;     // (lanes, kRow)
   float top[kNarrowLanes], total[kNarrowLanes];
   const float* lane_queries = nullptr;
   int32_t shift = 0;
@@ -33,12 +34,12 @@ struct Narrow {
   Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()),
         next_tile(w.call.pool_keys.row_stride * static_cast<int64_t>(sizeof(T)) * kKeys) {
     const size_t size = static_cast<size_t>(lanes) * d;
-    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kKeys) * sizeof(float) + 8 * 64)};
+    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kRow) * sizeof(float) + 8 * 64)};
     queries = arena.take<float>(size);
     turned = arena.take<float>(size);
     halves = arena.take<uint16_t>(size);
     sums = arena.take<float>(size);
-    scores = arena.take<float>(static_cast<size_t>(lanes) * kKeys);
+    scores = arena.take<float>(static_cast<size_t>(lanes) * kRow);
     for (int lane = 0; lane < lanes; ++lane) {
       const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
       for (int i = 0; i < d; ++i) queries[lane * d + i] = element(from, work.call.query.type, i);
@@ -51,10 +52,7 @@ struct Narrow {
   void add(const Tile& tile) {
     for (int s = 0; s < tile.segments; ++s) {
       turn(tile.segment[s].shift);
-      int lane = 0;
-      for (; lane + kBlock <= lanes; lane += kBlock) score<kBlock>(tile, tile.segment[s], lane);
-      for (; lane + 2 <= lanes; lane += 2) score<2>(tile, tile.segment[s], lane);
-      for (; lane < lanes; ++lane) score<1>(tile, tile.segment[s], lane);
+      score(tile, tile.segment[s]);
     }
     float decay[kNarrowLanes];
     for (int lane = 0; lane < lanes; ++lane) decay[lane] = weigh(tile, lane);
@@ -90,52 +88,63 @@ struct Narrow {
       for (int i = 0; i < lanes * d; ++i) halves[i] = to_bf16(lane_queries[i]);
   }
 
-  // Pass 1 for B lanes.
-  template <int B>
-  void score(const Tile& tile, const Segment& segment, int lane) {
-    int key = segment.begin;
-    for (; key + 2 <= segment.end; key += 2) {
-      if (lane == 0) {
-        prefetch(tile.keys[key] + next_tile, 2 * d * sizeof(T));
-        prefetch(tile.values[key] + next_tile, 2 * d * sizeof(T));
-      }
-      score_keys<B, 2>(tile, key, lane);
+  // Pass 1: a vector of keys at a time, and all lanes while these are near.
+  void score(const Tile& tile, const Segment& segment) {
+    for (int key = segment.begin; key < segment.end; key += VL) {
+      const char* keys[VL];
+      for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, segment.end - 1)];
+      for (int lane = 0; lane < lanes; ++lane)  // what is written behind the segment is overwritten or masked
+        store(scores + lane * kRow + key, lane == 0 ? streamed(keys) : products(keys, lane));
     }
-    for (; key < segment.end; ++key) score_keys<B, 1>(tile, key, lane);
   }
 
-  template <int B, int K>
-  INLINE void score_keys(const Tile& tile, int key, int lane) {
-    vf sum[B][K] = {};
+  // The first lane's query with VL keys, one after the other as they come from memory.
+  INLINE vf streamed(const char* const* keys) const {
+    vf sum[VL];
+#pragma GCC unroll 16
+    for (int j = 0; j < VL; ++j) {
+      prefetch(keys[j] + next_tile, d * sizeof(T));
+      vf one = {};
+      if constexpr (Paired) {
+#ifdef INLAY_PAIRS
+        for (int i = 0; i < d; i += 2 * VL)
+          one = (vf)_mm512_dpbf16_ps((__m512)one, (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i),
+                                     (__m512bh)_mm512_loadu_si512(halves + i));
+#endif
+      } else {
+        for (int i = 0; i < d; i += VL) one += load(reinterpret_cast<const T*>(keys[j]) + i) * load(lane_queries + i);
+      }
+      sum[j] = one;
+    }
+    return sum_each(sum);
+  }
+
+  // One lane's query with VL keys that are near by now.
+  INLINE vf products(const char* const* keys, int lane) const {
+    vf sum[VL] = {};
     if constexpr (Paired) {
 #ifdef INLAY_PAIRS
       for (int i = 0; i < d; i += 2 * VL) {
-        __m512bh k[K];
-        for (int j = 0; j < K; ++j) k[j] = (__m512bh)_mm512_loadu_si512(tile.keys[key + j] + 2 * i);
-        for (int b = 0; b < B; ++b) {
-          const auto q = (__m512bh)_mm512_loadu_si512(halves + static_cast<size_t>(lane + b) * d + i);
-          for (int j = 0; j < K; ++j) sum[b][j] = (vf)_mm512_dpbf16_ps((__m512)sum[b][j], k[j], q);
-        }
+        const auto q = (__m512bh)_mm512_loadu_si512(halves + static_cast<size_t>(lane) * d + i);
+#pragma GCC unroll 16
+        for (int j = 0; j < VL; ++j)
+          sum[j] = (vf)_mm512_dpbf16_ps((__m512)sum[j], (__m512bh)_mm512_loadu_si512(keys[j] + 2 * i), q);
       }
 #endif
     } else {
       for (int i = 0; i < d; i += VL) {
-        vf k[K];
-        for (int j = 0; j < K; ++j) k[j] = load(reinterpret_cast<const T*>(tile.keys[key + j]) + i);
-        for (int b = 0; b < B; ++b) {
-          const vf q = load(lane_queries + static_cast<size_t>(lane + b) * d + i);
-          for (int j = 0; j < K; ++j) sum[b][j] += k[j] * q;
-        }
+        const vf q = load(lane_queries + static_cast<size_t>(lane) * d + i);
+#pragma GCC unroll 16
+        for (int j = 0; j < VL; ++j) sum[j] += load(reinterpret_cast<const T*>(keys[j]) + i) * q;
       }
     }
-    for (int b = 0; b < B; ++b)
-      for (int j = 0; j < K; ++j) scores[(lane + b) * kKeys + key + j] = sum_of(sum[b][j]);
+    return sum_each(sum);
   }
 
   // Pass 2 for one lane. Returns how much its sums so far count.
   float weigh(const Tile& tile, int lane) {
     const Options& options = work.call.options;
-    float* score = scores + lane * kKeys;
+    float* score = scores + lane * kRow;
     for (int key = tile.count; key % VL; ++key) score[key] = 0.0f;
     const int count = (tile.count + VL - 1) / VL * VL;
     const int32_t position = work.position_of(lane);
@@ -179,10 +188,11 @@ struct Narrow {
       for (int c = 0; c < C; ++c) sum[b][c] = load(sums + static_cast<size_t>(lane + b) * d + first + c * VL) * decay[lane + b];
     for (int key = 0; key < tile.count; ++key) {
       const T* at = reinterpret_cast<const T*>(tile.values[key]) + first;
+      if (lane == 0) prefetch(tile.values[key] + next_tile + first * sizeof(T), C * VL * sizeof(T));
       vf value[C];
       for (int c = 0; c < C; ++c) value[c] = load(at + c * VL);
       for (int b = 0; b < B; ++b) {
-        const float weight = scores[(lane + b) * kKeys + key];
+        const float weight = scores[(lane + b) * kRow + key];
         for (int c = 0; c < C; ++c) sum[b][c] += weight * value[c];
       }
     }

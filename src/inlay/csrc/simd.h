@@ -83,6 +83,19 @@ INLINE void transpose(vf* rows) {
     transpose<2 * W>(rows);
   }
 }
+// The sums of VL vectors, each in its place.
+template <int W = 1>
+INLINE vf sum_each(vf* rows) {
+  if constexpr (W == VL) {
+    return rows[0];
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; i += 2 * W)
+      rows[i] = mix_low<W>(rows[i], rows[i + W], std::make_index_sequence<VL>()) +
+                mix_high<W>(rows[i], rows[i + W], std::make_index_sequence<VL>());
+    return sum_each<2 * W>(rows);
+  }
+}
 #else
 template <int W>
 void transpose(vf* rows) {
@@ -92,6 +105,12 @@ void transpose(vf* rows) {
       rows[i][j] = rows[j][i];
       rows[j][i] = kept;
     }
+}
+template <int W = 1>
+vf sum_each(vf* rows) {
+  vf sums;
+  for (int i = 0; i < VL; ++i) sums[i] = sum_of(rows[i]);
+  return sums;
 }
 #endif
 
