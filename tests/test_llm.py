@@ -239,7 +239,7 @@ def test_end_of_sequence_ends_an_answer_unless_told_otherwise():
     llm = LLM(tiny("llama"), kv_memory="16MiB")
     (free,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     last = free.outputs[0].token_ids[-1]
-    llm._stop_ids = frozenset([last])
+    llm._intake._stop_ids = frozenset([last])
     (ended,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=5))
     assert len(ended.outputs[0].token_ids) == free.outputs[0].token_ids.index(last) + 1
     assert ended.outputs[0].finish_reason == "stop"

@@ -39,6 +39,34 @@ def usage(**changes: int) -> Usage:
         ("min_p", -0.01),
         ("min_p", 1.01),
         ("min_p", math.nan),
+        ("typical_p", 0),
+        ("typical_p", 1.5),
+        ("typical_p", math.nan),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.inf),
+        ("repetition_penalty", math.nan),
+        ("repetition_penalty", True),
+        ("presence_penalty", 2.5),
+        ("presence_penalty", math.nan),
+        ("presence_penalty", None),
+        ("frequency_penalty", -2.5),
+        ("frequency_penalty", "1"),
+        ("logit_bias", {1: 101}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", [1]),
+        ("n", 0),
+        ("n", 129),
+        ("n", 2.0),
+        ("n", True),
+        ("structured_outputs", {}),
+        ("structured_outputs", {"xml": "a"}),
+        ("structured_outputs", {"regex": "a", "choice": ["a"]}),
+        ("structured_outputs", "a+"),
+        ("structured_outputs", ["json"]),
         ("seed", -1),
         ("seed", 2**64),
         ("seed", 1.5),
@@ -86,6 +114,35 @@ def test_a_parameter_out_of_range_is_named_with_its_value(name, value):
         ({"seed": 2**64}, f"seed is {2**64}; it must be None or a whole number from 0 to 2**64 - 1."),
         ({"stop": [""]}, "stop is ['']; it must be None, a string or a list of strings, none of them empty."),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5; it must be a whole number from 0 to max_tokens=4."),
+        ({"n": 2, "temperature": 0}, "n is 2; it must be 1 where temperature is 0, since all answers would be equal."),
+        (
+            {"logit_bias": {1: 101}},
+            "logit_bias is {1: 101}; it must be None or a dict of token ids to numbers from -100 to 100.",
+        ),
+        ({"presence_penalty": 3}, "presence_penalty is 3; it must be a number from -2 to 2."),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a finite number above 0."),
+        (
+            {"structured_outputs": {"xml": 1}},
+            "structured_outputs is {'xml': 1}; it must be None or a dict with exactly one of "
+            "json, json_object, regex, choice.",
+        ),
+        (
+            {"structured_outputs": {"json": 3}},
+            "structured_outputs['json'] is 3; it must be a JSON Schema, as a dict or as text.",
+        ),
+        (
+            {"structured_outputs": {"json_object": False}},
+            "structured_outputs['json_object'] is False; it must be True.",
+        ),
+        (
+            {"structured_outputs": {"regex": ""}},
+            "structured_outputs['regex'] is ''; it must be a pattern, and not an empty one.",
+        ),
+        (
+            {"structured_outputs": {"choice": ["a", ""]}},
+            "structured_outputs['choice'] is ['a', '']; "
+            "it must be a list of strings, at least one and none of them empty.",
+        ),
         ({"min_tokens": -5, "max_tokens": None}, "min_tokens is -5; it must be a whole number from 0 up."),
     ],
 )
@@ -111,6 +168,14 @@ def test_the_sentence_names_the_allowed_range(changes, sentence):
         {"min_tokens": 16},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"typical_p": 1},
+        {"repetition_penalty": 1e-3},
+        {"presence_penalty": -2, "frequency_penalty": 2},
+        {"logit_bias": {0: -100, 5: 100}},
+        {"logit_bias": {}},
+        {"n": 128},
+        {"structured_outputs": {"json": {}}},
+        {"structured_outputs": {"choice": ("a",)}},
     ],
 )
 def test_the_ends_of_every_range_are_allowed(changes):
@@ -148,6 +213,14 @@ def test_sampling_params_are_frozen_and_replaceable():
     assert dataclasses.replace(params, top_k=4) == SamplingParams(top_k=4)
     with pytest.raises(ParameterError):
         dataclasses.replace(params, top_k=-4)
+
+
+def test_parameters_with_dicts_are_compared_and_hashed():
+    one = SamplingParams(logit_bias={1: 2.0}, structured_outputs={"json": {"type": "object"}})
+    same = SamplingParams(logit_bias={1: 2.0}, structured_outputs={"json": {"type": "object"}})
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != SamplingParams(logit_bias={1: 3.0})
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,11 @@ from inlay.chat import ChatTemplate
 from inlay.config import REUSE, EngineConfig, check_choice
 from inlay.engine.encoder import Progress
 from inlay.engine.engine import Engine
+from inlay.engine.intake import Intake
 from inlay.engine.probe import why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.sampler import request_seed
-from inlay.engine.stream import TextStream
-from inlay.errors import ContextError, ParameterError
+from inlay.errors import ParameterError
 from inlay.inputs import (
     Message,
     PromptInput,
@@ -39,7 +38,7 @@ from inlay.inputs import (
 from inlay.layout import SchemaLayout
 from inlay.library import Library, Policy
 from inlay.models.adapter import dtype_name
-from inlay.models.load import LoadedModel, load_model, stop_ids
+from inlay.models.load import LoadedModel, load_model
 from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.tokens import TextEncoder
@@ -83,9 +82,7 @@ class LLM:
         )
         self._library = _library(loaded, self.config, why_not_shift(loaded.spec, runner, pool))
         self._policy()  # a default that the model cannot follow is an error now, not at the first request
-        self._stop_ids = stop_ids(loaded)
-        self._entropy = secrets.randbits(64) if seed is None else seed
-        self._requests = 0
+        self._intake = Intake(loaded, secrets.randbits(64) if seed is None else seed)
 
     @property
     def encoder(self) -> TextEncoder:
@@ -154,7 +151,7 @@ class LLM:
         requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions))
         with tqdm(total=len(requests), disable=not use_tqdm, desc="prompts") as bar:
             for request in self._run(requests):
-                bar.update(request.finished)
+                bar.update(request.answered)
         return [request.output() for request in requests]
 
     def stream(
@@ -233,31 +230,7 @@ class LLM:
 
     def _request(self, prompt: Any, params: SamplingParams, policy: Policy) -> Request:
         layout = self._place(prompt, policy)
-        ids, positions = layout.ids, layout.positions
-        if not ids:
-            raise ParameterError("a prompt is empty; give at least one token")
-        longest = self.loaded.spec.max_positions
-        if positions[-1] + 1 >= longest:
-            where = f"{layout.place}: " if layout.place else ""
-            raise ContextError(
-                f"{where}the prompt ends at position {positions[-1]} and the model's context is {longest} tokens long, "
-                "answer included; shorten the prompt, or import fewer modules"
-            )
-        room = longest - positions[-1] - 1
-        number, self._requests = self._requests, self._requests + 1
-        return Request(
-            id=str(number),
-            prompt=layout.text or None,
-            ids=ids,
-            positions=positions,
-            splice=self._library.splice(layout, policy),
-            params=params,
-            seed=request_seed(params, number, self._entropy),
-            stop_ids=frozenset() if params.ignore_eos else self._stop_ids,
-            limit=room if params.max_tokens is None else min(room, params.max_tokens),
-            stream=TextStream(self.tokenizer, ids, params),
-            spell=lambda token: str(self.tokenizer.decode([token])),
-        )
+        return self._intake.request(layout, self._library.splice(layout, policy), params)
 
     def _place(self, prompt: Any, policy: Policy) -> PromptLayout:
         if isinstance(prompt, (Prompt, PromptBuilder)):
@@ -290,21 +263,23 @@ class LLM:
         for request in requests:
             self._engine.add(request)
         try:
-            while not all(request.finished for request in requests):
+            while not all(request.answered for request in requests):
                 self._engine.step()
                 for request in requests:
-                    if len(request.token_ids) > told[request]:
-                        told[request] = len(request.token_ids)
+                    if request.said > told[request]:
+                        told[request] = request.said
                         yield request
             for request in requests:
-                if request.error is not None:
-                    raise request.error
-                if len(request.token_ids) > told[request]:
+                for member in request.family:
+                    if member.error is not None:
+                        raise member.error
+                if request.said > told[request]:
                     yield request
         finally:  # also when the caller stops listening, or a step fails
             for request in requests:
-                if not request.finished:
-                    self._engine.release(request)
+                for member in request.family:
+                    if not member.finished:
+                        self._engine.release(member)
 
 
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from inlay.attention.plan import Plan, advance, build_plan
+from inlay.cache.pool import cut
 from inlay.cache.segment import Segment, SegmentSpec
 from inlay.cache.splice import Cached
 from inlay.cache.store import SegmentStore
@@ -32,8 +33,10 @@ class Engine:
         return self._encoder.encode(specs, progress)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
-        self.scheduler.waiting.append(request)
+        """Queue a request, and the answers that follow it right behind it."""
+        for member in request.family:
+            self.scheduler.waiting.append(member)
+            request.readers += 1
 
     @property
     def busy(self) -> bool:
@@ -46,7 +49,7 @@ class Engine:
         try:
             return self._compute(step)
         except BaseException as error:  # what was taken out of the queue for this step is lost
-            for request in set(step.owners):
+            for request in {member for owner in step.owners for member in owner.family if not member.finished}:
                 request.error = error
                 self.release(request)
             raise
@@ -54,13 +57,7 @@ class Engine:
     def _compute(self, step: Step) -> list[Request]:
         logits = self._runner.run(step.work, [row for _, row in step.sampled], self._plan(step))
         advanced = [request for request, _ in step.sampled]
-        tokens = sample(
-            logits,
-            [request.params for request in advanced],
-            [len(request.token_ids) for request in advanced],
-            [request.seed for request in advanced],
-            [request.forbidden() for request in advanced],
-        )
+        tokens = sample(logits, [request.row for request in advanced])
         for request, token, row in zip(advanced, tokens, logits, strict=True):
             if request.token_ids:
                 request.decoded()
@@ -72,12 +69,27 @@ class Engine:
     def release(self, request: Request) -> None:
         """Give back what a request holds, whether it has ended or is given up."""
         self.scheduler.remove(request)
-        self.store.pool.free(request.tail)
-        request.tail = ()
+        self._give_back(request)
         for segment in request.segments:
             segment.pins -= 1
         request.segments = []
         self._decoding = None
+
+    def _give_back(self, request: Request) -> None:
+        """Free the slots that nobody reads any more: of a tail that others read, all but the prompt's."""
+        pool, leader = self.store.pool, request.leader or request
+        if request.released:
+            return
+        request.released = True
+        leader.readers -= 1
+        if leader is not request:
+            pool.free(request.tail)
+            request.tail = ()
+        if leader.released:
+            kept = pool.chunks_for(leader.fresh_tokens) * pool.chunk_size if leader.readers and leader.tail else 0
+            held = sum(run.length for run in leader.tail)
+            pool.free(cut(leader.tail, kept, held - kept))
+            leader.tail = cut(leader.tail, 0, kept)
 
     def _admit(self) -> None:
         while (request := self.scheduler.next_to_admit()) is not None:
@@ -91,6 +103,9 @@ class Engine:
 
     def _place(self, request: Request) -> None:
         """Find or encode the segments of a request, and reserve its open tail."""
+        if request.leader is not None:
+            request.place_behind(request.leader, self.store.allocate(1 + request.limit))
+            return
         specs = [part.spec for part in request.splice if isinstance(part, Cached)]
         hits = frozenset(spec.key for spec in specs if self.store.get(spec) is not None)
         request.hits = hits if request.hits is None else request.hits & hits  # it may have to wait and be placed again
@@ -101,9 +116,10 @@ class Engine:
         used = [segments[spec.key] for spec in specs]
         with self.store.pinned(used):
             tail = self.store.allocate(request.fresh_tokens + request.limit)
-        for segment in used:
-            segment.pins += 1
-        request.segments = used
+        for member in request.family:  # those who follow find the segments still there when their turn comes
+            for segment in used:
+                segment.pins += 1
+            member.segments = used
         request.usage = usage_of(request.splice, request.hits)
         request.place(segments, tail)
 

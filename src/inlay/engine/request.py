@@ -13,9 +13,10 @@ from inlay.attention.plan import Piece, Span, extend, pieces_at
 from inlay.cache.pool import Run, cut
 from inlay.cache.segment import Segment
 from inlay.cache.splice import Cached, Fresh, Splice, pieces
-from inlay.engine.sampler import Sampled
+from inlay.engine.sampler_report import Sampled
+from inlay.engine.sampler_row import Row
 from inlay.engine.stream import TextStream
-from inlay.errors import ContextError
+from inlay.errors import ContextError, InlayError
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 
@@ -38,7 +39,11 @@ class Work:
 
 @dataclass(eq=False)
 class Request:
-    """A request's whole state. ``tail`` is its open tail: slots of the KV that it alone reads."""
+    """One answer's whole state. ``tail`` is its open tail: slots of the KV that it alone writes.
+
+    Of several answers to one prompt, the first leads: it computes the prompt, and the others read it from the leader's
+    tail. Each of them computes the prompt's last token again, for the logits behind it.
+    """
 
     id: str
     prompt: str | None
@@ -46,19 +51,25 @@ class Request:
     positions: tuple[int, ...]
     splice: Splice
     params: SamplingParams
-    seed: int
+    row: Row
     stop_ids: frozenset[int]
     limit: int  # the most tokens that may be generated
     stream: TextStream
     spell: Callable[[int], str]  # one token's text, for log-probabilities
+    index: int = 0  # which of the prompt's answers it is
+    leader: Request | None = None
+    followers: list[Request] = field(default_factory=list)
     arrival: float = field(default_factory=time.perf_counter)
     hits: frozenset[bytes] | None = None  # keys of its segments that were stored when it was first looked at
     usage: Usage | None = None
     segments: list[Segment] = field(default_factory=list)
     tail: tuple[Run, ...] = ()
     tail_tokens: int = 0
+    readers: int = 0  # how many answers read its tail; the prompt's slots are given back behind the last of them
+    released: bool = False
     context: tuple[Piece, ...] = ()
     prefill: list[Work] = field(default_factory=list)
+    last_work: Work | None = None  # the prompt's end
     token_ids: list[int] = field(default_factory=list)
     forced: Sequence[int] = ()  # the tokens that it has to say, where they are given
     distributions: list[Tensor] = field(default_factory=list)  # of forced tokens: (vocabulary,), fp32, natural logs
@@ -80,6 +91,21 @@ class Request:
     def finished(self) -> bool:
         return self.finish_reason is not None or self.error is not None
 
+    @property
+    def family(self) -> tuple[Request, ...]:
+        """It and the answers that follow it."""
+        return (self, *self.followers)
+
+    @property
+    def answered(self) -> bool:
+        """Whether it and all that follow it have finished."""
+        return all(member.finished for member in self.family)
+
+    @property
+    def said(self) -> int:
+        """How many tokens they have said together."""
+        return sum(len(member.token_ids) for member in self.family)
+
     def place(self, segments: dict[bytes, Segment], tail: tuple[Run, ...]) -> None:
         """Turn the splice into work, now that all that it reads has a place in the pool."""
         self.tail = tail
@@ -93,6 +119,18 @@ class Request:
                 self.prefill.append(Work(part.ids, span))
                 self.context += pieces_at(slots, part.start)
                 self.tail_tokens += len(part.ids)
+        self.last_work = self.prefill[-1]
+
+    def place_behind(self, leader: Request, tail: tuple[Run, ...]) -> None:
+        """Make the prompt's last token its only work: all before it is, or will be in this step, the leader's."""
+        assert leader.last_work is not None, "a leader is placed before its followers"
+        last = leader.last_work
+        if len(last.ids) > 1:
+            last = last.split(len(last.ids) - 1)[1]
+        slots = cut(tail, 0, 1)
+        self.tail, self.tail_tokens = tail, 1
+        self.prefill = [Work(last.ids, Span(last.span.start, 1, last.span.context, slots))]
+        self.context = last.span.context + pieces_at(slots, last.span.start)
 
     def force(self, tokens: Sequence[int]) -> None:
         """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""
@@ -115,21 +153,22 @@ class Request:
         self.context = extend(self.context, slots, self.positions[-1] + len(self.token_ids))
         self.tail_tokens += 1
 
-    def forbidden(self) -> tuple[int, ...]:
-        """Tokens that may not come next."""
-        if len(self.token_ids) >= self.params.min_tokens:
-            return ()
-        return (*self.stop_ids, *self.params.stop_ids)
-
-    def choose(self, logits: Tensor, sampled: Sampled) -> Sampled:
+    def choose(self, logits: Tensor, sampled: Sampled | InlayError) -> Sampled | InlayError:
         """The token that comes next: the one sampled, unless the answer is given. logits: (vocabulary,)."""
-        if not self.forced:
+        if not self.forced or isinstance(sampled, InlayError):
             return sampled
         self.distributions.append(logits.float().log_softmax(dim=-1))
         return Sampled(self.forced[len(self.token_ids)])
 
-    def accept(self, sampled: Sampled) -> None:
-        """Take the next token, and end where it ends the answer."""
+    def accept(self, sampled: Sampled | InlayError) -> None:
+        """Take the next token, and end where it ends the answer, or where there is none."""
+        try:
+            if isinstance(sampled, InlayError):
+                raise sampled
+            self.row.take(sampled.token_id)
+        except InlayError as error:
+            self.error = InlayError(f"request {self.id}: {error}")
+            return
         now = time.perf_counter()
         self.first_token_at = self.first_token_at or now
         token = sampled.token_id
@@ -146,22 +185,37 @@ class Request:
                 self.finish_reason, self.stop_reason = "stop", self.stream.stopped
 
     def output(self) -> RequestOutput:
-        """What the request has come to so far."""
+        """What a leader's request has come to so far."""
         assert self.usage is not None, "a request is admitted before it has output"
-        completion = CompletionOutput(
-            index=0,
+        family = self.family
+        first = min((member.first_token_at for member in family if member.first_token_at is not None), default=None)
+        last = max((member.finished_at or 0.0 for member in family), default=0.0)
+        metrics = RequestMetrics(
+            ttft_s=None if first is None else first - self.arrival,
+            encode_s=self.encode_s,
+            total_s=last - self.arrival if self.answered else None,
+        )
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.ids,
+            prompt_positions=self.positions,
+            outputs=[member.completion() for member in family],
+            finished=self.answered,
+            usage=self.usage,
+            metrics=metrics,
+        )
+
+    def completion(self) -> CompletionOutput:
+        """The answer so far."""
+        return CompletionOutput(
+            index=self.index,
             text=self.stream.text,
             token_ids=tuple(self.token_ids),
             cumulative_logprob=self.logprob,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-        )
-        ttft = None if self.first_token_at is None else self.first_token_at - self.arrival
-        total = None if self.finished_at is None else self.finished_at - self.arrival
-        metrics = RequestMetrics(ttft, self.encode_s, total)
-        return RequestOutput(
-            self.id, self.prompt, self.ids, self.positions, [completion], self.finished, self.usage, metrics
         )
 
     def _check_end(self, token: int) -> None:
@@ -172,6 +226,8 @@ class Request:
             self.finish_reason, self.stop_reason = "stop", token
         elif may_end and token in self.stop_ids:
             self.finish_reason = "stop"
+        elif self.row.guide is not None and self.row.guide.complete:
+            self.finish_reason = "stop"  # even before min_tokens: nothing can follow
         elif len(self.token_ids) >= self.limit:
             self.finish_reason = "length"
 

@@ -62,9 +62,9 @@ def _penalize(scores: Tensor, rows: Sequence[Row], penalized: list[int]) -> None
         _tensor(np.array(penalized).repeat(lengths), scores),
         _tensor(np.concatenate([found.ids for found in seen]), scores),
     )
-    found = scores[places]
-    found = torch.where(found > 0, found / repetition, found * repetition)
-    scores[places] = found - frequency * counts - presence * (counts > 0)
+    logits = scores[places]
+    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+    scores[places] = logits - frequency * counts - presence * (counts > 0)
 
 
 def _places(ids: Sequence[npt.NDArray[np.int64]], like: Tensor) -> tuple[Tensor, Tensor]:

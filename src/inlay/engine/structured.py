@@ -6,6 +6,7 @@ derivatives, walked down a trie of the vocabulary's bytes); it is an optional de
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import InlayError, ParameterError
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _COMPILED = 64  # grammars that are kept
+
+# Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
+# taken to white space go on with it until max_tokens.
+_WHITE_SPACE = r" |\n {0,32}"
+
+
+class _GrammarError(Exception):
+    """What is wrong with a grammar."""
 
 
 class Guide:
@@ -62,24 +72,25 @@ class Grammars:
         Raises ParameterError where the package is missing, and where no answer can be in the language.
         """
         ((kind, value),) = structure.items()
-        return Guide(self._compile(kind, _as_text(kind, value)).deep_copy())
+        try:
+            return Guide(self._compile(*_as_text(kind, value)).deep_copy())
+        except _GrammarError as error:
+            raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
 
     def _compile_new(self, kind: str, text: str) -> LLMatcher:
-        llguidance = _library()
-        matcher = llguidance.LLMatcher(self._vocabulary_trie(), llguidance.grammar_from(kind, text), log_level=0)
-        reason = _sentence(matcher.get_error()) if matcher.is_error() else ""
-        if not reason and matcher.is_stopped() and not matcher.is_accepting():
-            reason = "no text satisfies it"
-        if reason:
-            raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {reason}.")
+        library = _library()
+        matcher: LLMatcher = library.LLMatcher(self._vocabulary_trie(), library.grammar_from(kind, text), log_level=0)
+        if not matcher.is_error():
+            allowed_tokens([Guide(matcher)], self._vocabulary)  # shows whether there is a first token
+        if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
+            raise _GrammarError(_sentence(matcher.get_error()))
         return matcher
 
     def _vocabulary_trie(self) -> LLTokenizer:
         if self._trie is None:
-            from llguidance.hf import from_tokenizer
-
-            ends: Any = self._stop_ids or None
-            self._trie = from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=ends)  # type: ignore[arg-type]
+            description = _plain(self._tokenizer.backend_tokenizer).to_str()
+            ends = self._stop_ids or self._tokenizer.eos_token_id
+            self._trie = _library().LLTokenizer(description, n_vocab=self._vocabulary, eos_token=ends)
         return self._trie
 
 
@@ -94,6 +105,19 @@ def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.b
         places = [(guide.matcher, place) for place, guide in enumerate(guides)]
         fill_next_token_bitmask_par(_executor(), places, bits)
     return np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+
+
+def _plain(backend: Tokenizer) -> Tokenizer:
+    """A copy that neither pads nor cuts, nor puts a space in front of what llguidance knows must come."""
+    backend = copy.deepcopy(backend)
+    backend.no_padding()
+    backend.no_truncation()
+    first = backend.pre_tokenizer
+    steps: Any = first if isinstance(first, pre_tokenizers.Sequence) else (first,)
+    for step in steps:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = False
+    return backend
 
 
 @lru_cache(1)
@@ -111,21 +135,25 @@ def _library() -> Any:
     return llguidance
 
 
-def _as_text(kind: str, value: Any) -> str:
-    """What llguidance reads: JSON text for schemas and choices, patterns as they are."""
-    if kind == "json_object":
-        return '{"type": "object"}'
+def _as_text(kind: str, value: Any) -> tuple[str, str]:
+    """The name of a kind of grammar in llguidance, and its text: JSON for schemas and choices, patterns as they are."""
     if kind == "regex":
-        return str(value)
+        return kind, str(value)
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
-        return json.dumps(list(parsed) if kind == "choice" else parsed)
+        if kind == "choice":
+            return kind, json.dumps(list(parsed))
+        schema = {"type": "object"} if kind == "json_object" else parsed
+        options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
+        return "json", json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema)
     except (TypeError, ValueError) as error:
         raise ParameterError(f"structured_outputs['{kind}'] is no JSON: {error}.") from error
 
 
 def _sentence(report: str) -> str:
     """The part of one of llguidance's reports that says what is wrong, on one line."""
+    if report.startswith("NoExtension"):
+        return "no text satisfies it"
     lines = [line.strip() for line in report.splitlines()]
     said = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     return (said or lines or ["the grammar is too complex"])[0].rstrip(".")

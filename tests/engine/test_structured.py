@@ -1,0 +1,288 @@
+"""Answers in a given language: every one is in it, whatever else is asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay import LLM, InlayError, ParameterError, SamplingParams
+from inlay.engine.stream import TextStream
+from inlay.engine.structured import Grammars, allowed_tokens
+
+from ..conftest import tiny
+from ..tokenizers_for_tests import family
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["tall", "kind", "quick"]}, "maxItems": 3},
+        "home": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+    },
+    "required": ["name", "age", "tags", "home"],
+    "additionalProperties": False,
+}
+NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 5}, "minItems": 2, "maxItems": 4}
+CHOICES = ["yes", "no", "not at all", 'h\u00e9 \U0001f600\n"q\\']
+PATTERN = r"[0-9]{3}-[a-f]{1,5}(x|\u00e9)"
+LONG = SamplingParams(max_tokens=300, seed=1)
+
+
+@cache
+def model(name: str) -> LLM:
+    return LLM(tiny("llama") if name == "tiny" else name, kv_memory="64MiB", seed=0)
+
+
+def fits(text: str, structure: dict) -> bool:
+    """Whether the text is in the language, judged by jsonschema and re."""
+    ((kind, value),) = structure.items()
+    if kind == "json":
+        jsonschema.validate(json.loads(text), value)
+        return True
+    if kind == "json_object":
+        return isinstance(json.loads(text), dict)
+    return text in value if kind == "choice" else re.fullmatch(value, text) is not None
+
+
+STRUCTURES = [{"json": PERSON}, {"json": NUMBERS}, {"regex": PATTERN}, {"choice": CHOICES}]
+
+
+@pytest.mark.parametrize("name", ["demo", "random:tiny"])
+def test_every_answer_is_in_its_language(name):
+    params = [replace(LONG, n=2, structured_outputs=structure, temperature=0.9) for structure in STRUCTURES]
+    outputs = model(name).generate(["Tell me.", "And then?", "Hm", "Yes or no?"], params)
+    for output, structure in zip(outputs, STRUCTURES, strict=True):
+        for one in output.outputs:
+            assert one.finish_reason == "stop"
+            assert fits(one.text, structure), one.text
+    assert len({one.text for one in outputs[0].outputs}) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0},
+        {"top_k": 3},
+        {"top_p": 0.5, "min_p": 0.01},
+        {"typical_p": 0.5},
+        {"frequency_penalty": 2.0, "repetition_penalty": 2.0},
+        {"min_tokens": 100},
+        {"ignore_eos": True},
+        {"logprobs": 2},
+        {"skip_special_tokens": False},
+    ],
+    ids=str,
+)
+def test_other_parameters_leave_it_there(changes):
+    structures = [{"json": NUMBERS}, {"regex": PATTERN}]
+    params = [replace(LONG, structured_outputs=structure, **changes) for structure in structures]
+    for output, structure in zip(model("tiny").generate(["Go on."] * 2, params), structures, strict=True):
+        assert output.outputs[0].finish_reason == "stop"
+        assert fits(output.outputs[0].text, structure)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+def test_streamed_answers_only_grow_and_end_in_it(structure):
+    params = replace(LONG, n=2, structured_outputs=structure)
+    steps = list(model("tiny").stream("Tell me.", params))
+    for index in range(2):
+        texts = [step.outputs[index].text for step in steps]
+        assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+        assert fits(texts[-1], structure)
+
+
+def test_stop_strings_cut_an_answer_and_say_so():
+    """As in vLLM: what they cut is the beginning of an answer, and the reason tells."""
+    params = replace(LONG, n=8, structured_outputs={"json": PERSON})
+    whole = model("tiny").generate("Tell me.", params)[0].outputs
+    cut = model("tiny").generate("Tell me.", replace(params, stop=["quick", '"tall"']))[0].outputs
+    reasons = set()
+    for one, other in zip(cut, whole, strict=True):
+        reasons.add(one.stop_reason)
+        if one.stop_reason is None:
+            assert one.text == other.text
+            assert fits(one.text, {"json": PERSON})
+        else:
+            assert other.text.startswith(one.text + one.stop_reason)
+    assert reasons >= {None, "quick"} or reasons >= {None, '"tall"'}
+
+
+def test_an_answer_ends_as_soon_as_nothing_can_follow():
+    """Not one forward pass is spent on saying end-of-sequence; min_tokens cannot hold up what is whole."""
+    params = replace(LONG, structured_outputs={"choice": ["ab"]}, min_tokens=10)
+    one = model("tiny").generate("x", params)[0].outputs[0]
+    assert (one.text, len(one.token_ids), one.finish_reason, one.stop_reason) == ("ab", 2, "stop", None)
+
+
+def test_min_tokens_and_ignore_eos_go_on_while_the_grammar_can():
+    at_least = replace(
+        LONG, structured_outputs={"regex": "a+"}, min_tokens=20, logit_bias={261: 100}
+    )  # end-of-sequence
+    one = model("tiny").generate("x", at_least)[0].outputs[0]
+    assert (one.text, one.finish_reason) == ("a" * 20, "stop")
+    on = replace(LONG, structured_outputs={"regex": "a+"}, max_tokens=30, ignore_eos=True)
+    one = model("tiny").generate("x", on)[0].outputs[0]
+    assert (one.text, one.finish_reason) == ("a" * 30, "length")
+
+
+def test_a_row_without_a_grammar_is_as_it_is_alone():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    free = SamplingParams(seed=3, max_tokens=12, temperature=0.7, top_p=0.9, ignore_eos=True)
+    (alone,) = llm.generate("Hello", free)
+    guided = [replace(LONG, structured_outputs=structure) for structure in STRUCTURES]
+    together = llm.generate(["Tell me."] * 4 + ["Hello"], [*guided, free])
+    assert together[-1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_json_objects():
+    small = {"json_object": True}
+    (brace,) = model("tiny").tokenizer.encode("}", add_special_tokens=False)
+    params = replace(LONG, n=2, structured_outputs=small, logit_bias={brace: 60})
+    for one in model("tiny").generate("x", params)[0].outputs:
+        assert fits(one.text, small)
+
+
+def test_a_schema_may_be_text_and_say_where_white_space_goes():
+    compact = NUMBERS | {"x-guidance": {"whitespace_flexible": False}}
+    for structure in ({"json": json.dumps(compact)}, {"json": compact}):
+        text = model("tiny").generate("x", replace(LONG, structured_outputs=structure))[0].outputs[0].text
+        assert fits(text, {"json": NUMBERS})
+        assert not re.search(r"\s", text)
+
+
+@pytest.mark.parametrize("name", ["bare", "llama3", "llama2", "gemma"])
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_any_walk_through_the_masks_is_in_the_language(name, seed):
+    """Byte-level BPE and byte fallback; the text is what the answer's stream makes of the tokens."""
+    tokenizer, grammars = _grammars(name)
+    prompt = tokenizer.encode("Well? ")
+    walk = random.Random(seed)
+    for structure in STRUCTURES:
+        guide = grammars.guide(structure)
+        stream = TextStream(tokenizer, prompt, SamplingParams())
+        for _ in range(400):
+            if guide.complete:
+                break
+            (mask,) = allowed_tokens([guide], len(tokenizer) + 3)
+            token = int(walk.choice(np.flatnonzero(mask)))
+            guide.take(token)
+            stream.push(token)
+        stream.finish()
+        assert guide.complete
+        assert fits(stream.text, structure), stream.text
+
+
+@cache
+def _grammars(name: str):
+    tokenizer = family(name)
+    return tokenizer, Grammars(tokenizer, len(tokenizer) + 3, [tokenizer.eos_token_id])
+
+
+def test_a_mask_holds_just_the_tokens_that_some_choice_goes_on_with():
+    llm = model("demo")
+    tokenizer, vocabulary = llm.tokenizer, llm.vocab_size
+    choices = ["the capital", "the price is high", "then", "a"]
+    said = ""
+    guide = Grammars(tokenizer, vocabulary, [1]).guide({"choice": choices})
+    texts = [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    for _ in range(3):
+        (mask,) = allowed_tokens([guide], vocabulary)
+        expected = {
+            token
+            for token, text in enumerate(texts)
+            if text and token not in tokenizer.all_special_ids and any(one.startswith(said + text) for one in choices)
+        }
+        assert set(np.flatnonzero(mask)) == expected
+        token = max(expected, key=lambda one: ((said + texts[one]) in "the price is high", len(texts[one])))
+        guide.take(token)
+        said += texts[token]
+
+
+def test_masks_of_several_rows_equal_those_of_each():
+    tokenizer, grammars = _grammars("llama3")
+    vocabulary = len(tokenizer) + 3
+    guides = [grammars.guide(structure) for structure in STRUCTURES]
+    together = allowed_tokens(guides, vocabulary)
+    for guide, mask in zip(guides, together, strict=True):
+        assert (mask == allowed_tokens([guide], vocabulary)[0]).all()
+
+
+def test_log_probabilities_stay_those_of_the_model():
+    llm = model("tiny")
+    params = SamplingParams(temperature=0, structured_outputs={"choice": ["z"]}, logprobs=0)
+    one = llm.generate("x", params)[0].outputs[0]
+    (expected,) = llm.distributions(["x"], [[ord("z")]])
+    assert one.logprobs is not None
+    token = llm.tokenizer.encode("z", add_special_tokens=False)[0]
+    assert one.token_ids == (token,)
+    assert one.logprobs[0][token].logprob == pytest.approx(float(expected[0, token]), abs=1e-3)
+    assert one.logprobs[0][token].rank > 1
+
+
+@pytest.mark.parametrize(
+    ("structure", "sentence"),
+    [
+        ({"json": {"type": "objectx"}}, "structured_outputs['json'] cannot be used: Invalid type: objectx."),
+        (
+            {"json": {"type": "integer", "minimum": 5, "maximum": 3}},
+            "structured_outputs['json'] cannot be used: Unsatisfiable schema: minimum (5) is greater than maximum (3).",
+        ),
+        ({"json": False}, "structured_outputs['json'] cannot be used: Unsatisfiable schema: schema is false."),
+        (
+            {"json": {"type": "array", "uniqueItems": True}},
+            """structured_outputs['json'] cannot be used: Unimplemented keys: ["uniqueItems"].""",
+        ),
+        (
+            {"json": '{"type":'},
+            "structured_outputs['json'] is no JSON: Expecting value: line 1 column 9 (char 8).",
+        ),
+        (
+            {"json": {"enum": [{1, 2}]}},
+            "structured_outputs['json'] is no JSON: Object of type set is not JSON serializable.",
+        ),
+        ({"regex": "(a"}, "structured_outputs['regex'] cannot be used: unclosed group."),
+        (
+            {"regex": "(?=a)b"},
+            "structured_outputs['regex'] cannot be used: "
+            "look-around, including look-ahead and look-behind, is not supported.",
+        ),
+        ({"regex": r"a[^\s\S]"}, "structured_outputs['regex'] cannot be used: no text satisfies it."),
+    ],
+    ids=str,
+)
+def test_what_no_answer_can_be_in_is_refused_before_anything_runs(structure, sentence):
+    llm = model("tiny")
+    with pytest.raises(ParameterError) as caught:
+        llm.generate(["fine", "x"], [SamplingParams(), SamplingParams(structured_outputs=structure)])
+    assert str(caught.value) == sentence
+    assert not llm._engine.busy
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    with pytest.raises(ParameterError) as caught:
+        llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))
+    assert str(caught.value) == (
+        "structured_outputs needs the package llguidance; install it with pip install 'inlay[structured]'."
+    )
+    llm.generate("x", SamplingParams())
+
+
+def test_a_grammar_that_cannot_follow_ends_the_request():
+    guide = _grammars("llama3")[1].guide({"choice": ["a"]})
+    with pytest.raises(InlayError, match=r"structured_outputs: .*doesn't satisfy the grammar"):
+        guide.take(0)
