@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from inlay.models.load import DTYPES
 GB = 1e9
 _GEMM, _QUICK_GEMM = 2048, 512
 _COPY_BYTES, _QUICK_COPY_BYTES = 1 << 28, 1 << 26  # far larger than any cache; a quick run's may not be
+_FLUSH_BYTES, _QUICK_FLUSH_BYTES = 1 << 26, 1 << 22
 _RUNS = 7
 
 
@@ -57,13 +59,39 @@ def measure_ceilings(dtypes: list[str], *, quick: bool = False) -> Ceilings:
     return Ceilings(rates, round(2 * source.nbytes / timed["copy"].seconds / GB, 2))
 
 
+class CacheFlush:
+    """Pushes everything else out of the processor's caches, by reading something larger than they are.
+
+    Between two attention layers of a model its weights do the same, so a kernel that is timed again and again must not
+    find its keys in a cache; and the column behind it, which may read the same keys, even less so.
+    """
+
+    def __init__(self, *, quick: bool = False) -> None:
+        size = _QUICK_FLUSH_BYTES if quick else max(_FLUSH_BYTES, 2 * _last_cache_bytes())
+        self._other = torch.ones(size // 4)
+
+    def __call__(self) -> None:
+        self._other.sum()
+
+
+def _last_cache_bytes() -> int:
+    """The size of the third-level cache; 0 where the system does not say."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+        return int(text.removesuffix("K")) * 1024
+    except (OSError, ValueError):
+        return 0
+
+
 def describe_machine() -> dict[str, Any]:
-    """What ran this."""
+    """What ran this, and how busy it was: a load of much more than the threads used means that others ran too."""
     return {
         "cpu": _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": psutil.cpu_count(logical=False),
         "threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "load_1m": round(psutil.getloadavg()[0], 2),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
         "torch": torch.__version__,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from inlay.errors import CapacityError
 from inlay.models.interface import attention_implementation
 from inlay.models.load import load_model
 
@@ -26,29 +28,37 @@ def prefill(model: PreTrainedModel, ids: Tensor) -> None:
         model(input_ids=ids, use_cache=False, logits_to_keep=1)
 
 
-def skeleton(config: PretrainedConfig) -> PreTrainedModel:
+def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
     """A model of this configuration without memory for its weights."""
+    factory: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        made: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        made: PreTrainedModel = factory.from_config(copy.deepcopy(config))
     made.tie_weights()
     return made
 
 
 def weight_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
     """Bytes of all weights, tied ones once."""
-    return sum(parameter.numel() for parameter in skeleton(config).parameters()) * dtype.itemsize
+    return sum(parameter.numel() for parameter in _skeleton(config).parameters()) * dtype.itemsize
 
 
 def bytes_read_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
     """Weight bytes that one decode step reads: all but an embedding that is looked up alone, one row of it."""
-    model = skeleton(config)
+    model: Any = _skeleton(config)
     looked_up = model.get_input_embeddings().weight
     output = model.get_output_embeddings()
     tied = output is not None and output.weight is looked_up
     weights = sum(parameter.numel() for parameter in model.parameters())
-    return (weights if tied else weights - looked_up.numel()) * dtype.itemsize
+    return int(weights if tied else weights - looked_up.numel()) * dtype.itemsize
 
 
 def another_fits(config: PretrainedConfig, dtype: torch.dtype, copies: int = 1) -> bool:
     """Whether the memory that is free holds that many more models of this size."""
     return copies * weight_bytes(config, dtype) * _SLACK < psutil.virtual_memory().available
+
+
+def check_another_fits(config: PretrainedConfig, dtype: torch.dtype, remedy: str = "use a smaller model") -> None:
+    """Raise CapacityError where the memory that is free does not hold the stock model beside ours."""
+    if not another_fits(config, dtype):
+        needed, free = (bytes_ / 1e9 for bytes_ in (weight_bytes(config, dtype), psutil.virtual_memory().available))
+        raise CapacityError(f"the stock model takes {needed:.1f} GB beside ours and {free:.1f} GB are free; {remedy}")

@@ -7,29 +7,35 @@ so that a slow moment of the machine meets all of them:
 - ``full_prefill_ms``: the stock transformers model on the same ids (sdpa, same dtype and threads, one row of logits).
 - ``bound_ms``: a request of the same new tokens alone through the same engine, with nothing cached: what is left if
   reading the cache cost nothing.
+
+A sweep does this over lengths, as figure 5 of Prompt Cache (arXiv 2311.04934) does, and fits a line to our times and a
+parabola to those of the full prefill.
 """
 
 from __future__ import annotations
 
-import platform
 import random
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from inlay.errors import ContextError, ParameterError
+from inlay.bench.fit import fit
+from inlay.bench.machine import describe_machine, measure_ceilings
+from inlay.bench.stock import check_another_fits, load_stock, prefill
+from inlay.bench.texts import exact_text
+from inlay.bench.timing import Meter, Progress, Timing, clocked, in_turns
+from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay.llm import LLM
 from inlay.models.adapter import dtype_name
-from inlay.models.interface import attention_implementation
 from inlay.pml import Prompt, Schema
 from inlay.types import SamplingParams
 
 MODULES = 8
-_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
+SWEEP = (256, 512, 1024, 2048, 4096, 8192, 16384)
+QUICK_SWEEP = (64, 96, 128, 192, 256)
 
 
 @dataclass(frozen=True)
@@ -40,112 +46,128 @@ class Setting:
     new: int
 
 
-def measure_ttft(
-    model: str,
-    settings: list[Setting],
-    *,
-    dtype: str = "auto",
-    reuse: str = "isolated",
-    positions: str | None = None,
-    runs: int = 7,
-    baseline: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Measure every setting; returns ``{"rows": […], "machine": …}``. Raises InlayError."""
-    if runs < 1 or any(s.cached < MODULES or s.new < 1 for s in settings):
-        raise ParameterError(f"bench ttft needs runs ≥ 1, at least {MODULES} cached tokens and 1 new token")
-    llm = LLM(model, dtype=dtype, reuse=reuse, positions=positions, seed=0)
-    longest = llm.loaded.spec.max_positions
-    rows = []
-    for number, setting in enumerate(settings):
-        if setting.cached + setting.new >= longest:
-            raise ContextError(f"{setting.cached} + {setting.new} tokens do not fit the model's context of {longest}")
-        rows.append(_measure(llm, setting, runs, baseline))
+@dataclass(frozen=True, kw_only=True)
+class TTFTSetting:
+    """What to measure. Raises ParameterError.
+
+    reuse, positions: the policy of the requests.
+    baseline: whether to time the stock model, up to prompts of ``longest_baseline`` cached tokens.
+    sweep: whether rows are one curve: those that do not fit are left out with the reason, and curves are fitted.
+    """
+
+    model: str
+    rows: tuple[Setting, ...]
+    dtype: str = "auto"
+    reuse: str = "isolated"
+    positions: str | None = None
+    runs: int = 7
+    baseline: bool = True
+    longest_baseline: int | None = None
+    sweep: bool = False
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        if self.runs < 1 or any(row.cached < MODULES or row.new < 1 for row in self.rows):
+            raise ParameterError(f"bench ttft needs runs ≥ 1, at least {MODULES} cached tokens and 1 new token")
+
+
+def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict[str, Any]:
+    """Measure every row; returns ``{"rows": […], "skipped": […], "fits": …, "machine": …}``. Raises InlayError."""
+    llm = LLM(setting.model, dtype=setting.dtype, reuse=setting.reuse, positions=setting.positions, seed=0)
+    dtype = dtype_name(llm.loaded.model.dtype)
+    if not setting.sweep:  # an error now, not behind minutes of measuring
+        for row in setting.rows:
+            _check_context(llm, row)
+    stock = _stock(setting, llm, dtype) if setting.baseline else None
+    ceilings = measure_ceilings([dtype], quick=setting.quick)
+    rows: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    for number, row in enumerate(setting.rows):
+        try:
+            _check_context(llm, row)
+            rows.append(_measure(llm, stock, row, setting))
+        except (ContextError, CapacityError) as error:
+            if not setting.sweep:
+                raise
+            skipped.append({"cached": row.cached, "new": row.new, "reason": str(error)})
         if progress is not None:
-            progress(number + 1, len(settings))
-    return {"rows": rows, "machine": describe_machine(), "model": model, "dtype": dtype_name(llm.loaded.model.dtype)}
-
-
-def describe_machine() -> dict[str, Any]:
-    """What ran this."""
+            progress(number + 1, len(setting.rows))
     return {
-        "cpu": platform.processor() or platform.machine(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "rows": rows,
+        "skipped": skipped,
+        "fits": _fits(rows) if setting.sweep else None,
+        "model": setting.model,
+        "dtype": dtype,
+        "quick": setting.quick,
+        "ceilings": ceilings.report(),
+        "machine": describe_machine(),
     }
 
 
-def _measure(llm: LLM, setting: Setting, runs: int, baseline: bool) -> dict[str, Any]:
-    name = f"bench-{setting.cached}-{setting.new}"
-    schema, prompt = _workload(llm, name, setting)
+def _check_context(llm: LLM, row: Setting) -> None:
+    longest = llm.loaded.spec.max_positions
+    if row.cached + row.new >= longest:
+        raise ContextError(f"{row.cached} + {row.new} tokens do not fit the model's context of {longest}")
+
+
+def _stock(setting: TTFTSetting, llm: LLM, dtype: str) -> PreTrainedModel:
+    check_another_fits(llm.loaded.model.config, llm.loaded.model.dtype, "use a smaller model, or --baseline none")
+    return load_stock(setting.model, dtype)
+
+
+def _measure(llm: LLM, stock: PreTrainedModel | None, row: Setting, setting: TTFTSetting) -> dict[str, Any]:
+    schema, prompt = _workload(llm, f"bench-{row.cached}-{row.new}", row)
     llm.store.clear()
     llm.add_schema(schema)
     warm = llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))[0]
     cached, new = warm.usage.cached_tokens, warm.usage.computed_tokens
     tail = list(warm.prompt_token_ids[-new:])
-    timed: dict[str, Callable[[], None]] = {
-        "ttft_ms": lambda: _first_token(llm, prompt),
-        "bound_ms": lambda: _first_token(llm, tail),
+    meters: dict[str, Meter] = {
+        "ttft_ms": clocked(partial(_first_token, llm, prompt)),
+        "bound_ms": clocked(partial(_first_token, llm, tail)),
     }
-    if baseline:
-        timed["full_prefill_ms"] = lambda: _full_prefill(llm, warm.prompt_token_ids)
-    medians = _alternate(timed, runs)
-    full = medians.get("full_prefill_ms")
+    if stock is not None and (setting.longest_baseline is None or row.cached <= setting.longest_baseline):
+        meters["full_prefill_ms"] = clocked(partial(prefill, stock, torch.tensor([warm.prompt_token_ids])))
+    return {"cached": cached, "new": new, **_cells(in_turns(meters, setting.runs))}
+
+
+def _cells(timed: dict[str, Timing]) -> dict[str, Any]:
+    ours, bound, full = timed["ttft_ms"], timed["bound_ms"], timed.get("full_prefill_ms")
     return {
-        "cached": cached,
-        "new": new,
-        "ttft_ms": round(medians["ttft_ms"], 2),
-        "full_prefill_ms": None if full is None else round(full, 2),
-        "bound_ms": round(medians["bound_ms"], 2),
-        "speedup": None if full is None else round(full / medians["ttft_ms"], 2),
-        "over_bound": round(medians["ttft_ms"] / medians["bound_ms"], 3),
-        "runs": runs,
+        "ttft_ms": round(ours.ms, 2),
+        "full_prefill_ms": None if full is None else round(full.ms, 2),
+        "bound_ms": round(bound.ms, 2),
+        "speedup": None if full is None else round(full.ms / ours.ms, 2),
+        "over_bound": round(ours.ms / bound.ms, 3),
+        "runs": ours.runs,
+        "full_prefill_runs": None if full is None else full.runs,
     }
 
 
-def _alternate(timed: dict[str, Callable[[], None]], runs: int) -> dict[str, float]:
-    """Median milliseconds of each function, called in turns after one call of each that does not count."""
-    samples: dict[str, list[float]] = {name: [] for name in timed}
-    for turn in range(runs + 1):
-        for name, call in timed.items():
-            if name == "full_prefill_ms" and turn > (runs + 1) // 2:
-                continue  # it takes seconds, and half as many runs give a steady median
-            started = time.perf_counter()
-            call()
-            if turn:
-                samples[name].append((time.perf_counter() - started) * 1000)
-    return {name: statistics.median(values) for name, values in samples.items() if values}
+def _fits(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A line through our times and a parabola through the full prefill's; None where there are too few points."""
+
+    def curve(name: str, degree: int) -> dict[str, Any] | None:
+        points = [(row["cached"] + row["new"], row[name]) for row in rows if row[name] is not None]
+        return fit(points, degree)
+
+    return {"x": "prompt tokens", "ttft_ms": curve("ttft_ms", 1), "full_prefill_ms": curve("full_prefill_ms", 2)}
 
 
 def _first_token(llm: LLM, prompt: Any) -> None:
     llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))
 
 
-def _full_prefill(llm: LLM, ids: tuple[int, ...]) -> None:
-    model = llm.loaded.model
-    with torch.inference_mode(), attention_implementation(model, "sdpa"):
-        model(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=1)
-
-
-def _workload(llm: LLM, name: str, setting: Setting) -> tuple[Schema, Prompt]:
+def _workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:
     """A schema of eight modules that hold ``cached`` tokens together, and a prompt with ``new`` tokens behind them."""
     draw = random.Random(0)
     bos = len(llm.encoder.bos)
-    sizes = [(setting.cached - bos) // MODULES] * MODULES
-    sizes[-1] += setting.cached - bos - sum(sizes)
-    modules = "".join(f'<module name="m{i}">{_text(llm, size, draw)}</module>' for i, size in enumerate(sizes))
+    sizes = [(row.cached - bos) // MODULES] * MODULES
+    sizes[-1] += row.cached - bos - sum(sizes)
+    modules = "".join(f'<module name="m{i}">{exact_text(llm, size, draw)}</module>' for i, size in enumerate(sizes))
     imports = "".join(f"<m{i}/>" for i in range(MODULES))
     schema = Schema.from_string(f'<schema name="{name}">{modules}</schema>', source="bench.xml")
     prompt = Prompt.from_string(
-        f'<prompt schema="{name}">{imports}{_text(llm, setting.new, draw)}</prompt>', source="bench-prompt.xml"
+        f'<prompt schema="{name}">{imports}{exact_text(llm, row.new, draw)}</prompt>', source="bench-prompt.xml"
     )
     return schema, prompt
-
-
-def _text(llm: LLM, tokens: int, draw: random.Random) -> str:
-    """Words that make that many tokens; a token or two off where the tokenizer joins what was cut."""
-    text = " ".join(draw.choices(_WORDS, k=tokens))
-    ids = llm.encoder.text(text)[:tokens]
-    return str(llm.tokenizer.decode(list(ids)))

@@ -54,9 +54,7 @@ def step(column: str, stored: Pages | Dense, backend: Backend) -> Step:
 def _attend(pages: Pages, backend: Backend, *, share: bool) -> Step:
     plan = build_plan(pages.spans, share=share)  # once for all layers and steps, as in the engine
     content = pages.content
-    return lambda: backend.attend(
-        content.query, content.key, content.value, pages.pool, plan, 0, pages.options
-    )
+    return lambda: backend.attend(content.query, content.key, content.value, pages.pool, plan, 0, pages.options)
 
 
 def _sdpa(dense: Dense) -> Step:
@@ -65,9 +63,7 @@ def _sdpa(dense: Dense) -> Step:
 
     def run() -> Tensor:
         dense.append()
-        output = scaled_dot_product_attention(
-            query, dense.keys, dense.values, scale=dense.scale, enable_gqa=grouped
-        )
+        output = scaled_dot_product_attention(query, dense.keys, dense.values, scale=dense.scale, enable_gqa=grouped)
         return output.squeeze(2)
 
     return run

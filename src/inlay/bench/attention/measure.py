@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -15,7 +15,7 @@ from inlay.attention.dispatch import get_backend
 from inlay.bench.attention.case import Case, Content
 from inlay.bench.attention.columns import COLUMNS, MEMORY, step, store
 from inlay.bench.attention.segments import SegmentCase, measure_segments
-from inlay.bench.machine import GB, Ceilings, describe_machine, measure_ceilings
+from inlay.bench.machine import GB, CacheFlush, Ceilings, describe_machine, measure_ceilings
 from inlay.bench.timing import Progress, Timing, clocked, in_turns
 from inlay.config import check_choice
 from inlay.errors import ParameterError
@@ -48,9 +48,9 @@ class AttentionSetting:
     segments: int = 30
     segment_tokens: int = 10
     columns: tuple[str, ...] = COLUMNS
-    backend: str = "cpu"
+    backend: str = "auto"
     runs: int = 5
-    quick: bool = field(default=False)
+    quick: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("parts", PARTS), ("dtypes", tuple(DTYPES)), ("columns", COLUMNS)):
@@ -86,18 +86,18 @@ class AttentionSetting:
 def measure_attention(setting: AttentionSetting, progress: Progress | None = None) -> dict[str, Any]:
     """Measure every part; returns ``{"table3": […], …, "ceilings": …, "machine": …}``. Raises ParameterError."""
     backend = get_backend(setting.backend)
-    ceilings = measure_ceilings(list(setting.dtypes), quick=setting.quick)
+    ceilings, flush = measure_ceilings(list(setting.dtypes), quick=setting.quick), CacheFlush(quick=setting.quick)
     work = [(part, case) for part in setting.parts for case in _cases(part, setting)]
     result: dict[str, Any] = {part: [] for part in setting.parts}
     with torch.inference_mode():
         for number, (part, case) in enumerate(work):
             if isinstance(case, SegmentCase):
-                result[part].append(measure_segments(case, backend, setting.runs))
+                result[part].append(measure_segments(case, backend, setting.runs, flush))
             else:
-                result[part].append(_measure(case, setting, backend, ceilings))
+                result[part].append(_measure(case, setting, backend, ceilings, flush))
             if progress is not None:
                 progress(number + 1, len(work))
-    about = {"backend": setting.backend, "head_dim": setting.head_dim, "chunk": setting.chunk, "quick": setting.quick}
+    about = {"backend": backend.name, "head_dim": setting.head_dim, "chunk": setting.chunk, "quick": setting.quick}
     return result | about | {"ceilings": ceilings.report(), "machine": describe_machine()}
 
 
@@ -124,13 +124,18 @@ def _sizes(part: str, setting: AttentionSetting) -> Iterator[tuple[int, int, int
         yield from ((batch, setting.figure_prompt, setting.figure_prompt) for batch in setting.batches)
 
 
-def _measure(case: Case, setting: AttentionSetting, backend: Backend, ceilings: Ceilings) -> dict[str, Any]:
+def _measure(
+    case: Case, setting: AttentionSetting, backend: Backend, ceilings: Ceilings, flush: CacheFlush
+) -> dict[str, Any]:
     """One row: all columns of one case."""
     content = Content(case)
     cells: dict[str, Any] = {}
-    for columns in _groups(case, setting.columns, cells):
+    for columns, reason in _groups(case, setting.columns):
+        if reason is not None:
+            cells.update((column, {"skipped": reason}) for column in columns)
+            continue
         stored = {memory: store(memory, case, content) for memory in dict.fromkeys(MEMORY[c] for c in columns)}
-        steps = {column: clocked(step(column, stored[MEMORY[column]], backend)) for column in columns}
+        steps = {column: clocked(step(column, stored[MEMORY[column]], backend), flush) for column in columns}
         for column, timing in in_turns(steps, setting.runs).items():
             cells[column] = _cell(case, column, timing, ceilings)
         del stored, steps
@@ -140,23 +145,26 @@ def _measure(case: Case, setting: AttentionSetting, backend: Backend, ceilings: 
     return shape | sizes | {"columns": {column: cells[column] for column in setting.columns}}
 
 
-def _groups(case: Case, columns: tuple[str, ...], cells: dict[str, Any]) -> Iterator[list[str]]:
-    """Columns whose memory fits at the same time; timed in turns. What fits not even alone gets its reason as a cell."""
-    needed = {memory: case.kv_bytes(copies=memory != "shared") for memory in dict.fromkeys(MEMORY[c] for c in columns)}
-    waiting = list(needed)
+def _groups(case: Case, columns: tuple[str, ...]) -> Iterator[tuple[list[str], str | None]]:
+    """Columns whose memory fits at the same time, for turns; with a reason those that fit not even alone.
+
+    What is free is asked anew for every group, after the group before has gone.
+    """
+    waiting = {memory: case.kv_bytes(copies=memory != "shared") for memory in dict.fromkeys(MEMORY[c] for c in columns)}
     while waiting:
         room = free = int(psutil.virtual_memory().available * _USABLE)
         chosen = []
-        for memory in waiting:
-            if needed[memory] <= room:
+        for memory, needed in waiting.items():
+            if needed <= room:
                 chosen.append(memory)
-                room -= needed[memory]
-        for memory in [] if chosen else waiting:
-            reason = f"its keys and values take {needed[memory] / GB:.1f} GB, and {free / GB:.1f} GB may be used"
-            cells.update((column, {"skipped": reason}) for column in columns if MEMORY[column] == memory)
-        waiting = [memory for memory in waiting if memory not in chosen] if chosen else []
-        if chosen:
-            yield [column for column in columns if MEMORY[column] in chosen]
+                room -= needed
+        reason = None
+        if not chosen:
+            chosen = [next(iter(waiting))]
+            reason = f"its keys and values take {waiting[chosen[0]] / GB:.1f} GB, and {free / GB:.1f} GB may be used"
+        for memory in chosen:
+            del waiting[memory]
+        yield [column for column in columns if MEMORY[column] in chosen], reason
 
 
 def _cell(case: Case, column: str, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
@@ -165,6 +173,7 @@ def _cell(case: Case, column: str, timing: Timing, ceilings: Ceilings) -> dict[s
     gb_s = read / timing.seconds / GB
     return {
         "ms": round(timing.ms, 4),
+        "fastest_ms": round(timing.fastest * 1000, 4),
         "runs": timing.runs,
         "gflops": round(case.flops / timing.seconds / 1e9, 2),
         "gb_s": round(gb_s, 2),

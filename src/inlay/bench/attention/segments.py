@@ -1,9 +1,9 @@
 """Many short segments against one long one: what does it cost that the same tokens lie in many places?
 
-Three placements of the same tokens against ``one``, a single run: ``neighbours`` side by side in the pool, ``scattered``
-each in a chunk of its own, both read unshifted; and ``shifted``, scattered and each encoded at position 0, so that
-each is read at a shift of its own. Stored keys carry the rotation of the positions that they were encoded at, so all
-four give the same output.
+Three placements of the same tokens against ``one``, a single run: ``neighbours`` side by side in the pool,
+``scattered`` each in a chunk of its own, both read unshifted; and ``shifted``, scattered and each encoded at position
+0, so that each is read at a shift of its own. Stored keys carry the rotation of the positions that they were encoded
+at, so all four give the same output.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inlay.attention.contract import AttentionOptions, Backend
 from inlay.attention.plan import Piece, Span, build_plan
+from inlay.bench.machine import CacheFlush
 from inlay.bench.timing import clocked, in_turns
 from inlay.cache.pool import KVPool, LayerShape, Run
 from inlay.models.load import DTYPES
@@ -48,9 +49,9 @@ class SegmentCase:
         return 1 if self.query == "decode" else _ROWS
 
 
-def measure_segments(case: SegmentCase, backend: Backend, runs: int) -> dict[str, Any]:
+def measure_segments(case: SegmentCase, backend: Backend, runs: int, flush: CacheFlush) -> dict[str, Any]:
     """Milliseconds of each placement, and its ratio to the single segment."""
-    timed = in_turns({placement: clocked(step(case, placement, backend)) for placement in PLACEMENTS}, runs)
+    timed = in_turns({placement: clocked(step(case, placement, backend), flush) for placement in PLACEMENTS}, runs)
     one = timed["one"].seconds
     return {
         "dtype": case.dtype,
@@ -62,6 +63,7 @@ def measure_segments(case: SegmentCase, backend: Backend, runs: int) -> dict[str
         "segment_tokens": case.segment_tokens,
         "runs": timed["one"].runs,
         "ms": {placement: round(timing.ms, 4) for placement, timing in timed.items()},
+        "fastest_ms": {placement: round(timing.fastest * 1000, 4) for placement, timing in timed.items()},
         "ratio": {placement: round(timing.seconds / one, 3) for placement, timing in timed.items()},
     }
 
@@ -74,16 +76,18 @@ def step(case: SegmentCase, placement: str, backend: Backend) -> Callable[[], Te
         return torch.randn(heads, tokens, case.head_dim, generator=generator)
 
     keys, values = noise(case.kv_heads, case.tokens), noise(case.kv_heads, case.tokens)
-    new = [noise(heads, case.rows).to(DTYPES[case.dtype]) for heads in (case.heads, case.kv_heads, case.kv_heads)]
+    query, key, value = (
+        noise(heads, case.rows).to(DTYPES[case.dtype]) for heads in (case.heads, case.kv_heads, case.kv_heads)
+    )
     rotary = Rotary(10000.0 ** (-torch.arange(0, case.head_dim, 2).float() / case.head_dim))
-    pieces, after = _pieces(case, placement)
+    pieces, after = pieces_of(case, placement)
     pool = _filled(case, pieces, after, rotary, keys, values)
     plan = build_plan(_spans(case, pieces, after))
     options = AttentionOptions(scale=case.head_dim**-0.5, rotary=rotary)
-    return lambda: backend.attend(*new, pool, plan, 0, options)
+    return lambda: backend.attend(query, key, value, pool, plan, 0, options)
 
 
-def _pieces(case: SegmentCase, placement: str) -> tuple[tuple[Piece, ...], int]:
+def pieces_of(case: SegmentCase, placement: str) -> tuple[tuple[Piece, ...], int]:
     """Where the tokens lie, and the first slot behind them, at a chunk border."""
     size, apart = case.segment_tokens, case.segment_tokens
     if placement == "one":

@@ -1,4 +1,4 @@
-"""Decoding with llama.cpp, in a process of its own: ``python -m inlay.bench.decode.llama_worker FILE CONTEXT TOKENS N``.
+"""Decoding with llama.cpp: ``python -m inlay.bench.decode.llama_worker FILE CONTEXT TOKENS N``.
 
 A process of its own, because two OpenMP runtimes in one would fight for the cores. Every line on standard input is
 one run: a prompt of CONTEXT tokens and TOKENS more, one by one and greedily, on N threads. The answer is a line of
@@ -31,14 +31,20 @@ def main(file: str, context: int, tokens: int, threads: int) -> None:
         _say({"error": "llama.cpp cannot load the model"})
         return
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    _answer(state, context, 1, vocabulary)  # the file is mapped, and read from disk the first time
     _say({"loaded": True})
     for _ in sys.stdin:
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(state), True)
-        last = _decode(state, [token % vocabulary for token in range(context)], vocabulary)
-        started = time.perf_counter()
-        for _ in range(tokens):
-            last = _decode(state, [last], vocabulary)
-        _say({"seconds": time.perf_counter() - started})
+        _say({"seconds": _answer(state, context, tokens, vocabulary)})
+
+
+def _answer(state: Any, context: int, tokens: int, vocabulary: int) -> float:
+    """Seconds of the tokens behind a prompt and its first one."""
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(state), True)
+    last = _decode(state, [token % vocabulary for token in range(context)], vocabulary)
+    started = time.perf_counter()
+    for _ in range(tokens):
+        last = _decode(state, [last], vocabulary)
+    return time.perf_counter() - started
 
 
 def _decode(state: Any, ids: list[int], vocabulary: int) -> int:

@@ -55,22 +55,16 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
     ceilings = measure_ceilings([dtype_name(dtype)], quick=setting.quick)
     prompt = random.Random(0).choices(range(min(256, llm.vocab_size)), k=setting.context)
     shares = step_shares(llm, prompt, setting.tokens)
-    columns: dict[str, Any] = {}
-    others = _openers(setting, config, dtype_name(dtype), prompt, columns)
+    others, left_out = _baselines(setting, config, dtype_name(dtype), prompt)
     together = another_fits(config, dtype, len(others))
-    timed: dict[str, Timing]
     ours: dict[str, Meter] = {"inlay": lambda: stream(llm, prompt, setting.tokens)[0]}
     if together:
-        with ExitStack() as stack:
-            theirs = {name: stack.enter_context(opener()) for name, opener in others.items()}
-            timed = in_turns(ours | theirs, setting.runs, progress)
+        timed = _side_by_side(ours, others, setting.runs, progress)
     else:
         timed = in_turns(ours, setting.runs, progress)
-        del llm
+        del llm  # makes room for the next one
         gc.collect()
-        for name, opener in others.items():
-            with opener() as meter:
-                timed |= in_turns({name: meter}, setting.runs, progress)
+        timed |= _one_by_one(others, setting.runs, progress)
     read = bytes_read_per_token(config, dtype)
     cells = {name: _cell(timing, setting.tokens, read, ceilings) for name, timing in timed.items()}
     return {
@@ -80,7 +74,7 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         "tokens": setting.tokens,
         "weight_bytes_per_token": read,
         "in_turns": together,
-        "columns": cells | columns,
+        "columns": cells | left_out,
         "step": shares,
         "quick": setting.quick,
         "ceilings": ceilings.report(),
@@ -98,19 +92,35 @@ def _load(setting: DecodeSetting) -> LLM:
     return llm
 
 
-def _openers(
-    setting: DecodeSetting, config: PretrainedConfig, dtype: str, prompt: list[int], columns: dict[str, Any]
-) -> Openers:
-    """The baselines that can be measured; the others get the reason as their column."""
+def _side_by_side(ours: dict[str, Meter], others: Openers, runs: int, progress: Progress | None) -> dict[str, Timing]:
+    with ExitStack() as stack:
+        theirs = {name: stack.enter_context(opener()) for name, opener in others.items()}
+        return in_turns(ours | theirs, runs, progress)
+
+
+def _one_by_one(others: Openers, runs: int, progress: Progress | None) -> dict[str, Timing]:
+    timed: dict[str, Timing] = {}
+    for name, opener in others.items():
+        with opener() as meter:
+            timed |= in_turns({name: meter}, runs, progress)
+        gc.collect()
+    return timed
+
+
+def _baselines(
+    setting: DecodeSetting, config: PretrainedConfig, dtype: str, prompt: list[int]
+) -> tuple[Openers, dict[str, Any]]:
+    """The baselines that can be measured, and for the others a column that says why not."""
     openers: Openers = {}
+    left_out: dict[str, Any] = {}
     if "transformers" in setting.baselines:
         openers["transformers"] = partial(stock_answers, setting.model, dtype, prompt, setting.tokens)
     if "llama.cpp" in setting.baselines:
         if reason := why_not(config, dtype):
-            columns["llama.cpp"] = {"ms_per_token": None, "skipped": reason}
+            left_out["llama.cpp"] = {"ms_per_token": None, "skipped": reason}
         else:
             openers["llama.cpp"] = partial(llama_answers, config, setting.context, setting.tokens)
-    return openers
+    return openers, left_out
 
 
 def _cell(timing: Timing, tokens: int, read: int, ceilings: Ceilings) -> dict[str, Any]:

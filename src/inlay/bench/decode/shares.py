@@ -12,6 +12,7 @@ from torch import nn
 from inlay.attention.dispatch import get_backend
 from inlay.engine import engine
 from inlay.llm import LLM
+from inlay.models.linear import FrozenLinear
 from inlay.types import SamplingParams
 
 SHARES = ("plan", "attention", "linear", "sampling", "rest")
@@ -69,19 +70,14 @@ def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
         for owner, attribute, name in (*calls, (backend, "attend", "attention")):
             stack.enter_context(_replaced(owner, attribute, watch.around(name, getattr(owner, attribute))))
         for module in llm.loaded.model.modules():
-            if is_linear(module):
+            if isinstance(module, (nn.Linear, FrozenLinear)):
                 stack.enter_context(_replaced(module, "forward", watch.around("linear", module.forward)))
         yield
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a matrix product, stock or packed."""
-    return "Linear" in type(module).__name__
-
-
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another attribute within a block; what the owner had from its class is its own no longer afterwards."""
+    """Another attribute within a block, and the one before it afterwards, of the owner itself or of its class."""
     own = name in vars(owner)
     before = getattr(owner, name)
     setattr(owner, name, value)

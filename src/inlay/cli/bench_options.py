@@ -1,0 +1,85 @@
+"""What the bench commands share: options that hold several values, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.errors import ParameterError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
+Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
+Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words with commas between them; one that is given twice counts once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def counts(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them. Raises ParameterError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: 1024,2048") from None
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise ParameterError now, not behind minutes of measuring, where the drawing could not be saved."""
+    from inlay.plot.figure import check_plot_file
+
+    if path is not None:
+        check_plot_file(path)
+
+
+def show(result: dict[str, Any], tables: Iterable[tuple[str, Table]], as_json: bool) -> None:
+    """Print titled tables and what the machine could do at best, unless JSON alone is asked for; and the JSON."""
+    if not as_json:
+        from rich.console import Console
+        from rich.markup import escape
+
+        console = Console()
+        for title, table in tables:
+            console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False, soft_wrap=True)
+            console.print(table)
+        console.print(_ceilings(result), highlight=False, soft_wrap=True)
+    print(json.dumps(result))
+
+
+def make_table(headings: Sequence[str]) -> Table:
+    """An empty table of numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def number(value: float | None) -> str:
+    """A cell: a whole number, three digits of another one, or a dash for nothing."""
+    if value is None:
+        return "—"
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    digits = 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def _ceilings(result: dict[str, Any]) -> str:
+    rates, machine = result["ceilings"], result["machine"]
+    products = ", ".join(f"{rate:,.0f} GFLOP/s in {dtype}" for dtype, rate in rates["gemm_gflops"].items())
+    quick = " (a quick run: its figures say little)" if result["quick"] else ""
+    return (
+        f"\n{machine['threads']} threads of {machine['cpu']}, {machine['cpu_capability']}: matrix products {products}; "
+        f"copying {rates['copy_gb_s']:.1f} GB/s, read and written counted{quick}"
+    )

@@ -1,0 +1,93 @@
+"""``inlay bench ttft``: time to first token with cached modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli.bench_options import AsJson, Plot, Quick, Runs, check_plot, counts, make_table, number, show
+from inlay.errors import ParameterError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_NAMES = ("cached", "new", "ttft_ms", "full_prefill_ms", "bound_ms", "speedup", "over_bound")
+
+
+def ttft(
+    model: Annotated[str, typer.Option(help="A directory, a hub name, or random:<shape>.")],
+    cached: Annotated[str | None, typer.Option(help="Cached tokens: a number, or several with commas; 2048.")] = None,
+    new: Annotated[int, typer.Option(help="New tokens behind them.")] = 32,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="From 256 to 16,384 cached tokens, with curves fitted to the times.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    reuse: Annotated[str, typer.Option(help="isolated or anchored.")] = "isolated",
+    positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
+    runs: Runs = 7,
+    baseline: Annotated[str, typer.Option(help="transformers: the stock model's full prefill; none: skip it.")] = (
+        "transformers"
+    ),
+    longest_baseline: Annotated[
+        int | None, typer.Option(help="The most cached tokens for which the stock model is timed; it takes minutes.")
+    ] = None,
+    quick: Quick = False,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time to first token with cached modules, against a full prefill and against the new tokens alone."""
+    for name, value, allowed in (
+        ("--reuse", reuse, ("isolated", "anchored")),
+        ("--baseline", baseline, ("transformers", "none")),
+    ):
+        if value not in allowed:
+            raise ParameterError(f"{name} is '{value}'; use one of {', '.join(allowed)}")
+    if longest_baseline is not None and baseline == "none":
+        raise ParameterError("--longest-baseline asks for the stock model, which --baseline none leaves out; drop one")
+    lengths = None if cached is None else counts("--cached", cached)
+    check_plot(plot)
+    from inlay.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
+    from inlay.cli.progress import token_progress
+
+    if lengths is None and sweep:
+        lengths = QUICK_SWEEP if quick else SWEEP
+    setting = TTFTSetting(
+        model=model,
+        rows=tuple(Setting(count, new) for count in lengths or ((128,) if quick else (2048,))),
+        dtype=dtype,
+        reuse=reuse,
+        positions=positions,
+        runs=1 if quick else runs,
+        baseline=baseline == "transformers",
+        longest_baseline=longest_baseline,
+        sweep=sweep,
+        quick=quick,
+    )
+    with token_progress("measuring") as progress:
+        result = measure_ttft(setting, progress)
+    if plot is not None:
+        from inlay.bench.ttft_plot import draw_ttft
+
+        draw_ttft(result, plot)
+    show(result, _tables(result), as_json)
+
+
+def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    table = make_table(_NAMES)
+    for row in result["rows"]:
+        table.add_row(*(number(row[name]) for name in _NAMES))
+    yield f"{result['model']}, {result['dtype']}: time to first token", table
+    if result["skipped"]:
+        left_out = make_table(("cached", "new", "because"))
+        for row in result["skipped"]:
+            left_out.add_row(number(row["cached"]), number(row["new"]), row["reason"])
+        yield "left out", left_out
+    fitted = {name: curve for name, curve in (result["fits"] or {}).items() if isinstance(curve, dict)}
+    if fitted:
+        fits = make_table(("curve", "ms", "R²"))
+        for name, curve in fitted.items():
+            terms = (f"{c:+.4g}{('', ' n', ' n²')[power]}" for power, c in enumerate(curve["coefficients"]))
+            fits.add_row(name, " ".join(terms), f"{curve['r2']:.4f}")
+        yield "fits over n, the prompt's tokens", fits

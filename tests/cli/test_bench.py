@@ -1,0 +1,125 @@
+"""``inlay bench``: every command at its quick size, what it prints, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from inlay.cli.main import main
+from tests.conftest import tiny
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+NAMES = ("attention", "decode", "encode", "ttft")
+ATTENTION = "attention --quick --dtype float32 --heads 4/2 --prompt 64 --batches 1,2 --completions 0"
+COMMANDS = {
+    "attention": f"{ATTENTION} --part table3,segments",
+    "decode": "decode --model random:tiny --quick --context 8 --baselines transformers",
+    "encode": "encode --model random:tiny --quick --modules 2 --batches 1,2",
+    "ttft": "ttft --model random:tiny --quick --cached 64 --new 8",
+}
+
+
+@pytest.fixture(autouse=True)
+def quick_model(monkeypatch) -> None:
+    """Models are a tiny one that is in memory already; tests/cli/test_cli.py runs a command with its own."""
+    for module in ("inlay.llm", "inlay.bench.stock"):
+        monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
+
+
+def run(capsys, command: str) -> tuple[int, str, str]:
+    status = main(["bench", *command.split()])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_and_then_one_line_of_json(name, capsys):
+    status, out, err = run(capsys, COMMANDS[name])
+    assert status == 0, err
+    *table, last = out.splitlines()
+    result = json.loads(last)
+    assert result["quick"] is True
+    assert {"gemm_gflops", "copy_gb_s"} == set(result["ceilings"])
+    assert f"{result['ceilings']['copy_gb_s']:.1f} GB/s" in table[-1]
+    assert "a quick run" in table[-1]
+    headings = {"attention": "/paged", "decode": "ms/token", "encode": "tokens/s", "ttft": "over_bound"}
+    assert any(headings[name] in line for line in table)
+
+
+def test_json_alone(capsys):
+    status, out, _ = run(capsys, f"{ATTENTION} --part figure3,figure4 --columns ours,paged --json --backend torch")
+    assert status == 0
+    (line,) = out.splitlines()
+    result = json.loads(line)
+    assert result["backend"] == "torch"
+    assert [row["batch"] for row in result["figure4"]] == [1, 2]
+    assert [row["context"] for row in result["figure3"]] == [128]
+    assert all(list(row["columns"]) == ["ours", "paged"] for row in result["figure3"])
+    assert "table3" not in result
+
+
+def test_plots(capsys, tmp_path):
+    for command, file in ((f"{ATTENTION} --part figure4 --columns ours", "a.png"), (COMMANDS["ttft"], "t.svg")):
+        assert run(capsys, f"{command} --plot {tmp_path / file}")[0] == 0
+        assert (tmp_path / file).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("attention --part table4", "part is 'table4'; use one of table3, figure3, figure4, segments"),
+        ("attention --heads 32", "--heads is '32'; write query heads/KV heads, such as 32/8"),
+        ("attention --heads 6/4", "heads are 6/4; query heads must be a multiple of KV heads"),
+        ("attention --prompt long", "--prompt is 'long'; write a number"),
+        ("attention --batches ,", "--batches is ','; write a number"),
+        ("attention --completions 1.5", "--completions is '1.5'; write a number"),
+        ("attention --dtype int8", "dtype is 'int8'; use one of float32, bfloat16"),
+        ("attention --columns xformers", "column is 'xformers'; use one of ours"),
+        ("attention --backend gpu", "attention backend 'gpu' does not exist"),
+        ("attention --batch 0", "batch is 0; it must be at least 1"),
+        ("attention --runs 0", "runs is 0; it must be at least 1"),
+        ("attention --part segments,segments --plot a.png", "--plot draws table3, figure3 and figure4"),
+        ("attention --plot a.gif", "--plot is 'a.gif'; use a name that ends in"),
+        ("decode", "Missing option '--model'"),
+        ("decode --model random:tiny --baselines vllm", "baseline is 'vllm'; use one of transformers, llama.cpp"),
+        ("decode --model random:tiny --tokens 0", "tokens is 0; it must be at least 1"),
+        ("encode --model random:tiny --batches x", "--batches is 'x'; write a number"),
+        ("encode --model random:tiny --modules 0", "modules is 0; it must be at least 1"),
+        ("ttft --model demo --baseline none --longest-baseline 5", "--longest-baseline asks for the stock model"),
+        ("ttft --model demo --plot ./nowhere/a.png", "there is no folder 'nowhere'; make it first"),
+        ("flops", "No such command 'flops'"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(command, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, command)
+    assert status == 2
+    assert sentence in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("inlay: ")
+    assert not out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", re.findall(r"^inlay bench (.*)$", PAGE.read_text(), re.MULTILINE))
+def test_the_page_shows_options_that_exist(line, capsys):
+    assert run(capsys, f"{line} --help")[0] == 0  # an unknown option is an error before the help is printed
+
+
+def test_help_does_not_hide_an_unknown_option(capsys):
+    assert run(capsys, "ttft --model demo --sweeep --help")[0] == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_is_a_file_too(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    assert ended.value.code == 0
+    assert f"bench {name}" in capsys.readouterr().out
+    assert f"python benchmarks/{name}.py" in (BENCHMARKS / f"{name}.py").read_text()
