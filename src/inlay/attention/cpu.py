@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,11 +19,15 @@ from inlay.attention.plan import Plan, Span
 from inlay.cache.pool import KVPool
 from inlay.errors import ParameterError
 
+kernel: Any
 try:
-    from inlay import _kernel as kernel  # type: ignore[attr-defined, unused-ignore]
+    from inlay import _kernel
+
+    kernel = _kernel
 except ImportError:  # built without a compiler
     kernel = None
 
+Table = npt.NDArray[np.int64]
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -37,8 +42,10 @@ class CpuBackend:
 
     def __init__(self, instruction_set: str | None = None) -> None:
         if kernel is None:
-            raise ParameterError("attention backend 'cpu' was not built with this install; use 'torch', or install "
-                                 "inlay where a C++17 compiler is found")
+            raise ParameterError(
+                "attention backend 'cpu' was not built with this install; use 'torch', or install "
+                "inlay where a C++17 compiler is found"
+            )
         if instruction_set is not None and instruction_set not in instruction_sets():
             known = ", ".join(instruction_sets())
             raise ParameterError(f"the kernel has no version '{instruction_set}' that runs here; use one of {known}")
@@ -85,9 +92,11 @@ def instruction_sets() -> list[str]:
     return [] if kernel is None else list(kernel.instruction_sets())
 
 
-def tables(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tables(spans: Sequence[Span]) -> tuple[Table, Table, Table]:
     """Spans as tables of int64, one row each (SpanIn, PieceIn and RunIn of csrc/plan.h)."""
-    rows, pieces, own = [], [], []
+    rows: list[tuple[int, ...]] = []
+    pieces: list[tuple[int, ...]] = []
+    own: list[tuple[int, ...]] = []
     for span in spans:
         first_piece, first_run = len(pieces), len(own)
         pieces += [(piece.run.first, piece.run.length, piece.start, piece.shift) for piece in span.context]
@@ -96,7 +105,7 @@ def tables(spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return _table(rows, 6), _table(pieces, 4), _table(own, 2)
 
 
-def _table(rows: list[tuple[int, ...]], width: int) -> np.ndarray:
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> Table:
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
@@ -125,9 +134,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, plan: Plan) 
     kv_heads, _, head_dim = keys.shape
     expected = (kv_heads, plan.rows, head_dim)
     if key.shape != expected or value.shape != expected or query.shape[1:] != expected[1:]:
-        raise ValueError(f"a plan of {plan.rows} rows and a pool of {kv_heads} heads of {head_dim} do not fit "
-                         f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}")
+        raise ValueError(
+            f"a plan of {plan.rows} rows and a pool of {kv_heads} heads of {head_dim} do not fit "
+            f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+        )
     for tensor in (query, key, value, keys):
         if tensor.dtype not in _DTYPES or tensor.stride(2) != 1:
-            raise ValueError(f"the kernel takes fp32 or bf16 with a contiguous head dimension, not {tensor.dtype} "
-                             f"with strides {tensor.stride()}")
+            raise ValueError(
+                f"the kernel takes fp32 or bf16 with a contiguous head dimension, not {tensor.dtype} "
+                f"with strides {tensor.stride()}"
+            )
