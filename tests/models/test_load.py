@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay import LLM, ModelError, ParameterError, SamplingParams
-from inlay.models.load import load_model, load_tokenizer, stop_ids
+from inlay.models.load import fingerprint, load_model, load_tokenizer, stop_ids
 from inlay.models.shapes import SHAPES
 
 from ..conftest import tiny
@@ -51,10 +51,8 @@ def test_fingerprints_tell_weights_apart(checkpoint):
     model = load_model(str(checkpoint))
     assert model.fingerprint == load_model(str(checkpoint)).fingerprint
     with torch.no_grad():
-        changed = load_model(str(checkpoint))
+        changed = load_model(str(checkpoint), weights="stock")
         changed.model.lm_head.weight.mul_(1.001)
-    from inlay.models.load import fingerprint
-
     assert fingerprint(changed.model) != model.fingerprint
     assert load_model("random:tiny", seed=1).fingerprint != load_model("random:tiny", seed=2).fingerprint
 
@@ -176,3 +174,8 @@ def test_a_missing_tokenizer(checkpoint, tmp_path):
 def test_models_that_are_refused(checkpoint, tmp_path, changes, reason):
     with pytest.raises(ModelError, match=reason):
         load_model(copy_of(checkpoint, tmp_path, **changes))
+
+
+def test_weights_drawn_part_by_part_have_the_fingerprint_of_the_whole():
+    loaded = load_model("random:tiny", dtype="float32", weights="stock")
+    assert loaded.fingerprint == fingerprint(loaded.model) == load_model("random:tiny", dtype="float32").fingerprint

@@ -18,14 +18,7 @@ from inlay.attention.contract import AttentionOptions
 from inlay.attention.plan import Plan, Span
 from inlay.cache.pool import KVPool
 from inlay.errors import ParameterError
-
-kernel: Any
-try:
-    from inlay import _kernel
-
-    kernel = _kernel
-except ImportError:  # built without a compiler
-    kernel = None
+from inlay.kernel import kernel
 
 Table = npt.NDArray[np.int64]
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -38,6 +38,9 @@ def modular_qa(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    quantization: Annotated[
+        str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
@@ -53,7 +56,7 @@ def modular_qa(
         spare=spare,
         seed=seed,
     )
-    llm = LLM(model, dtype=dtype, seed=seed)
+    llm = LLM(model, dtype=dtype, quantization=quantization, seed=seed)
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress:

@@ -26,6 +26,9 @@ def run(
     prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML), or - for standard input.")],
     model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    quantization: Annotated[
+        str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
+    ] = None,
     reuse: Annotated[str, typer.Option(help="off, exact, isolated or anchored.")] = "anchored",
     positions: Annotated[
         str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
@@ -46,7 +49,7 @@ def run(
     from inlay.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    llm = LLM(model, dtype=dtype, reuse=reuse, positions=positions, seed=seed)
+    llm = LLM(model, dtype=dtype, quantization=quantization, reuse=reuse, positions=positions, seed=seed)
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     llm.add_schema(parsed_schema, encode=False)

@@ -5,12 +5,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "attend.h"
-#include "parallel.h"
+#include <algorithm>
 
-#ifdef INLAY_HAS_LAYERS
+#include "attend.h"
 #include "layers.h"
-#endif
+#include "parallel.h"
 
 namespace nb = nanobind;
 using namespace inlay;
@@ -27,12 +26,7 @@ std::vector<T> rows_of(const Table& table) {
 }
 
 Plan plan_of(const Table& spans, const Table& pieces, const Table& own, bool share) {
-  const auto asked = rows_of<SpanIn>(spans);
-  const auto read = static_cast<int64_t>(pieces.shape(0)), written = static_cast<int64_t>(own.shape(0));
-  for (const SpanIn& span : asked)
-    if (span.length < 1 || span.piece_begin < 0 || span.piece_end > read || span.own_begin < 0 || span.own_end > written)
-      throw std::invalid_argument("a span of a plan points outside its tables");
-  return Plan(asked, rows_of<PieceIn>(pieces), rows_of<RunIn>(own), share);
+  return Plan(rows_of<SpanIn>(spans), rows_of<PieceIn>(pieces), rows_of<RunIn>(own), share);
 }
 
 std::vector<std::string> instruction_sets() {
@@ -69,9 +63,10 @@ NB_MODULE(_kernel, m) {
 
   nb::class_<Options>(m, "Options", "How a layer attends; arrays are addresses of fp32 numbers, 0 for none.")
       .def("__init__",
-           [](Options* self, float scale, int32_t window, float softcap, uint64_t sinks, uint64_t slopes,
+           [](Options* self, float scale, int64_t window, float softcap, uint64_t sinks, uint64_t slopes,
               uint64_t frequencies, int rotated, bool interleaved) {
-             new (self) Options{scale, window, softcap, reinterpret_cast<const float*>(sinks),
+             constexpr int64_t farther_than_any = 1 << 30;  // so that a position and a window add up
+             new (self) Options{scale, static_cast<int32_t>(std::clamp<int64_t>(window, -1, farther_than_any)), softcap, reinterpret_cast<const float*>(sinks),
                                 reinterpret_cast<const float*>(slopes), reinterpret_cast<const float*>(frequencies),
                                 rotated, interleaved};
            },
@@ -98,7 +93,5 @@ NB_MODULE(_kernel, m) {
       .def_prop_ro("rows", [](const Attention& self) { return self.plan().positions().size(); })
       .def("blocks", &described);
 
-#ifdef INLAY_HAS_LAYERS
   bind_layers(m);
-#endif
 }

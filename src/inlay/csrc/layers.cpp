@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "linear.h"
 #include "parallel.h"
 #include "tensors.h"
 
@@ -12,7 +13,8 @@ namespace nb = nanobind;
 
 // One function for every instruction set, chosen when the library is loaded. Vectors of 16 floats are split by the
 // compiler where registers are narrower.
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+// GCC 11 knows no levels of x86-64 here, and only glibc chooses functions when it loads them.
+#if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONES
@@ -21,14 +23,14 @@ namespace nb = nanobind;
 namespace inlay {
 namespace {
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions alone
+#endif
 #define VL 16
 #include "simd.h"
 
-INLINE void store(uint16_t* to, vf v) {  // bf16: to nearest, ties to even; NaN stays NaN
-  const vu bits = reinterpret_cast<vu>(v);
-  const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const vu kept = reinterpret_cast<vu>(v == v) ? rounded : (bits >> 16) | 0x40u;
-  const vh half = __builtin_convertvector(kept, vh);
+INLINE void store(uint16_t* to, vf v) {
+  const vh half = narrowed(v);
   std::memcpy(to, &half, sizeof half);
 }
 INLINE float number(const float* from) { return *from; }
@@ -64,7 +66,9 @@ INLINE void norm_group(const T* x, const T* weight, T* out, int64_t width, float
     const vf v = load(x + i);
     squares[(i / VL) % 2] += v * v;
   }
-  float sum = sum_of(squares[0] + squares[1]);
+  float lanes[VL], sum = 0.0f;
+  store(lanes, squares[0] + squares[1]);
+  for (const float lane : lanes) sum += lane;
   for (int64_t i = whole; i < width; ++i) sum += number(x + i) * number(x + i);
   const float factor = 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
   for (int64_t i = 0; i < whole; i += VL) store(out + i, load(x + i) * factor * load(weight + i));
@@ -142,9 +146,9 @@ CLONES void turn_bf16(const Turned& turned, int64_t begin, int64_t end) { turn_r
 // PyTorch's 4-bit weights: blocks of 64 outputs, in which each input has 32 bytes; byte j holds output j in its low
 // half and output j + 32 in its high one. The value is (number - 8) * scale + zero.
 struct Int4 {
-  const uint8_t* packed;          // (outputs / 64, inputs, 32)
-  const uint16_t* scales_zeros;   // (inputs / group, outputs, 2), bf16
-  void* weights;                  // (inputs, columns): the blocks asked for, side by side
+  const uint8_t* packed;     // (outputs / 64, inputs, 32)
+  const void* scales_zeros;  // (inputs / group, outputs, 2), in the type of the weights
+  void* weights;             // (inputs, columns): the blocks asked for, side by side
   int64_t inputs, outputs, group, first_block, columns;
 };
 
@@ -157,10 +161,10 @@ INLINE void unpack_blocks(const Int4& int4, int64_t begin, int64_t end) {
     T* to = static_cast<T*>(int4.weights) + block * 64;
     for (int64_t k = 0; k < int4.inputs; k += int4.group) {
       alignas(64) float scales[64], offsets[64];
-      const uint16_t* pairs = int4.scales_zeros + (k / int4.group * int4.outputs + source * 64) * 2;
+      const T* pairs = static_cast<const T*>(int4.scales_zeros) + (k / int4.group * int4.outputs + source * 64) * 2;
       for (int n = 0; n < 64; ++n) {
-        scales[n] = from_bf16(pairs[2 * n]);
-        offsets[n] = from_bf16(pairs[2 * n + 1]) - 8.0f * scales[n];
+        scales[n] = number(pairs + 2 * n);
+        offsets[n] = number(pairs + 2 * n + 1) - 8.0f * scales[n];
       }
       for (int64_t i = k; i < k + int4.group; ++i) {
         for (int part = 0; part < 2; ++part) {
@@ -210,16 +214,24 @@ void rotate(uint64_t heads, uint64_t cos, uint64_t sin, bool bf16, int64_t rows,
 
 void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool bf16, int64_t inputs, int64_t outputs,
                  int64_t group, int64_t first_block, int64_t blocks, int threads) {
-  const Int4 int4{at<uint8_t>(packed), at<uint16_t>(scales_zeros), at<void>(weights), inputs, outputs, group,
+  const Int4 int4{at<uint8_t>(packed), at<void>(scales_zeros), at<void>(weights), inputs, outputs, group,
                   first_block,         blocks * 64};
   share_rows(threads, blocks, inputs * 64,
              [&](int64_t begin, int64_t end) { (bf16 ? unpack_bf16 : unpack_f32)(int4, begin, end); });
+}
+
+void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint64_t y, int64_t rows, int64_t in,
+              int64_t out, int threads) {
+  linear({at<uint16_t>(x), x_stride, at<uint16_t>(weight), at<uint16_t>(bias), at<uint16_t>(y), out, rows, in, out},
+         threads);
 }
 
 }  // namespace
 
 void bind_layers(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
+  m.def("linear_supported", &linear_supported, "Whether this processor multiplies pairs of bf16.");
+  m.def("linear", &multiply, released(), "A linear layer in bf16; bias 0 for none.");
   m.def("rms_norm", &rms_norm, released(), "RMSNorm of groups of numbers within rows.");
   m.def("silu_mul", &silu_mul, released(), "silu(gate) * up, gate and up side by side in a row.");
   m.def("rotate", &rotate, released(), "Rotary embedding of heads, in place.");

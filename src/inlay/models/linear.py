@@ -1,7 +1,8 @@
-"""Linear layers whose weights are packed once, at load, into the blocks that oneDNN's kernels read.
+"""Linear layers for inference, with their weights in the form that this processor multiplies fastest.
 
 A stock ``nn.Linear`` in bfloat16 has its weight repacked at every call, which costs more than the product itself where
-there are few rows. A packed weight is read as it lies.
+there are few rows. Where the processor multiplies pairs of bf16, the compiled kernel reads weights as the checkpoint
+has them, and nothing is packed; elsewhere they are packed once, at load, into the blocks that oneDNN's kernels read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from inlay.errors import ModelError
+from inlay.kernel import kernel
 
 #: Makes one layer of a weight (out_features, in_features) and a bias (out_features,) or None.
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
@@ -61,6 +63,38 @@ class PackedLinear(FrozenLinear):
         return _linear(x, self._weight, self._bias, "none", [], "")
 
 
+class DirectLinear(FrozenLinear):
+    """``x @ weight.T + bias`` by the compiled kernel, in bfloat16, over the weight as it is (csrc/linear.h).
+
+    weight: (out_features, in_features), contiguous; shared with whoever gave it, such as a tied embedding.
+    bias: (out_features,) or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        self._weight = weight.detach()
+        self._bias = None if bias is None else bias.detach().contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in_features). Returns (..., out_features)."""
+        rows = x.reshape(-1, self.in_features)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        y = torch.empty(rows.shape[0], self.out_features, dtype=torch.bfloat16)
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        kernel.linear(
+            rows.data_ptr(), rows.stride(0), self._weight.data_ptr(), bias, y.data_ptr(), rows.shape[0],
+            self.in_features, self.out_features, torch.get_num_threads(),
+        )  # fmt: skip
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def can_multiply(weight: Tensor) -> bool:
+    """Whether the compiled kernel takes this weight as it is."""
+    supported = hasattr(kernel, "linear_supported") and kernel.linear_supported()
+    return bool(supported and weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.device.type == "cpu")
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN is there and computes in this dtype on this processor."""
     if not torch.backends.mkldnn.is_available():
@@ -71,7 +105,9 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A packed layer, or a stock one where oneDNN cannot pack."""
+    """The fastest layer for a weight; a stock one where neither the kernel nor oneDNN can have it."""
+    if can_multiply(weight):
+        return DirectLinear(weight, bias)
     return PackedLinear(weight, bias) if can_pack(weight.dtype) else stock(weight, bias)
 
 
@@ -98,7 +134,8 @@ def joined(layers: Sequence[nn.Linear], make: MakeLinear) -> nn.Module:
 
 def of_conv1d(layer: Conv1D, make: MakeLinear) -> nn.Module:
     """GPT-2's linear layer, which keeps its weight transposed. The original loses its weight."""
-    weight, layer.weight = layer.weight.detach().t().contiguous(), None
+    weight = layer.weight.detach().t().contiguous()
+    layer.weight = None  # type: ignore[assignment]
     return make(weight, layer.bias.detach())
 
 

@@ -23,7 +23,7 @@ from inlay.models.adapter import ModelSpec, check_config, describe
 from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.shapes import build_random, check_shape
-from inlay.models.weights import WeightForm, prepare
+from inlay.models.weights import STOCK, WeightForm, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class LoadedModel:
     spec: ModelSpec
     fingerprint: bytes
     note: str | None = None
-    form: WeightForm = WeightForm(weights="stock")
+    form: WeightForm = STOCK
 
 
 def load_model(

@@ -6,22 +6,16 @@ computes in fp32 and rounds once.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+from inlay.kernel import kernel
 
-try:
-    _kernel: Any = importlib.import_module("inlay._kernel")
-except ImportError:  # installed without a compiler
-    _kernel = None
+_DTYPES = (torch.float32, torch.bfloat16)
 
 #: Whether the compiled steps are in use.
-COMPILED = hasattr(_kernel, "rms_norm")
+COMPILED = kernel is not None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -29,29 +23,44 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x: (..., width); weight: (width,), the same dtype.
     """
-    if not _compiled(x, weight):
+    if not (COMPILED and x.is_contiguous() and weight.dtype == x.dtype and x.dtype in _DTYPES):
         return F.rms_norm(x, weight.shape, weight, eps)
-    x = x.contiguous()
     out = torch.empty_like(x)
     width = x.shape[-1]
-    _kernel.rms_norm(
-        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps, _TYPES[x.dtype], _threads()
-    )
+    kernel.rms_norm(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.dtype == torch.bfloat16, x.numel() // width, 1, width,
+        width, width, eps, torch.get_num_threads(),
+    )  # fmt: skip
     return out
+
+
+def norm_heads_(heads: Tensor, weight: Tensor, eps: float) -> None:
+    """RMSNorm of every head, in place. heads: (rows, heads, head_dim), heads and dimensions contiguous."""
+    if not (COMPILED and _together(heads) and weight.dtype == heads.dtype and heads.dtype in _DTYPES):
+        heads.copy_(F.rms_norm(heads, weight.shape, weight, eps))
+        return
+    rows, count, width = heads.shape
+    step = heads.stride(0)
+    kernel.rms_norm(
+        heads.data_ptr(), weight.data_ptr(), heads.data_ptr(), heads.dtype == torch.bfloat16, rows, count, width,
+        step, step, eps, torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) · up (SwiGLU: Shazeer, arXiv 2002.05202).
 
-    gate_up: (..., 2 · width), the gate first. Returns (..., width).
+    gate_up: (..., 2 · width), contiguous, the gate first. Returns (..., width).
     """
     width = gate_up.shape[-1] // 2
-    if not (_compiled(gate_up) and gate_up.is_contiguous()):
+    if not (COMPILED and gate_up.is_contiguous() and gate_up.dtype in _DTYPES):
         gate, up = gate_up.split(width, -1)
         return F.silu(gate).mul_(up)
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
-    rows = out.numel() // width
-    _kernel.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, _TYPES[out.dtype], _threads())
+    kernel.silu_mul(
+        gate_up.data_ptr(), out.data_ptr(), out.dtype == torch.bfloat16, gate_up.numel() // (2 * width), width,
+        torch.get_num_threads(),
+    )  # fmt: skip
     return out
 
 
@@ -59,29 +68,35 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Turn heads to their positions, in place (Su et al., arXiv 2104.09864; halves of a head, as in Llama).
 
     heads: (rows, heads, head_dim), heads and dimensions contiguous.
-    cos, sin: (rows, head_dim), fp32, the two halves alike.
+    cos, sin: (rows, head_dim), contiguous, fp32, the two halves alike.
     """
     rows, count, width = heads.shape
-    if not (_compiled(heads) and cos.is_contiguous() and sin.is_contiguous() and heads.stride()[1:] == (width, 1)):
-        wide = heads.float()
-        swapped = torch.cat((-wide[..., width // 2 :], wide[..., : width // 2]), -1)
-        heads.copy_(torch.addcmul(wide * cos.unsqueeze(1), swapped, sin.unsqueeze(1)))
+    if COMPILED and _together(heads) and heads.dtype in _DTYPES and cos.is_contiguous() and sin.is_contiguous():
+        kernel.rotate(
+            heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), heads.dtype == torch.bfloat16, rows, count, width,
+            heads.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
         return
-    _kernel.rotate(
-        heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, count, width, heads.stride(0), _TYPES[heads.dtype],
-        _threads(),
+    wide = heads.float()
+    swapped = torch.cat((-wide[..., width // 2 :], wide[..., : width // 2]), -1)
+    heads.copy_(torch.addcmul(wide * cos.unsqueeze(1), swapped, sin.unsqueeze(1)))
+
+
+def _together(heads: Tensor) -> bool:
+    """Whether a row's heads lie one behind the other."""
+    return heads.stride()[1:] == (heads.shape[-1], 1)
+
+
+def unpack_int4(packed: Tensor, scales_zeros: Tensor, group: int, first: int, blocks: int) -> Tensor:
+    """Blocks of 64 outputs of a weight that PyTorch packed into 4 bits. Needs the compiled kernel.
+
+    packed: (outputs, inputs / 2) uint8; scales_zeros: (inputs / group, outputs, 2).
+    Returns (inputs, 64 · blocks) in the dtype of ``scales_zeros``: the weight transposed.
+    """
+    outputs, inputs = packed.shape[0], 2 * packed.shape[1]
+    weights = torch.empty(inputs, 64 * blocks, dtype=scales_zeros.dtype)
+    kernel.unpack_int4(
+        packed.data_ptr(), scales_zeros.data_ptr(), weights.data_ptr(), weights.dtype == torch.bfloat16, inputs,
+        outputs, group, first, blocks, torch.get_num_threads(),
     )  # fmt: skip
-
-
-def norm_heads_(heads: Tensor, weight: Tensor, eps: float) -> None:
-    """RMSNorm of every head, in place. heads: (rows, heads, head_dim); weight: (head_dim,)."""
-    heads.copy_(rms_norm(heads, weight, eps))
-
-
-def _compiled(*tensors: Tensor) -> bool:
-    dtype = tensors[0].dtype
-    return COMPILED and dtype in _TYPES and all(t.dtype == dtype and t.device.type == "cpu" for t in tensors)
-
-
-def _threads() -> int:
-    return torch.get_num_threads()
+    return weights

@@ -1,2 +1,162 @@
-"""placeholder"""
-QUANTIZATIONS = {}
+"""Linear layers whose weights are kept in 8 or 4 bits, and computed with in the model's dtype.
+
+Where there are few rows a product costs what reading its weights costs, and fewer bits are read sooner: PyTorch's own
+kernels read them as they lie. Those kernels repeat the conversion for every few rows, so from some number of rows on it
+is faster to convert a stretch of the weight once, while it stays in the cache, and multiply with that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from inlay.models import ops
+from inlay.models.linear import FrozenLinear, MakeLinear
+
+#: Inputs that share one scale and one zero in 4 bits.
+GROUP = 32
+_INT8_OUTPUTS, _INT8_INPUTS = 16, 32  # PyTorch's 8-bit kernel crashes on what is no multiple of these
+_BLOCK = 64  # outputs that 4-bit weights are stored together in
+_STRETCH = 8 << 20  # bytes of converted weight at a time; measured: 2 MiB and a whole weight are slower
+_CONVERTED = 16 << 20  # bytes of fp32 at a time while weights are rounded, so that no large copies are made
+_SMALLEST = 1e-12  # a scale, where all weights are alike
+_FEW_ROWS_INT8 = 12  # measured: up to so many rows, PyTorch's kernel is the faster way
+_FEW_ROWS_INT4 = 24
+_int4_mm = torch.ops.aten._weight_int4pack_mm_for_cpu
+_int4_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+
+
+class Int8Linear(FrozenLinear):
+    """Whole numbers of -127 … 127 and one scale for each output.
+
+    weight: (out_features, in_features); not kept.
+    bias: (out_features,) or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        self._bias = bias
+        self._scales, self._numbers = _to_int8(weight)
+        self._read_as_they_lie = self.in_features % _INT8_INPUTS == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in_features). Returns (..., out_features)."""
+        rows = x.reshape(-1, self.in_features)
+        if 0 < len(rows) <= _FEW_ROWS_INT8 and self._read_as_they_lie:
+            output = torch._weight_int8pack_mm(rows, self._numbers, self._scales)
+        else:
+            stretches = self._numbers.split(_stretch(self.in_features, x.element_size()))
+            output = torch.cat([F.linear(rows, numbers.to(x.dtype)) for numbers in stretches], -1).mul_(self._scales)
+        return _finish(output[:, : self.out_features], self._bias, x)
+
+
+class Int4Linear(FrozenLinear):
+    """Numbers of 0 … 15, with one scale and one zero for every ``GROUP`` inputs of an output: 5 bits a weight.
+
+    weight: (out_features, in_features), both divisible as ``fits`` says; not kept.
+    bias: (out_features,) or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(weight.shape[1], weight.shape[0])
+        self._bias = bias
+        self._numbers, self._scales_zeros = _to_int4(weight)
+
+    @staticmethod
+    def fits(weight: Tensor) -> bool:
+        """Whether a weight can be cut into whole blocks and groups."""
+        return weight.shape[0] % _BLOCK == 0 and weight.shape[1] % GROUP == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in_features). Returns (..., out_features)."""
+        rows = x.reshape(-1, self.in_features)
+        if 0 < len(rows) <= _FEW_ROWS_INT4 or not _can_unpack(x.dtype):
+            output = _int4_mm(rows, self._numbers, GROUP, self._scales_zeros)
+        else:
+            step = _stretch(self.in_features, x.element_size())
+            firsts = range(0, self.out_features, step)
+            stretches = (self.unpacked(first, min(step, self.out_features - first)) for first in firsts)
+            output = torch.cat([rows @ weight for weight in stretches], -1)
+        return _finish(output, self._bias, x)
+
+    def unpacked(self, first: int, count: int) -> Tensor:
+        """The weights of some outputs, transposed: (in_features, count). first, count: multiples of 64."""
+        return ops.unpack_int4(self._numbers, self._scales_zeros, GROUP, first // _BLOCK, count // _BLOCK)
+
+
+def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales (outputs,) in the weight's dtype, and numbers (outputs, inputs) int8, filled up to whole blocks."""
+    outputs, inputs = weight.shape
+    more = -outputs % _INT8_OUTPUTS  # PyTorch's kernel reads whole blocks, and past the end of what is none
+    scales = torch.zeros(outputs + more, dtype=weight.dtype)
+    scales[:outputs] = (weight.abs().amax(1).float() / 127).clamp_min(_SMALLEST)
+    numbers = torch.zeros(outputs + more, inputs, dtype=torch.int8)
+    step = _stretch(inputs, 4, _CONVERTED)
+    for at in range(0, outputs, step):
+        end = min(at + step, outputs)
+        part = weight[at:end].to(torch.float32, copy=True).mul_(1 / scales[at:end, None].float())
+        numbers[at:end] = part.round_().clamp_(-127, 127)
+    return scales, numbers
+
+
+def _to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers as PyTorch packs them, and (inputs / group, outputs, 2): the scale, and what the number 8 means."""
+    outputs, inputs = weight.shape
+    scales_zeros = torch.empty(inputs // GROUP, outputs, 2, dtype=weight.dtype)
+    packed = []
+    step = _stretch(inputs, 4, _CONVERTED)
+    for at in range(0, outputs, step):
+        groups = weight[at : at + step].to(torch.float32, copy=True).unflatten(1, (-1, GROUP))
+        low, high = groups.amin(2), groups.amax(2)  # aminmax takes three times as long
+        scale = ((high - low) / 15).clamp_min(_SMALLEST).to(weight.dtype)
+        zero = (low + 8 * scale.float()).to(weight.dtype)
+        groups.sub_(zero.float().unsqueeze(2)).mul_((1 / scale.float()).unsqueeze(2))
+        numbers = groups.add_(8).round_().clamp_(0, 15).flatten(1).int()
+        packed.append(_int4_pack(numbers, 1))
+        scales_zeros[:, at : at + step] = torch.stack((scale, zero), -1).transpose(0, 1)
+    return torch.cat(packed), scales_zeros
+
+
+def _stretch(inputs: int, element_size: int, most: int = _STRETCH) -> int:
+    """Outputs whose weights take at most so many bytes, in whole blocks, and one block at least."""
+    return max(1, most // (inputs * element_size * _BLOCK)) * _BLOCK
+
+
+def _finish(output: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """The rows of a product with their bias, in the shape that the input has."""
+    output = output.reshape(*x.shape[:-1], output.shape[-1])
+    return output if bias is None else output.add_(bias)
+
+
+_unpacks: dict[torch.dtype, bool] = {}
+
+
+def _can_unpack(dtype: torch.dtype) -> bool:
+    """Whether the compiled step reads 4-bit weights as PyTorch packs them on this processor; tried out once."""
+    if dtype not in _unpacks:
+        _unpacks[dtype] = ops.COMPILED and _unpacks_a_sample(dtype)
+    return _unpacks[dtype]
+
+
+def _unpacks_a_sample(dtype: torch.dtype) -> bool:
+    numbers = torch.randint(16, (2 * _BLOCK, GROUP), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    scales_zeros = torch.tensor([1.0, 8.0], dtype=dtype).expand(1, 2 * _BLOCK, 2).contiguous()
+    packed = _int4_pack(numbers, 1)
+    found = ops.unpack_int4(packed, scales_zeros, GROUP, 0, 2) if packed.shape == (2 * _BLOCK, GROUP // 2) else None
+    return found is not None and torch.equal(found.t().to(torch.int32), numbers)
+
+
+def int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A layer in 8 bits."""
+    return Int8Linear(weight, bias)
+
+
+def int4(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A layer in 4 bits, or in 8 where it can't be cut into whole blocks and groups."""
+    return Int4Linear(weight, bias) if Int4Linear.fits(weight) else Int8Linear(weight, bias)
+
+
+#: name → what makes the linear layers, and what makes the output head: nothing behind it averages its errors out, so
+#: it keeps 8 bits.
+QUANTIZATIONS: dict[str, tuple[MakeLinear, MakeLinear]] = {"int8": (int8, int8), "int4": (int4, int8)}

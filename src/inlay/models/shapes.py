@@ -142,11 +142,10 @@ class _Noise:
                 self._fill(parameter.data)
 
     def _fill(self, weight: torch.Tensor) -> None:
-        half = self._noise.numel() // 2
-        scaled = (self._noise * weight.shape[-1] ** -0.5).to(weight.dtype)
+        most, scale = self._noise.numel() // 2, weight.shape[-1] ** -0.5
         flat, at = weight.view(-1), 0
         while at < flat.numel():
-            offset = int(torch.randint(0, half, (1,), generator=self._generator))
-            piece = scaled[offset : offset + min(flat.numel() - at, half)]
-            flat[at : at + piece.numel()] = piece
-            at += piece.numel()
+            offset = int(torch.randint(0, most, (1,), generator=self._generator))
+            size = min(flat.numel() - at, most)
+            torch.mul(self._noise[offset : offset + size], scale, out=flat[at : at + size])
+            at += size

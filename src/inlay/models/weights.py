@@ -42,7 +42,12 @@ class WeightForm:
         """What makes the linear layers of a part of a model."""
         if self.quantization is None:
             return packed
-        return QUANTIZATIONS[self.quantization](head=isinstance(part, nn.Linear))
+        in_layers, of_head = QUANTIZATIONS[self.quantization]
+        return of_head if isinstance(part, nn.Linear) else in_layers
+
+
+#: A model as transformers made it.
+STOCK = WeightForm(weights="stock")
 
 
 class Preparation:
@@ -57,7 +62,7 @@ class Preparation:
         """A part whose weights are there."""
         self._fingerprint.add(path, part)
         if self._form.weights == "packed":
-            replacement = fused(part, self._form.maker(part))
+            replacement = fused(part, self._form.maker(part)).requires_grad_(False)  # it computes in place
             if replacement is not part:
                 self._model.set_submodule(path, replacement)
 

@@ -116,6 +116,7 @@ def measure_modular_qa(
         "rows": [row for mode in modes for row in _rows(setting, mode, outcomes[mode], outcomes[REFERENCE])],
         "model": llm.model_name,
         "dtype": dtype_name(llm.loaded.model.dtype),
+        "quantization": llm.loaded.form.quantization,
         "seed": setting.seed,
         "spare": setting.spare_documents,
         "tasks": list(TASKS),

@@ -1,0 +1,23 @@
+// y = x · weightᵀ + bias in bf16, with the weights as a checkpoint has them: nothing is packed beforehand.
+#pragma once
+
+#include <cstdint>
+
+namespace inlay {
+
+// x: (rows, in), weight: (out, in) contiguous, bias: (out,) or null, y: (rows, out); strides in elements.
+struct Linear {
+  const uint16_t* x;
+  int64_t x_stride;
+  const uint16_t* weight;
+  const uint16_t* bias;
+  uint16_t* y;
+  int64_t y_stride;
+  int64_t rows, in, out;
+};
+
+// Whether this processor multiplies pairs of bf16.
+bool linear_supported();
+void linear(const Linear& layer, int threads);
+
+}  // namespace inlay

@@ -1,0 +1,215 @@
+// Linear layers with AVX-512's products of bf16 pairs, summed in fp32.
+//
+// Up to 4 rows: weight rows are read once, from front to back, and multiplied with all rows of x while they are in
+// registers. The floor is the reading of the weights.
+// More rows: as in the attention kernel, rows of x are the lanes of vectors (pairs of inputs side by side, 16 to 64
+// rows), and one pair of a weight row at a time is broadcast to all of them. The floor is the products; weights are
+// read once for every 64 rows.
+#include "linear.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "kernel.h"
+#include "parallel.h"
+#include "tensors.h"
+
+namespace inlay {
+namespace {
+
+#define VL 16
+#include "simd.h"
+
+constexpr int64_t kFew = 4;        // rows up to which the weights' reading is the floor
+constexpr int64_t kTile = 64;      // rows of x that are lanes at the same time
+constexpr int64_t kOuts = 48;      // outputs of one share of work: whole groups of 6 and 8
+constexpr int64_t kStream = 1 << 14;  // weights that are worth waking another thread for
+
+INLINE __m512bh pairs_at(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
+INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(which, from);
+}
+
+// J outputs of M rows. The sums of a single row are spread over several registers, since each waits for the last.
+template <int M, int J>
+INLINE void dot(const Linear& layer, int64_t first) {
+  constexpr int kSpread = M == 1 ? 4 : M == 2 ? 2 : 1;
+  const uint16_t* weight[J];
+  for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
+  const int64_t next = J > 1 && first + 2 * J <= layer.out ? J * layer.in : 0;  // one row in one stream needs no asking
+  __m512 sum[M][J][kSpread];
+  for (int m = 0; m < M; ++m)
+    for (int j = 0; j < J; ++j)
+      for (int s = 0; s < kSpread; ++s) sum[m][j][s] = _mm512_setzero_ps();
+  auto add = [&](int64_t i, int s, __mmask32 which) {
+    __m512bh w[J];
+    for (int j = 0; j < J; ++j) {
+      w[j] = pairs_at(weight[j] + i, which);
+      if (J > 1 && next) __builtin_prefetch(weight[j] + next + i, 0, 2);
+    }
+    for (int m = 0; m < M; ++m) {
+      const __m512bh x = pairs_at(layer.x + m * layer.x_stride + i, which);
+      for (int j = 0; j < J; ++j) sum[m][j][s] = _mm512_dpbf16_ps(sum[m][j][s], x, w[j]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + 32 * kSpread <= layer.in; i += 32 * kSpread)
+    for (int s = 0; s < kSpread; ++s) add(i + 32 * s, s, ~0u);
+  for (; i < layer.in; i += 32) add(i, 0, layer.in - i >= 32 ? ~0u : (1u << (layer.in - i)) - 1);
+  for (int j = 0; j < std::min<int64_t>(J, layer.out - first); ++j) {
+    const float bias = layer.bias ? from_bf16(layer.bias[first + j]) : 0.0f;
+    for (int m = 0; m < M; ++m) {
+      for (int s = 1; s < kSpread; ++s) sum[m][j][0] = _mm512_add_ps(sum[m][j][0], sum[m][j][s]);
+      layer.y[m * layer.y_stride + first + j] = to_bf16(_mm512_reduce_add_ps(sum[m][j][0]) + bias);
+    }
+  }
+}
+
+template <int M>
+void few_rows(const Linear& layer, int threads) {
+  constexpr int kAtOnce = M == 1 ? 1 : M == 2 ? 2 : 4;  // a loaded x serves so many weight rows
+  const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce;
+  const int64_t worth = std::max<int64_t>(1, layer.out * layer.in / kStream);
+  run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
+    const int64_t end = groups * (thread + 1) / team.threads();
+    for (int64_t group = groups * thread / team.threads(); group < end; ++group) dot<M, kAtOnce>(layer, group * kAtOnce);
+  });
+}
+
+// Rows of x as lanes: (pairs of inputs, lanes) for every tile of up to kTile rows.
+struct Lanes {
+  uint32_t* pairs;
+  int64_t rows, in;
+
+  int64_t pair_count() const { return (in + 1) / 2; }
+  int64_t tiles() const { return (rows + kTile - 1) / kTile; }
+  int64_t vectors(int64_t tile) const { return (std::min(kTile, rows - tile * kTile) + VL - 1) / VL; }
+  uint32_t* tile(int64_t number) const { return pairs + number * pair_count() * kTile; }
+};
+
+// Sixteen rows from `first` on into their lanes.
+void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
+  const int64_t tile = first / kTile, width = lanes.vectors(tile) * VL, count = lanes.pair_count();
+  uint32_t* to = lanes.tile(tile) + first % kTile;
+  for (int64_t p = 0; p < count; p += VL) {
+    const int64_t left = layer.in - 2 * p;
+    const auto which = static_cast<__mmask32>(left >= 32 ? ~0u : (1u << left) - 1);
+    vf square[VL];
+    for (int l = 0; l < VL; ++l)
+      square[l] = first + l < layer.rows
+                      ? (vf)_mm512_castsi512_ps(_mm512_maskz_loadu_epi16(which, layer.x + (first + l) * layer.x_stride + 2 * p))
+                      : vf{};
+    transpose<1>(square);
+    for (int64_t e = 0; e < std::min<int64_t>(VL, count - p); ++e)
+      std::memcpy(to + (p + e) * width, &square[e], sizeof(vf));
+  }
+}
+
+// M outputs from `first` on for one tile of N vectors of lanes: (M, lanes) fp32.
+template <int N, int M>
+INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, bool ahead, float* to) {
+  const uint16_t* weight[M];
+  for (int j = 0; j < M; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
+  const int64_t next = M * layer.in;  // elements to the rows of the next group
+  __m512 sum[M][N];
+  for (int j = 0; j < M; ++j)
+    for (int v = 0; v < N; ++v) sum[j][v] = _mm512_setzero_ps();
+  const int64_t whole = layer.in / 2;
+  for (int64_t i = 0; i < whole; ++i, x += N * VL) {
+    __m512i lanes[N];
+    for (int v = 0; v < N; ++v) lanes[v] = _mm512_loadu_si512(x + v * VL);
+    if (ahead && i % 16 == 0)
+      for (int j = 0; j < M; ++j) __builtin_prefetch(weight[j] + next + 2 * i, 0, 2);
+#pragma GCC unroll 8
+    for (int j = 0; j < M; ++j) {
+      int pair;
+      std::memcpy(&pair, weight[j] + 2 * i, 4);
+      const auto both = (__m512bh)_mm512_set1_epi32(pair);
+      for (int v = 0; v < N; ++v) sum[j][v] = _mm512_dpbf16_ps(sum[j][v], both, (__m512bh)lanes[v]);
+    }
+  }
+  if (layer.in % 2)  // the last input stands alone
+    for (int j = 0; j < M; ++j)
+      for (int v = 0; v < N; ++v)
+        sum[j][v] = _mm512_dpbf16_ps(sum[j][v], (__m512bh)_mm512_set1_epi32(weight[j][layer.in - 1]),
+                                     (__m512bh)_mm512_loadu_si512(x + v * VL));
+  for (int j = 0; j < M; ++j)
+    for (int v = 0; v < N; ++v) _mm512_storeu_ps(to + (j * N + v) * VL, sum[j][v]);
+}
+
+// Outputs first … end - 1 of one tile, from lanes to rows.
+void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_t width, const float* sums) {
+  for (int64_t out = first; out < end; out += VL) {
+    const auto which = static_cast<__mmask16>(end - out >= VL ? ~0u : (1u << (end - out)) - 1);
+    for (int64_t lane = 0; lane < width; lane += VL) {
+      vf square[VL];
+      for (int e = 0; e < VL; ++e) {
+        const int64_t at = std::min(out + e, end - 1);
+        square[e] = load(sums + (at - first) * width + lane) + (layer.bias ? from_bf16(layer.bias[at]) : 0.0f);
+      }
+      transpose<1>(square);
+      const int64_t row = tile * kTile + lane;
+      for (int64_t l = 0; l < std::min<int64_t>(VL, layer.rows - row); ++l)
+        _mm256_mask_storeu_epi16(layer.y + (row + l) * layer.y_stride + out, which,
+                                 (__m256i)_mm512_cvtneps_pbh((__m512)square[l]));
+    }
+  }
+}
+
+template <int N, int M>
+void multiply_tile(const Linear& layer, const Lanes& lanes, int64_t first, int64_t end, int64_t tile) {
+  alignas(64) float sums[kOuts * N * VL];
+  for (int64_t out = first; out < end; out += M)
+    multiply<N, M>(layer, lanes.tile(tile), out, tile == 0 && out + 2 * M <= layer.out, sums + (out - first) * N * VL);
+  write(layer, first, end, tile, N * VL, sums);
+}
+
+void many_rows(const Linear& layer, int threads) {
+  static thread_local Scratch scratch;
+  Lanes lanes{nullptr, layer.rows, layer.in};
+  lanes.pairs = reinterpret_cast<uint32_t*>(scratch.take(lanes.tiles() * lanes.pair_count() * kTile * sizeof(uint32_t)));
+  const int64_t groups = (layer.rows + VL - 1) / VL, shares = (layer.out + kOuts - 1) / kOuts;
+  std::atomic<int64_t> next{0};
+  run_parallel(threads, [&](Team& team, int thread) {
+    for (int64_t g = groups * thread / team.threads(); g < groups * (thread + 1) / team.threads(); ++g)
+      pack(layer, lanes, g * VL);
+    team.barrier();
+    for (int64_t s; (s = next.fetch_add(1, std::memory_order_relaxed)) < shares;) {
+      const int64_t first = s * kOuts, end = std::min(first + kOuts, layer.out);
+      for (int64_t tile = 0; tile < lanes.tiles(); ++tile) switch (lanes.vectors(tile)) {
+          case 1: multiply_tile<1, 8>(layer, lanes, first, end, tile); break;
+          case 2: multiply_tile<2, 8>(layer, lanes, first, end, tile); break;
+          case 3: multiply_tile<3, 8>(layer, lanes, first, end, tile); break;
+          default: multiply_tile<4, 6>(layer, lanes, first, end, tile);
+        }
+    }
+  });
+}
+
+}  // namespace
+
+bool linear_supported() {
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
+
+void linear(const Linear& layer, int threads) {
+  switch (layer.rows) {
+    case 0: return;
+    case 1: return few_rows<1>(layer, threads);
+    case 2: return few_rows<2>(layer, threads);
+    case 3: return few_rows<3>(layer, threads);
+    case kFew: return few_rows<kFew>(layer, threads);
+    default: many_rows(layer, threads);
+  }
+}
+
+}  // namespace inlay

@@ -1,0 +1,12 @@
+// Linear layers where no processor that this build is for multiplies pairs of bf16.
+#include "linear.h"
+
+#include <stdexcept>
+
+namespace inlay {
+
+bool linear_supported() { return false; }
+
+void linear(const Linear&, int) { throw std::logic_error("ask linear_supported() first"); }
+
+}  // namespace inlay

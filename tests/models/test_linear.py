@@ -1,0 +1,137 @@
+"""Packed linear layers against nn.Linear, and what happens where packing is impossible."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from inlay import ModelError
+from inlay.models import linear
+from inlay.models.linear import DirectLinear, PackedLinear, can_multiply, can_pack, joined, of_conv1d, packed, stock
+
+DTYPES = (torch.float32, torch.bfloat16)
+sizes = st.integers(1, 70)
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    bound = 1e-5 if found.dtype == torch.float32 else 2**-7
+    return bool(((found.double() - expected).abs() <= bound * (1 + expected.abs())).all())
+
+
+@settings(max_examples=40)
+@given(st.data(), sizes, sizes, st.booleans(), st.sampled_from(DTYPES))
+def test_packed_layers_compute_what_linear_layers_do(data, inputs, outputs, biased, dtype):
+    if not can_pack(dtype):
+        pytest.skip("oneDNN does not compute in this dtype here")
+    shape = (*data.draw(st.lists(st.integers(0, 5), max_size=2)), inputs)
+    torch.manual_seed(inputs * 100 + outputs)
+    x, weight = torch.randn(shape).to(dtype), torch.randn(outputs, inputs).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if biased else None
+    layer = PackedLinear(weight, bias)
+    found = layer(x)
+    assert found.shape == (*shape[:-1], outputs)
+    assert found.dtype == dtype
+    assert close(found, exact(x, weight, bias))
+    assert (layer.in_features, layer.out_features) == (inputs, outputs)
+
+
+needs_pairs = pytest.mark.skipif(
+    not can_multiply(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no products of bf16 pairs on this processor"
+)
+
+
+@needs_pairs
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 140), st.integers(1, 100), st.integers(1, 120), st.booleans(), st.integers(1, 3))
+def test_direct_layers_compute_what_linear_layers_do(rows, inputs, outputs, biased, threads):
+    """Odd sizes, all ways through the kernel (few rows, tiles of 16 to 64, several tiles), rows that lie apart."""
+    torch.manual_seed(inputs * 100 + outputs)
+    x = torch.randn(rows, inputs + 3).bfloat16()[:, :inputs]
+    weight = torch.randn(outputs, inputs).bfloat16()
+    bias = torch.randn(outputs).bfloat16() if biased else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = DirectLinear(weight, bias)(x)
+    finally:
+        torch.set_num_threads(before)
+    assert found.shape == (rows, outputs)
+    assert close(found, exact(x, weight, bias))
+
+
+@needs_pairs
+def test_direct_layers_share_the_weight_and_take_any_shape():
+    weight = torch.randn(5, 6).bfloat16()
+    layer = packed(weight, None)
+    assert isinstance(layer, DirectLinear)
+    x = torch.randn(2, 3, 6).bfloat16()
+    assert layer(x).shape == (2, 3, 5)
+    expected = layer(x) * 2
+    weight *= 2  # nothing was copied: a tied head costs no memory
+    assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_need_not_be_contiguous(dtype):
+    x, weight = torch.randn(6, 40).to(dtype)[::2, ::2], torch.randn(8, 20).to(dtype)
+    assert close(packed(weight, None)(x), exact(x, weight, None))
+
+
+def test_where_neither_kernel_nor_onednn_can_have_it_the_layer_is_stock(monkeypatch):
+    weight = torch.randn(4, 3, dtype=torch.float64)
+    layer = packed(weight, None)
+    assert type(layer) is nn.Linear
+    assert torch.equal(layer(torch.ones(2, 3).double()), nn.functional.linear(torch.ones(2, 3).double(), weight))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(linear, "can_multiply", lambda weight: False)
+    for dtype in DTYPES:
+        assert type(packed(weight.to(dtype), weight[:, 0].to(dtype))) is nn.Linear
+
+
+def test_several_layers_become_one():
+    layers = [nn.Linear(6, size, bias=size != 4) for size in (3, 4, 5)]
+    x = torch.randn(2, 6)
+    expected = torch.cat([layer(x) for layer in layers], -1)
+    both = joined(layers, packed)
+    assert torch.allclose(both(x), expected, atol=1e-6)
+    assert all(layer.weight is None for layer in layers), "the originals hold their weights still"
+
+
+def test_a_tied_weight_stays_with_the_embedding():
+    embedding, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    head.weight = embedding.weight
+    layer = joined([head], packed)
+    assert torch.allclose(layer(embedding(torch.tensor([3]))), embedding.weight[3:4] @ embedding.weight.T, atol=1e-6)
+
+
+def test_gpt2s_transposed_layers():
+    layer = Conv1D(5, 3)
+    nn.init.normal_(layer.bias)
+    x = torch.randn(2, 3)
+    expected = layer(x)
+    assert torch.allclose(of_conv1d(layer, packed)(x), expected, atol=1e-6)
+
+
+def test_packed_weights_are_never_lost_in_silence():
+    layer = PackedLinear(torch.randn(4, 3))
+    for use in (lambda: copy.deepcopy(layer), lambda: torch.save(layer, io.BytesIO()), layer.state_dict):
+        with pytest.raises(ModelError, match='load the model with weights="stock" for that'):
+            use()
+
+
+def test_stock_layers_keep_the_very_weight():
+    weight, bias = torch.randn(4, 3), torch.randn(4)
+    layer = stock(weight, bias)
+    assert layer.weight.data_ptr() == weight.data_ptr()
+    assert torch.equal(layer(torch.ones(3)), nn.functional.linear(torch.ones(3), weight, bias))
