@@ -1,11 +1,12 @@
 # make demo   install and answer a prompt from cached modules
 # make test   what CI runs; under 8 minutes
 # make check  ruff and mypy
+# make asan tsan   the kernel's own test under sanitizers, without Python
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-all check format clean
+.PHONY: install demo test test-all check format clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -31,6 +32,16 @@ test-all: check
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+asan:
+	cmake -S . -B build/asan -DINLAY_SELFTEST=ON -DINLAY_SANITIZE=address,undefined
+	cmake --build build/asan --parallel 2
+	build/asan/selftest 60
+
+tsan:
+	cmake -S . -B build/tsan -DINLAY_SELFTEST=ON -DINLAY_SANITIZE=thread
+	cmake --build build/tsan --parallel 2
+	build/tsan/selftest 60
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

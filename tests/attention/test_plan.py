@@ -25,7 +25,10 @@ def test_the_same_run_at_two_shifts_is_two_items():
             Span(20, 1, (Piece(Run(0, 8), 0, shift=4),), (Run(32, 1),)),
         ]
     )
-    assert sorted((i.shift, rows_of(b)) for b in Blocks(plan).blocks for i in b.items if i.first == 0) == [(3, [0]), (4, [1])]
+    assert sorted((i.shift, rows_of(b)) for b in Blocks(plan).blocks for i in b.items if i.first == 0) == [
+        (3, [0]),
+        (4, [1]),
+    ]
 
 
 def test_thirty_neighbouring_segments_are_one_item():

@@ -21,6 +21,7 @@ from inlay.errors import ParameterError
 from inlay.kernel import kernel
 
 Table = npt.NDArray[np.int64]
+_MOST_OPTIONS = 1024
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -43,6 +44,7 @@ class CpuBackend:
             known = ", ".join(instruction_sets())
             raise ParameterError(f"the kernel has no version '{instruction_set}' that runs here; use one of {known}")
         self._instruction_set = instruction_set or ""
+        self._key = self.name if instruction_set is None else f"{self.name} {instruction_set}"  # of a plan's work
         self._options: dict[tuple[object, ...], tuple[AttentionOptions, Any, list[Tensor]]] = {}
 
     def attend(
@@ -51,7 +53,7 @@ class CpuBackend:
         """See Backend.attend."""
         heads, rows, head_dim = query.shape
         keys, values = pool.keys[layer], pool.values[layer]
-        _check(query, key, value, keys, plan)
+        _check(query, key, value, keys, values, plan, options)
         output = torch.empty(rows, heads, head_dim, dtype=query.dtype)
         self._work(plan).attend(
             _heads(query), _heads(key), _heads(value), _heads(keys), _heads(values), _heads(output.transpose(0, 1)),
@@ -60,17 +62,19 @@ class CpuBackend:
         return output
 
     def _work(self, plan: Plan) -> Any:
-        if self.name not in plan.work:
-            plan.work[self.name] = kernel.Attention(
+        if self._key not in plan.work:
+            plan.work[self._key] = kernel.Attention(
                 *tables(plan.spans), plan.share, self._instruction_set, torch.get_num_threads()
             )
-        return cast(Any, plan.work[self.name])
+        return cast(Any, plan.work[self._key])
 
     def _native(self, options: AttentionOptions) -> Any:
         """The kernel's form of a layer's options; kept, since every pass asks with the same ones."""
         parts = (id(options.sinks), id(options.slopes), id(options.rotary))  # kept alive below, so ids stay theirs
         key = (options.scale, options.window, options.softcap, *parts)
         if key not in self._options:
+            if len(self._options) >= _MOST_OPTIONS:  # a model that makes them anew in every pass
+                self._options.clear()
             self._options[key] = (options, *_native_options(options))
         return self._options[key][1]
 
@@ -123,17 +127,27 @@ def _heads(tensor: Tensor) -> Any:
     return kernel.Heads(tensor.data_ptr(), tensor.dtype == torch.bfloat16, tensor.stride(0), tensor.stride(1))
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, plan: Plan) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, plan: Plan, options: AttentionOptions
+) -> None:
     kv_heads, _, head_dim = keys.shape
     expected = (kv_heads, plan.rows, head_dim)
-    if key.shape != expected or value.shape != expected or query.shape[1:] != expected[1:]:
+    if (
+        key.shape != expected
+        or value.shape != expected
+        or query.shape[1:] != expected[1:]
+        or values.shape != keys.shape
+    ):
         raise ValueError(
             f"a plan of {plan.rows} rows and a pool of {kv_heads} heads of {head_dim} do not fit "
             f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
         )
-    for tensor in (query, key, value, keys):
-        if tensor.dtype not in _DTYPES or tensor.stride(2) != 1:
+    for tensor in (query, key, value, keys, values):
+        if tensor.dtype not in _DTYPES or tensor.stride(2) != 1 or tensor.device.type != "cpu":
             raise ValueError(
-                f"the kernel takes fp32 or bf16 with a contiguous head dimension, not {tensor.dtype} "
-                f"with strides {tensor.stride()}"
+                f"the kernel takes fp32 or bf16 on the CPU with a contiguous head dimension, not {tensor.dtype} on "
+                f"{tensor.device} with strides {tensor.stride()}"
             )
+    for name, per_head in (("sinks", options.sinks), ("slopes", options.slopes)):
+        if per_head is not None and per_head.numel() != query.shape[0]:
+            raise ValueError(f"there are {query.shape[0]} heads and {per_head.numel()} {name}")

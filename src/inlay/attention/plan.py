@@ -6,7 +6,7 @@ into work of its own, once, and keeps that with the plan (``Plan.work``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol

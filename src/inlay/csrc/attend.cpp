@@ -65,6 +65,8 @@ void Attention::attend(const Call& call) {
 void Attention::check(const Call& call) const {
   if (call.kv_heads < 1 || call.heads % call.kv_heads) throw std::invalid_argument("heads must be a multiple of KV heads");
   if (call.head_dim < 1 || call.head_dim > kMostDims) throw std::invalid_argument("head_dim must be 1 to 1024");
+  if (!(call.options.scale >= 0)) throw std::invalid_argument("scores can't be scaled by a negative number");
+  if (call.options.window < 0) throw std::invalid_argument("a window must be 1 position or more, or 0 for none");
   if (call.options.rotated > call.head_dim) throw std::invalid_argument("more dimensions are turned than a head has");
   if (!shifts_.empty() && call.options.frequencies == nullptr)
     throw std::invalid_argument("a shift needs rotary positions");
@@ -72,7 +74,7 @@ void Attention::check(const Call& call) const {
 
 // Turns the plan's blocks into tasks. Done once for all layers of a shape, and again after each advance.
 void Attention::share_out(const Call& call) {
-  const Shape shape{plan_.version(), call.heads, call.kv_heads, call.head_dim};
+  const Shape shape{plan_.version(), call.heads, call.kv_heads, call.head_dim, call.slots};
   if (shape == shape_) return;
   for (const Block& block : plan_.blocks())
     for (const Stretch& stretch : block.stretches)
@@ -80,7 +82,6 @@ void Attention::share_out(const Call& call) {
         throw std::invalid_argument("a plan reads slots that the pool does not have");
   for (int64_t slot : plan_.slots())
     if (slot < 0 || slot >= call.slots) throw std::invalid_argument("a plan writes slots that the pool does not have");
-  shape_ = shape;
   const auto blocks = static_cast<int32_t>(plan_.blocks().size());
   tasks_.clear();
   costs_.clear();
@@ -92,7 +93,7 @@ void Attention::share_out(const Call& call) {
   for (int32_t b = 0; b < blocks; ++b) {
     const Block& block = plan_.blocks()[b];
     narrow_[b] = is_narrow(block, call);
-    total += cost_of(block, static_cast<int64_t>(block.rows.size()) * call.group(), block.keys()) * call.kv_heads;
+    total += cost_of(block, narrow_[b], static_cast<int64_t>(block.rows.size()) * call.group(), block.keys()) * call.kv_heads;
   }
   const double most = threads_ == 1 ? total : total / (threads_ * kTasksPerThread);
   for (int32_t b = 0; b < blocks; ++b) cut_block(call, b, most);
@@ -103,6 +104,7 @@ void Attention::share_out(const Call& call) {
   for (size_t i : order) sorted.push_back(tasks_[i]);
   tasks_.swap(sorted);
   collect_merges(call);
+  shape_ = shape;  // last: after bad_alloc nothing here is believed
 }
 
 bool Attention::is_narrow(const Block& block, const Call& call) const {
@@ -110,8 +112,8 @@ bool Attention::is_narrow(const Block& block, const Call& call) const {
   return lanes <= variant_.narrow_lanes && call.head_dim % 16 == 0;
 }
 
-double Attention::cost_of(const Block& block, int64_t lanes, int64_t keys) const {
-  if (lanes <= variant_.narrow_lanes) return kFixed + static_cast<double>(keys) * std::max<double>(kNarrowKey, 4.0 * lanes);
+double Attention::cost_of(const Block& block, bool narrow, int64_t lanes, int64_t keys) const {
+  if (narrow) return kFixed + static_cast<double>(keys) * std::max<double>(kNarrowKey, 4.0 * lanes);
   const int64_t tile = variant_.wide_lanes;
   const bool causal = !block.stretches.empty() && block.stretches.back().causal;
   const int64_t filled = lanes <= tile / 2 ? tile / 2 : (lanes + tile - 1) / tile * tile;
@@ -123,9 +125,9 @@ void Attention::cut_block(const Call& call, int32_t number, double most) {
   const Block& block = plan_.blocks()[number];
   const int64_t lanes = static_cast<int64_t>(block.rows.size()) * call.group(), keys = block.keys();
   int64_t share = narrow_[number] ? lanes : static_cast<int64_t>(variant_.wide_lanes) * variant_.tiles;
-  while (!narrow_[number] && share > variant_.wide_lanes && cost_of(block, std::min(share, lanes), keys) > most)
+  while (!narrow_[number] && share > variant_.wide_lanes && cost_of(block, narrow_[number], std::min(share, lanes), keys) > most)
     share /= 2;
-  const double cost = cost_of(block, std::min(share, lanes), keys);
+  const double cost = cost_of(block, narrow_[number], std::min(share, lanes), keys);
   int64_t splits = 1;
   if (cost > most) splits = std::min<int64_t>(static_cast<int64_t>(std::ceil(cost / most)), keys / kShortestSplit);
   splits = std::max<int64_t>(splits, 1);

@@ -24,8 +24,10 @@ class Attention {
   struct Shape {
     int64_t version;
     int heads, kv_heads, head_dim;
+    int64_t slots;
     bool operator==(const Shape& o) const {
-      return version == o.version && heads == o.heads && kv_heads == o.kv_heads && head_dim == o.head_dim;
+      return version == o.version && heads == o.heads && kv_heads == o.kv_heads && head_dim == o.head_dim &&
+             slots == o.slots;
     }
   };
   struct Merge {
@@ -40,13 +42,13 @@ class Attention {
   void find_turns(const Call& call);
   void write(const Call& call, int64_t first, int64_t last) const;
   void merge(const Call& call, const Partials& partials, int64_t item, std::vector<int64_t>& lanes) const;
-  double cost_of(const Block& block, int64_t lanes, int64_t keys) const;
+  double cost_of(const Block& block, bool narrow, int64_t lanes, int64_t keys) const;
   bool is_narrow(const Block& block, const Call& call) const;
 
   Plan plan_;
   const Variant& variant_;
   int threads_;
-  Shape shape_{-1, 0, 0, 0};
+  Shape shape_{-1, 0, 0, 0, 0};
   std::vector<Task> tasks_;
   std::vector<double> costs_;
   std::vector<char> narrow_;              // of every block
@@ -57,7 +59,6 @@ class Attention {
   std::vector<Merge> merges_;
   struct Part { int64_t at, head_step; };
   std::vector<Part> parts_;
-  int most_parts_ = 0;
   int64_t partial_lanes_ = 0;
   Scratch partials_;
   std::vector<std::unique_ptr<Scratch>> scratch_;

@@ -67,7 +67,7 @@ void merge(const Call& call, int32_t row, int32_t kv_head, const int64_t* parts,
     std::memset(row_sum, 0, d * sizeof(float));
     for (int i = 0; i < count; ++i) {
       const int64_t lane = parts[i] + member;
-      if (!(partials.sums[lane] > kNothing)) continue;
+      if (partials.sums[lane] <= kNothing) continue;  // saw nothing; NaN goes on
       const float weight = std::exp2(partials.sums[lane] - top);
       sum += weight;
       const float* part = partials.outputs + lane * d;

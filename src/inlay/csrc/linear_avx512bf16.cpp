@@ -33,7 +33,6 @@ constexpr int64_t kTile = 64;      // rows of x that are lanes at the same time
 constexpr int64_t kOuts = 48;      // outputs of one share of work: whole groups of 6 and 8
 constexpr int64_t kStream = 1 << 14;  // weights that are worth waking another thread for
 
-INLINE __m512bh pairs_at(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512(from); }
 INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
   return (__m512bh)_mm512_maskz_loadu_epi16(which, from);
 }

@@ -89,6 +89,7 @@ class Pool {
         });
       body_ = &body;
       team_ = &team;
+      wanted_ = threads;
       left_ = threads - 1;
       ++generation_;
     }
@@ -105,7 +106,7 @@ class Pool {
       wake_.wait(lock, [&] { return ending_ || generation_ != seen; });
       if (ending_) return;
       seen = generation_;
-      if (number >= team_->threads()) continue;
+      if (number >= wanted_) continue;  // not asked for; the region may have ended by now, and its team with it
       Team& team = *team_;
       const auto& body = *body_;
       lock.unlock();
@@ -120,7 +121,7 @@ class Pool {
   std::vector<std::thread> workers_;
   const std::function<void(Team&, int)>* body_ = nullptr;
   Team* team_ = nullptr;
-  int left_ = 0;
+  int wanted_ = 0, left_ = 0;
   int64_t generation_ = 0;
   bool ending_ = false;
 };

@@ -31,6 +31,36 @@ struct Reading {
   Range rows;
 };
 
+void require(bool fine, const char* otherwise) {
+  if (!fine) throw std::invalid_argument(otherwise);
+}
+
+bool within(int64_t value, int64_t low, int64_t high) { return low <= value && value <= high; }
+
+// Numbers so far below 2**31 that sums and differences of a few of them are, too.
+constexpr int64_t kMostPositions = int64_t{1} << 27, kMostRows = int64_t{1} << 22, kMostSlots = int64_t{1} << 40;
+
+void check_tables(const std::vector<SpanIn>& spans, const std::vector<PieceIn>& pieces, const std::vector<RunIn>& own) {
+  const auto read = static_cast<int64_t>(pieces.size()), written = static_cast<int64_t>(own.size());
+  int64_t rows = 0;
+  for (const SpanIn& span : spans) {
+    require(within(span.length, 1, kMostRows), "a span of a plan has no tokens, or more than a pass holds");
+    require((rows += span.length) <= kMostRows, "a plan has more rows than a pass holds");
+    require(within(span.start, -kMostPositions, kMostPositions), "a span of a plan starts at an impossible position");
+    require(within(span.piece_begin, 0, span.piece_end) && span.piece_end <= read && within(span.own_begin, 0, span.own_end) &&
+                span.own_end <= written,
+            "a span of a plan points outside its tables");
+  }
+  for (const PieceIn& piece : pieces)
+    require(within(piece.first, 0, kMostSlots) && within(piece.length, 0, kMostPositions) &&
+                within(piece.start, -kMostPositions, kMostPositions) &&
+                within(piece.shift, -kMostPositions, kMostPositions),
+            "a piece of a plan lies at impossible slots or positions");
+  for (const RunIn& run : own)
+    require(within(run.first, 0, kMostSlots) && within(run.length, 1, kMostSlots),
+            "a run of a plan's own slots is impossible");
+}
+
 void join(Rows& rows, Range range) {
   if (!rows.empty() && rows.back().second == range.first)
     rows.back().second = range.second;
@@ -112,6 +142,7 @@ int64_t Block::keys() const {
 
 Plan::Plan(const std::vector<SpanIn>& spans, const std::vector<PieceIn>& pieces, const std::vector<RunIn>& own,
            bool share) {
+  check_tables(spans, pieces, own);
   bool decoding = true;
   for (const SpanIn& span : spans) {
     decoding = decoding && span.length == 1;

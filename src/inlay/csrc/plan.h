@@ -40,6 +40,7 @@ struct RunIn { int64_t first, length; };
 
 class Plan {
  public:
+  // Throws std::invalid_argument where the tables can't be those of a pass, whatever numbers they hold.
   // share: whether rows of several spans may stand in one block; false gives every span work of its own.
   Plan(const std::vector<SpanIn>& spans, const std::vector<PieceIn>& pieces, const std::vector<RunIn>& own, bool share);
 

@@ -25,7 +25,7 @@ INLINE vf load(const uint16_t* from) {  // bf16
 }
 INLINE vf all(float x) { return x - vf{}; }
 INLINE vi all_int(int32_t x) { return x - vi{}; }
-INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+INLINE vf larger(vf a, vf b) { return a > b ? a : b; }  // b where one is NaN
 INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 
 // Folds a vector to its half until one number is left.
@@ -126,11 +126,11 @@ INLINE void prefetch(const char* from, int bytes) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
-// 2**x with a relative error below 2e-7; 0 where x < -126.
+// 2**x with a relative error below 2e-7; 0 where x < -126. NaN stays NaN, so that a broken model shows.
 INLINE vf exp2_of(vf x) {
   const vf low = all(-126.0f), high = all(126.0f);
   const vi nothing = x < low;
-  x = smaller(larger(x, low), high);
+  x = smaller(high, larger(low, x));
   const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
   const vf rounded = x + magic;
   const vf f = x - (rounded - magic);  // in [-0.5, 0.5]
@@ -145,6 +145,6 @@ INLINE vf exp2_of(vf x) {
 }
 
 INLINE vf tanh_of(vf x) {
-  const vf e = exp2_of(smaller(larger(x, all(-20.0f)), all(20.0f)) * 2.8853900817779268f);  // exp(2x)
+  const vf e = exp2_of(smaller(all(20.0f), larger(all(-20.0f), x)) * 2.8853900817779268f);  // exp(2x)
   return 1.0f - 2.0f / (e + 1.0f);
 }

@@ -166,7 +166,7 @@ Target close_lane(const Work& work, int lane, float top, float sum) {
   const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
   if (work.task.partial >= 0) {
     const int64_t at = work.task.partial + lane;
-    work.partials.sums[at] = sum > 0.0f ? top + std::log2(sum) : kNothing;
+    work.partials.sums[at] = sum == 0.0f ? kNothing : top + std::log2(sum);
     return {reinterpret_cast<char*>(work.partials.outputs + at * call.head_dim), Type::f32, factor};
   }
   const int head = work.head_of(lane);

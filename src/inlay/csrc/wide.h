@@ -304,7 +304,7 @@ struct Wide {
         if (cap) s = cap * tanh_of(s / cap);
         s *= kLog2E;
         if (options.slopes) s -= slope * __builtin_convertvector(position - tile.position[key], vf);
-        s = (position >= tile.from[key]) & (position < tile.until[key]) ? s : never;
+        s = ((position >= tile.from[key]) & (position < tile.until[key])) ? s : never;
         store(at, s);
       }
     }

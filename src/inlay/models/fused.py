@@ -38,8 +38,8 @@ def parts(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 def fused(part: nn.Module, make: MakeLinear) -> nn.Module:
     """What stands in the place of a part of a model: the part itself, changed inside, or another module."""
-    if isinstance(part, nn.Linear):  # lm_head; where it is tied, the embedding keeps the original
-        return joined([part], make)
+    if isinstance(part, nn.Linear):  # lm_head; where it is tied, the embedding keeps the weight
+        return joined([part], make, shared=True)
     family, kind = _kind_of(part)
     if kind == "RMSNorm":
         return FusedNorm(part)

@@ -7,6 +7,7 @@ has them, and nothing is packed; elsewhere they are packed once, at load, into t
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -19,6 +20,9 @@ from inlay.kernel import kernel
 
 #: Makes one layer of a weight (out_features, in_features) and a bias (out_features,) or None.
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
+
+#: Bytes of a huge page, and so the least that is worth one.
+_HUGE = 2 << 20
 
 _pack = torch.ops.mkldnn._reorder_linear_weight
 _linear = torch.ops.mkldnn._linear_pointwise
@@ -74,6 +78,7 @@ class DirectLinear(FrozenLinear):
         super().__init__(weight.shape[1], weight.shape[0])
         self._weight = weight.detach()
         self._bias = None if bias is None else bias.detach().contiguous()
+        kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)  # nothing to do where it is in them already
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
@@ -120,13 +125,18 @@ def stock(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-def joined(layers: Sequence[nn.Linear], make: MakeLinear) -> nn.Module:
-    """One layer that gives the outputs of several, side by side. The originals lose their weights."""
+def joined(layers: Sequence[nn.Linear], make: MakeLinear, *, shared: bool = False) -> nn.Module:
+    """One layer that gives the outputs of several, side by side. The originals lose their weights.
+
+    shared: whether somebody else keeps the weight of the only layer, so that a copy of it would be a second one.
+    """
     biases = [layer.bias for layer in layers]
     bias = None
     if any(each is not None for each in biases):
         bias = torch.cat([_bias_or_zeros(layer) for layer in layers])
-    weight = torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
+    weights = [layer.weight.detach() for layer in layers]
+    weight = weights[0] if shared else _side_by_side(weights)
+    del weights
     for layer in layers:  # so that no more than one layer's weights are there twice
         layer.weight = None  # type: ignore[assignment]
     return make(weight, bias)
@@ -137,6 +147,20 @@ def of_conv1d(layer: Conv1D, make: MakeLinear) -> nn.Module:
     weight = layer.weight.detach().t().contiguous()
     layer.weight = None  # type: ignore[assignment]
     return make(weight, layer.bias.detach())
+
+
+def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
+    """One matrix of several, in huge pages where the system has them: reading it stops less often for translations.
+
+    Memory that is in use already can be moved to them too (``use_huge_pages``), but that takes seconds for a gigabyte.
+    """
+    outputs, inputs, dtype = sum(w.shape[0] for w in weights), weights[0].shape[1], weights[0].dtype
+    size = outputs * inputs * dtype.itemsize
+    if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.cat(list(weights))
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.cat(list(weights), out=torch.frombuffer(memory, dtype=dtype).view(outputs, inputs))
 
 
 def _bias_or_zeros(layer: nn.Linear) -> Tensor:

@@ -1,0 +1,70 @@
+"""Which backend "auto" is, with the compiled kernel and without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import sys
+
+import pytest
+
+import inlay.kernel
+from inlay.attention import cpu, dispatch
+from inlay.attention.cpu import CpuBackend, instruction_sets
+from inlay.attention.dispatch import get_backend
+from inlay.errors import ParameterError
+
+WARNING = (
+    "inlay was installed without its compiled kernel: attention runs in PyTorch, right but slower; "
+    "reinstall where a C++17 compiler is found"
+)
+
+
+@pytest.fixture
+def no_kernel(monkeypatch):
+    """As where no compiler was found."""
+    monkeypatch.setattr(cpu, "kernel", None)
+    dispatch._without_kernel.cache_clear()
+    yield
+    dispatch._without_kernel.cache_clear()
+
+
+@pytest.mark.skipif(not cpu.available(), reason="installed without the compiled kernel")
+def test_auto_is_the_compiled_kernel_and_says_nothing(caplog):
+    assert get_backend("auto").name == "cpu"
+    assert not caplog.records
+
+
+def test_without_the_kernel_auto_is_pytorch_and_says_so_once(no_kernel, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert [get_backend("auto").name for _ in range(3)] == ["torch"] * 3
+    assert [record.getMessage() for record in caplog.records] == [WARNING]
+    assert instruction_sets() == []
+
+
+def test_asking_for_a_kernel_that_is_not_there(no_kernel):
+    with pytest.raises(
+        ParameterError, match=r"'cpu' was not built with this install; use 'torch', or install inlay where"
+    ):
+        get_backend("cpu")
+
+
+def test_a_missing_extension_is_no_error(monkeypatch):
+    """kernel.py as it is imported where inlay/_kernel was not built."""
+    monkeypatch.setitem(sys.modules, "inlay._kernel", None)  # importing it now raises ImportError
+    monkeypatch.delattr("inlay._kernel", raising=False)
+    spec = importlib.util.spec_from_file_location("without_kernel", inspect.getsourcefile(inlay.kernel))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.kernel is None
+
+
+@pytest.mark.skipif(not cpu.available(), reason="installed without the compiled kernel")
+def test_an_instruction_set_that_does_not_run_here():
+    known = ", ".join(instruction_sets())
+    with pytest.raises(ParameterError, match=f"the kernel has no version 'mmx' that runs here; use one of {known}"):
+        CpuBackend("mmx")
+    assert instruction_sets()[-1] == "portable"

@@ -1,0 +1,140 @@
+"""Every version of the compiled kernel against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.attention.plan import Piece, Span
+from inlay.cache.pool import Run
+from tests.attention import kernel_cases
+from tests.attention.kernel_cases import Layer, bf16, check, every_set, fp32, random_spans, threads, with_rotary
+
+pytestmark = kernel_cases.pytestmark
+
+DTYPES = [(fp32, fp32), (bf16, bf16), (bf16, fp32), (fp32, bf16)]
+SHORT = [
+    Span(90, 5, (Piece(Run(0, 71), 0), Piece(Run(75, 6), 3, shift=9)), (Run(120, 5),)),
+    Span(40, 1, (Piece(Run(0, 71), 0),), (Run(140, 1),)),
+    Span(10, 1, (Piece(Run(75, 6), 3, shift=9),), (Run(150, 1),)),
+]
+
+
+@every_set
+@pytest.mark.parametrize(("stored", "fresh"), DTYPES)
+@pytest.mark.parametrize("head_dim", [5, 8, 24, 40, 64, 80, 96, 128, 256])
+def test_head_sizes(instruction_set, head_dim, stored, fresh):
+    layer = Layer(head_dim=head_dim, stored=stored, fresh=fresh, heads=6)
+    check(with_rotary(layer, head_dim // 2 * 2), SHORT, instruction_set)
+
+
+@every_set
+@pytest.mark.parametrize(("stored", "fresh"), [(fp32, fp32), (bf16, bf16)])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16])
+def test_group_sizes(instruction_set, group, stored, fresh):
+    layer = Layer(heads=2 * group, kv_heads=2, head_dim=32, stored=stored, fresh=fresh)
+    check(with_rotary(layer), SHORT, instruction_set)
+
+
+layers = st.builds(
+    Layer,
+    kv_heads=st.just(2),
+    heads=st.sampled_from([2, 6, 8, 32]),
+    head_dim=st.sampled_from([8, 16, 32, 40]),
+    chunk=st.sampled_from([16, 32, 64, 128]),
+)
+
+
+@st.composite
+def variations(draw: st.DrawFn) -> Layer:
+    layer = draw(layers)
+    stored, fresh = draw(st.sampled_from(DTYPES))
+    layer = with_rotary(
+        replace(layer, stored=stored, fresh=fresh),
+        draw(st.sampled_from([None, layer.head_dim // 2, 2])),
+        interleaved=draw(st.booleans()),
+    )
+    options = replace(
+        layer.options,
+        window=draw(st.sampled_from([None, None, 1, 20, 150, 2**31 - 1, 2**40])),
+        softcap=draw(st.sampled_from([None, 2.0])),
+        sinks=draw(st.sampled_from([None, torch.linspace(-2, 2, layer.heads)])),
+        slopes=draw(st.sampled_from([None, torch.linspace(0.01, 0.3, layer.heads)])),
+    )
+    return replace(layer, options=options)
+
+
+@every_set
+@pytest.mark.parametrize("decode", [False, True])
+@given(layer=variations(), seed=st.integers(0, 2**32), share=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_any_pass(instruction_set, decode, layer, seed, share):
+    check(layer, random_spans(seed, decode=decode), instruction_set, share=share)
+
+
+@every_set
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("window", [None, 40])
+def test_long_spans_beside_short_ones(instruction_set, seed, window):
+    """Spans of 64 rows and more keep to themselves; short ones share."""
+    layer = with_rotary(Layer(head_dim=8, heads=2, kv_heads=1))
+    spans = random_spans(seed, longest=150)
+    assert any(span.length >= 64 for span in spans)
+    check(replace(layer, options=replace(layer.options, window=window)), spans, instruction_set)
+
+
+@every_set
+@pytest.mark.parametrize("stored", [fp32, bf16])
+def test_modules_packed_for_encoding(instruction_set, stored):
+    lengths, spans, slot = [70, 1, 64, 13, 63, 2], [], 0
+    for length in lengths:
+        spans.append(Span(0, length, (), (Run(slot, length),)))
+        slot += 80
+    check(Layer(stored=stored, fresh=stored, heads=2, kv_heads=1), spans, instruction_set)
+
+
+def long_reads() -> list[Span]:
+    """Thousands of shared keys, and a tail of its own for each row."""
+    shared = Piece(Run(0, 3000), 0)
+    return [
+        Span(3400 + n, 1, (shared, Piece(Run(3000, 90), 3100, 6 * (n % 2))), (Run(3100 + 9 * n, 1),)) for n in range(5)
+    ]
+
+
+@every_set
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize(("heads", "stored"), [(1, fp32), (8, fp32), (8, bf16)])
+def test_splits_of_many_keys_on_many_threads(monkeypatch, instruction_set, count, heads, stored):
+    threads(monkeypatch, count)
+    layer = with_rotary(Layer(heads=heads, kv_heads=1, stored=stored, fresh=stored))
+    check(replace(layer, options=replace(layer.options, sinks=torch.ones(heads))), long_reads(), instruction_set)
+    check(layer, long_reads(), instruction_set, share=False)
+
+
+@every_set
+def test_a_long_prefill_on_many_threads(monkeypatch, instruction_set):
+    threads(monkeypatch, 5)
+    spans = [Span(900, 130, (Piece(Run(0, 900), 0),), (Run(900, 60), Run(970, 70))), Span(0, 3, (), (Run(1040, 3),))]
+    check(Layer(heads=3, kv_heads=1, head_dim=8), spans, instruction_set)
+
+
+@every_set
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_that_see_nothing_of_what_they_share(monkeypatch, instruction_set, count):
+    """One row's window ends before the shared keys begin; its weight there is zero, and not NaN."""
+    threads(monkeypatch, count)
+    shared = Piece(Run(0, 1200), 0)
+    spans = [Span(1200, 1, (shared,), (Run(1200, 1),)), Span(90_000, 1, (shared,), (Run(1210, 1),))]
+    layer = Layer()
+    for sinks in (None, torch.tensor([-3.0, 0.0, 3.0, -torch.inf])):
+        check(replace(layer, options=replace(layer.options, window=30, sinks=sinks)), spans, instruction_set)
+
+
+@every_set
+def test_great_scores_do_not_overflow(instruction_set):
+    layer = Layer(head_dim=64)
+    check(replace(layer, options=replace(layer.options, scale=40.0)), SHORT[1:2], instruction_set)
