@@ -8,7 +8,6 @@ struct Narrow {
 
   const Work& work;
   const int d, lanes;
-  const int64_t next_tile;  // bytes from a key to the one that is likely to be at its place in the next tile
   float* queries;    // (lanes, d)
   float* turned;
   uint16_t* halves;  // turned, as bf16
@@ -18,21 +17,19 @@ struct Narrow {
   const float* lane_queries = nullptr;
   int32_t shift = 0;
   bool ready = false;
+  const Tile* ahead = nullptr;  // the next tile
 
   static void run(const Work& work, Scratch& scratch) {
     Narrow narrow(work, scratch);
     Extent rows;
     for (int lane = 0; lane < narrow.lanes; ++lane) rows.add(work.position_of(lane));
-    Cursor cursor(work, rows);
-    Tile tile;
-    while (cursor.next(tile)) narrow.add(tile);
+    for_each_tile(work, rows, narrow);
     for (int lane = 0; lane < narrow.lanes; ++lane)
       write_row(close_lane(work, lane, narrow.top[lane], narrow.total[lane]),
                 narrow.sums + static_cast<size_t>(lane) * narrow.d, narrow.d);
   }
 
-  Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()),
-        next_tile(w.call.pool_keys.row_stride * static_cast<int64_t>(sizeof(T)) * kKeys) {
+  Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
     const size_t size = static_cast<size_t>(lanes) * d;
     Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kRow) * sizeof(float) + 8 * 64)};
     queries = arena.take<float>(size);
@@ -94,16 +91,16 @@ struct Narrow {
       const char* keys[VL];
       for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, segment.end - 1)];
       for (int lane = 0; lane < lanes; ++lane)  // what is written behind the segment is overwritten or masked
-        store(scores + lane * kRow + key, lane == 0 ? streamed(keys) : products(keys, lane));
+        store(scores + lane * kRow + key, lane == 0 ? streamed(keys, key) : products(keys, lane));
     }
   }
 
   // The first lane's query with VL keys, one after the other as they come from memory.
-  INLINE vf streamed(const char* const* keys) const {
+  INLINE vf streamed(const char* const* keys, int key) const {
     vf sum[VL];
 #pragma GCC unroll 16
     for (int j = 0; j < VL; ++j) {
-      prefetch(keys[j] + next_tile, d * sizeof(T));
+      ask_ahead(ahead, &Tile::keys, key + j, 0, d * sizeof(T));
       vf one = {};
       if constexpr (Paired) {
 #ifdef INLAY_PAIRS
@@ -188,7 +185,7 @@ struct Narrow {
       for (int c = 0; c < C; ++c) sum[b][c] = load(sums + static_cast<size_t>(lane + b) * d + first + c * VL) * decay[lane + b];
     for (int key = 0; key < tile.count; ++key) {
       const T* at = reinterpret_cast<const T*>(tile.values[key]) + first;
-      if (lane == 0) prefetch(tile.values[key] + next_tile + first * sizeof(T), C * VL * sizeof(T));
+      if (lane == 0) ask_ahead(ahead, &Tile::values, key, first * sizeof(T), C * VL * sizeof(T));
       vf value[C];
       for (int c = 0; c < C; ++c) value[c] = load(at + c * VL);
       for (int b = 0; b < B; ++b) {

@@ -123,6 +123,24 @@ class Cursor {
   int32_t key_ = 0;
 };
 
+// Hands a kernel all its tiles, one after the other, with the one behind it: its memory can be asked for meanwhile.
+template <class Kernel>
+void for_each_tile(const Work& work, const Extent& rows, Kernel& kernel) {
+  Cursor cursor(work, rows);
+  Tile tiles[2];
+  bool more = cursor.next(tiles[0]);
+  for (int current = 0; more; current = 1 - current) {
+    more = cursor.next(tiles[1 - current]);
+    kernel.ahead = more ? &tiles[1 - current] : nullptr;
+    kernel.add(tiles[current]);
+  }
+}
+
+// Asks for one key, or value, of the tile behind the current one.
+INLINE void ask_ahead(const Tile* ahead, const char* (Tile::*which)[kKeys], int key, int first, int bytes) {
+  if (ahead && key < ahead->count) prefetch((ahead->*which)[key] + first, bytes);
+}
+
 INLINE float element(const char* data, Type type, int i) {
   return type == Type::f32 ? reinterpret_cast<const float*>(data)[i]
                            : from_bf16(reinterpret_cast<const uint16_t*>(data)[i]);

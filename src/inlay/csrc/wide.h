@@ -8,7 +8,6 @@ struct Wide {
   const Work& work;
   const int d;
   const int tiles;       // of lanes
-  const int64_t next_tile;  // bytes from a key to the one that is likely to be at its place in the next tile
   float* queries;        // (tiles, d, lanes), at the rows' own positions
   float* turned;         // the same, as the current shift sees them
   uint32_t* pairs;       // the same as bf16 pairs, (tiles, d / 2, lanes)
@@ -26,6 +25,7 @@ struct Wide {
   const float* lane_queries = nullptr;  // what pass 1 reads: queries or turned
   int32_t shift = 0;
   bool ready = false;
+  const Tile* ahead = nullptr;  // the next tile
 
   static void run(const Work& work, Scratch& scratch) {
     Wide wide(work, scratch);
@@ -35,14 +35,11 @@ struct Wide {
       rows.add(wide.extents[t].first);
       rows.add(wide.extents[t].last);
     }
-    Cursor cursor(work, rows);
-    Tile tile;
-    while (cursor.next(tile)) wide.add(tile);
+    for_each_tile(work, rows, wide);
     wide.finish();
   }
 
-  Wide(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), tiles((w.lanes() + kLanes - 1) / kLanes),
-        next_tile(w.call.pool_keys.row_stride * static_cast<int64_t>(sizeof(T)) * kKeys) {
+  Wide(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), tiles((w.lanes() + kLanes - 1) / kLanes) {
     const size_t lanes = static_cast<size_t>(tiles) * kLanes;
     const bool converted = !Paired && std::is_same<T, uint16_t>::value;
     const size_t floats = 3 * lanes * d + lanes * d / 2 + tiles * (kKeys + MR) * kLanes + kKeys / 2 * kLanes +
@@ -211,7 +208,7 @@ struct Wide {
     const char* rows[M];
     for (int j = 0; j < M; ++j) rows[j] = key_at(tile, std::min(key + j, end - 1));
     if (t == 0)
-      for (int j = key; j < std::min(key + M, end); ++j) prefetch(tile.keys[j] + next_tile, d * sizeof(T));
+      for (int j = key; j < std::min(key + M, end); ++j) ask_ahead(ahead, &Tile::keys, j, 0, d * sizeof(T));
     if constexpr (Paired)
       Wide::template multiply_pairs<M>(rows, pairs + static_cast<size_t>(t) * d / 2 * kLanes, to);
     else
@@ -313,7 +310,7 @@ struct Wide {
   // Pass 3: sums = sums * decay + weights x values.
   void add_values(const Tile& tile, int count, int t, const vf* decay) {
     if (t == 0)
-      for (int key = 0; key < count; ++key) prefetch(tile.values[key] + next_tile, d * sizeof(T));
+      for (int key = 0; key < count; ++key) ask_ahead(ahead, &Tile::values, key, 0, d * sizeof(T));
     float* to = sums + static_cast<size_t>(t) * d * kLanes;
     const float* weight = scores + static_cast<size_t>(t) * (kKeys + MR) * kLanes;
     int i = 0;
