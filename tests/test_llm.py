@@ -95,7 +95,8 @@ def test_a_schema_can_be_left_for_the_first_prompt(llm):
     assert llm.store.tokens == 0
     (cold,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY)
     (warm,) = llm.generate(SCHEMA.prompt().use("a").text("Well?"), GREEDY)
-    assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, 27)
+    assert cold.usage.cached_tokens == 0
+    assert warm.usage.computed_tokens == 1  # the module, and the question behind it too
     assert cold.metrics.encode_s > 0
     assert warm.metrics.encode_s == 0
     assert tokens([cold]) == tokens([warm])
@@ -192,6 +193,7 @@ def test_a_stream_that_is_left_gives_everything_back(llm):
     next(stream)
     assert llm.store.pool.free_chunks < free
     stream.close()
+    llm.store.clear()  # what it had computed stays until then
     assert llm.store.pool.free_chunks == free
     assert tokens(llm.generate("Hello", GREEDY))
 
@@ -285,7 +287,7 @@ def test_a_prompt_beyond_the_context(llm):
 
 def test_a_prompt_beyond_the_pool():
     llm = LLM(tiny("llama"), kv_memory=64 * 1024)
-    with pytest.raises(CapacityError, match="the KV pool has room for"):
+    with pytest.raises(CapacityError, match="the request needs 2048 tokens of KV and the pool holds 128"):
         llm.generate([[1] * 2000])
     assert tokens(llm.generate([[1] * 5], GREEDY))
 
@@ -296,6 +298,7 @@ def test_a_small_pool_serves_requests_one_after_the_other():
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     big = LLM(tiny("llama"), kv_memory="64MiB")
     assert tokens(llm.generate(prompts, params)) == tokens(big.generate(prompts, params))
+    llm.store.clear()
     assert llm.store.pool.free_chunks == llm.store.pool.chunks
 
 

@@ -9,13 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from inlay.async_llm import AsyncLLM
     from inlay.errors import (
+        AbortedError,
         CapacityError,
         ContextError,
+        DeadlineError,
         InlayError,
         ModelError,
         ParameterError,
         PMLError,
+        QueueFullError,
     )
     from inlay.llm import LLM
     from inlay.pml import Prompt, Schema, use
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 _HOMES = {
+    "QueueFullError": "inlay.errors",
+    "DeadlineError": "inlay.errors",
+    "AsyncLLM": "inlay.async_llm",
+    "AbortedError": "inlay.errors",
     "CapacityError": "inlay.errors",
     "CompletionOutput": "inlay.types",
     "ContextError": "inlay.errors",
@@ -50,9 +58,12 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AbortedError",
+    "AsyncLLM",
     "CapacityError",
     "CompletionOutput",
     "ContextError",
+    "DeadlineError",
     "InlayError",
     "Length",
     "Logprob",
@@ -62,6 +73,7 @@ __all__ = [
     "Program",
     "ProgramPrompt",
     "Prompt",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",

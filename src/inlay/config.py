@@ -27,6 +27,8 @@ class EngineConfig:
     chunk_size: tokens of one chunk of the pool.
     max_num_seqs: the most requests that run at the same time.
     max_num_batched_tokens: the most tokens in one forward pass.
+    max_waiting: the most requests that wait for a place; None for no bound.
+    prefill_chunk: the most prompt tokens in a pass in which other requests answer, so that none waits long for one.
     attention_backend: "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first that is there.
     placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
     cache_salt: text that keeps this engine's segments apart from others'.
@@ -38,6 +40,8 @@ class EngineConfig:
     chunk_size: int = 64
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 4096
+    max_waiting: int | None = None
+    prefill_chunk: int = 512
     attention_backend: str = "auto"
     placeholders: str = "none"
     cache_salt: str = ""
@@ -47,10 +51,13 @@ class EngineConfig:
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         if self.positions is not None:
             check_choice("positions", self.positions, POSITIONS)
-        for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        waiting = self.max_waiting
+        if waiting is not None and (not isinstance(waiting, int) or isinstance(waiting, bool) or waiting < 1):
+            raise ParameterError(f"max_waiting is {waiting!r}; it must be None or a whole number of at least 1")
         self.kv_bytes()
 
     def kv_bytes(self) -> int:

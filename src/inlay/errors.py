@@ -6,6 +6,10 @@ InlayError
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
 ├── ContextError      a prompt does not fit into the model's context
 ├── CapacityError     the KV pool is too small for what is asked of it
+├── QueueFullError    as many requests wait as may
+├── DeadlineError     a request had no answer by its deadline
+├── AbortedError      a request was given up while somebody waited for it
+├── BatchError        a file of requests cannot be run (inlay.batch)
 └── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.extract)
 """
 
@@ -52,6 +56,18 @@ class PMLError(InlayError):
 
 class ModelError(InlayError):
     """A model cannot be loaded, or cannot do what is asked of it."""
+
+
+class QueueFullError(InlayError):
+    """As many requests wait as may; try again later."""
+
+
+class AbortedError(InlayError):
+    """A request was given up while somebody waited for it."""
+
+
+class DeadlineError(InlayError):
+    """A request had no answer by its deadline."""
 
 
 class ParameterError(InlayError, ValueError):

@@ -97,10 +97,12 @@ class Library:
 
     def splice(self, prompt: PromptLayout, policy: Policy) -> Splice:
         """What a placed prompt attends to, with at least one fresh token at its end."""
-        if policy.reuse == "off" or prompt.schema is None:
-            return open_end(splice_fresh(prompt.parts))
+        if policy.reuse == "off":
+            return splice_fresh(prompt.parts)
         if policy.reuse == "exact":
-            return open_end(splice_exact(prompt.parts, self.keys))
+            return splice_exact(prompt.parts)
+        if prompt.schema is None:
+            return splice_exact(prompt.parts)
         specs = self.specs(prompt.schema, policy)
         return open_end(splice_modules(prompt.parts, lambda origin: specs.spec(origin, prompt.imported)))
 

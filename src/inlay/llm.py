@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.attention.dispatch import get_backend
-from inlay.cache.contexts import placeholder_id
-from inlay.cache.pool import KVPool, LayerShape
-from inlay.cache.segment import KeyMaker
-from inlay.cache.splice import Cached
-from inlay.cache.store import SegmentStore
-from inlay.chat import ChatTemplate
-from inlay.config import REUSE, EngineConfig, check_choice
+from inlay.base import Base
 from inlay.engine.encoder import Progress
-from inlay.engine.engine import Engine
-from inlay.engine.intake import Intake
-from inlay.engine.probe import why_not_shift
 from inlay.engine.request import Request
-from inlay.engine.runner import Runner
 from inlay.errors import ParameterError
-from inlay.inputs import (
-    Message,
-    PromptInput,
-    as_prompt,
-    check_ids,
-    check_messages,
-    is_conversation,
-    is_several,
-    unwrap,
-)
+from inlay.inputs import Message, PromptInput, check_ids, is_several
 from inlay.layout import SchemaLayout
-from inlay.library import Library, Policy
-from inlay.models.adapter import dtype_name
-from inlay.models.load import LoadedModel, load_model
-from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
+from inlay.library import Policy
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.tokens import TextEncoder
 from inlay.types import RequestOutput, SamplingParams
 
 
-class LLM:
+class LLM(Base):
     """A language model that computes the attention states of every piece of text once.
 
     model: a local directory, a hub name, ``random:<shape>``, ``demo``, or a LoadedModel.
@@ -55,43 +31,6 @@ class LLM:
         defaults, packed and not quantized. A LoadedModel is used as it is.
     Further settings: see EngineConfig. Raises ModelError, ParameterError, CapacityError.
     """
-
-    def __init__(
-        self,
-        model: str | LoadedModel = "demo",
-        *,
-        dtype: str = "auto",
-        seed: int | None = None,
-        weights: str | None = None,
-        quantization: str | None = None,
-        **settings: Any,
-    ) -> None:
-        self.config = _engine_config(settings)
-        loaded = _loaded(model, dtype, seed or 0, weights, quantization)
-        self.loaded = loaded
-        self.tokenizer = loaded.tokenizer
-        shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
-        pool = KVPool(shapes, loaded.model.dtype, self.config.kv_bytes(), self.config.chunk_size)
-        runner = Runner(loaded, pool, get_backend(self.config.attention_backend))
-        self.store = SegmentStore(pool)
-        self._engine = Engine(
-            self.store,
-            runner,
-            max_requests=self.config.max_num_seqs,
-            max_tokens=self.config.max_num_batched_tokens,
-        )
-        self._library = _library(loaded, self.config, why_not_shift(loaded.spec, runner, pool))
-        self._policy()  # a default that the model cannot follow is an error now, not at the first request
-        self._intake = Intake(loaded, secrets.randbits(64) if seed is None else seed)
-
-    @property
-    def encoder(self) -> TextEncoder:
-        """How runs of text become token ids."""
-        return self._library.encoder
-
-    @property
-    def model_name(self) -> str:
-        return self.loaded.name
 
     def add_schema(
         self,
@@ -109,12 +48,9 @@ class LLM:
         progress: called with the number of tokens encoded and to encode.
         Raises PMLError, ParameterError, CapacityError.
         """
-        if not isinstance(schema, Schema):
-            raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
-        policy = self._policy(reuse, positions)
-        layout = self._library.add(schema)
+        layout, specs = self._schema(schema, self._policy(reuse, positions))
         if encode:
-            self._engine.encode(self._library.all_specs(layout, policy), progress)
+            self._thread.call(lambda: self._engine.encode(specs, progress)).result()
         return layout
 
     def warm(
@@ -126,9 +62,8 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        policy = self._policy(reuse, positions)
-        splice = self._library.splice(self._library.place(as_prompt(prompt), policy), policy)
-        self._engine.encode([part.spec for part in splice if isinstance(part, Cached)], progress)
+        specs = self._segments_of(prompt, self._policy(reuse, positions))
+        self._thread.call(lambda: self._engine.encode(specs, progress)).result()
 
     def generate(
         self,
@@ -150,8 +85,8 @@ class LLM:
         """
         requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions))
         with tqdm(total=len(requests), disable=not use_tqdm, desc="prompts") as bar:
-            for request in self._run(requests):
-                bar.update(request.answered)
+            for _ in self._run(requests):
+                bar.update()
         return [request.output() for request in requests]
 
     def stream(
@@ -163,8 +98,8 @@ class LLM:
         positions: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
-        requests = self._requests_of([prompt], sampling_params, self._policy(reuse, positions))
-        return (request.output() for request in self._run(requests))
+        (request,) = self._requests_of([prompt], sampling_params, self._policy(reuse, positions))
+        return self._listen(request)
 
     def chat(
         self,
@@ -208,16 +143,6 @@ class LLM:
             pass
         return [torch.stack(request.distributions) for request in requests]
 
-    def positions_for(self, reuse: str, positions: str | None = None) -> str:
-        """The position policy that a request with this reuse gets. Raises ParameterError."""
-        return self._policy(reuse, positions).positions
-
-    def _policy(self, reuse: str | None = None, positions: str | None = None) -> Policy:
-        reuse = check_choice("reuse", reuse or self.config.reuse, REUSE)
-        if positions is not None:
-            check_choice("positions", positions, POSITIONS)
-        return self._library.policy(reuse, positions or self.config.positions)
-
     def _requests_of(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, policy: Policy
     ) -> list[Request]:
@@ -228,90 +153,40 @@ class LLM:
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
         return [self._request(prompt, p, policy) for prompt, p in zip(several, each, strict=True)]
 
-    def _request(self, prompt: Any, params: SamplingParams, policy: Policy) -> Request:
-        layout = self._place(prompt, policy)
-        return self._intake.request(layout, self._library.splice(layout, policy), params)
+    def _run(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """Run requests to their end; yields each when it has ended. Raises what ended one of them before its time."""
+        ended: SimpleQueue[Request] = SimpleQueue()
 
-    def _place(self, prompt: Any, policy: Policy) -> PromptLayout:
-        if isinstance(prompt, (Prompt, PromptBuilder)):
-            return self._library.place(as_prompt(prompt), policy)
-        if isinstance(prompt, Mapping):
-            prompt = unwrap(prompt)
-        if isinstance(prompt, str):
-            return lay_out_ids(check_ids(self.tokenizer.encode(prompt), self.vocab_size), prompt)
-        if is_conversation(prompt):
-            check_messages(prompt)
-            return self._library.chat(prompt, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
-        if isinstance(prompt, Sequence):
-            return lay_out_ids(check_ids(prompt, self.vocab_size), "")
-        raise ParameterError(
-            f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt"
-        )
+        def heard(request: Request) -> None:
+            if request.answered:
+                ended.put(request)
 
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens the model knows."""
-        return self.loaded.spec.vocab_size
-
-    def _run(self, requests: list[Request]) -> Iterator[Request]:
-        """Run requests to their end; yields each whenever it has new tokens.
-
-        Other calls on this engine may be under way, half listened to: their steps carry these requests on, and these
-        steps theirs.
-        """
-        told = dict.fromkeys(requests, 0)
-        for request in requests:
-            self._engine.add(request)
         try:
-            while not all(request.answered for request in requests):
-                self._engine.step()
-                for request in requests:
-                    if request.said > told[request]:
-                        told[request] = request.said
-                        yield request
             for request in requests:
-                for member in request.family:
-                    if member.error is not None:
-                        raise member.error
-                if request.said > told[request]:
-                    yield request
-        finally:  # also when the caller stops listening, or a step fails
-            for request in requests:
-                for member in request.family:
-                    if not member.finished:
-                        self._engine.release(member)
+                self._thread.submit(request, heard)
+            for _ in requests:
+                yield ended.get()
+        finally:  # also when the caller stops listening
+            self._give_up(requests)
+        for request in requests:
+            if (error := request.failure) is not None:
+                raise error
 
+    def _listen(self, request: Request) -> Iterator[RequestOutput]:
+        """What a request has come to after every token."""
+        said: SimpleQueue[RequestOutput | BaseException] = SimpleQueue()
+        try:
+            self._thread.submit(request, lambda request: said.put(request.failure or request.output()))
+            finished = False
+            while not finished:
+                output = said.get()
+                if isinstance(output, BaseException):
+                    raise output
+                finished = output.finished
+                yield output
+        finally:
+            self._give_up([request])
 
-def _engine_config(settings: dict[str, Any]) -> EngineConfig:
-    known = EngineConfig.__dataclass_fields__
-    for name in settings:
-        if name not in known:
-            names = ", ".join(("weights", "quantization", *sorted(known)))
-            raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
-    return EngineConfig(**settings)
-
-
-def _loaded(
-    model: str | LoadedModel, dtype: str, seed: int, weights: str | None, quantization: str | None
-) -> LoadedModel:
-    if isinstance(model, str):
-        return load_model(model, dtype=dtype, seed=seed, weights=weights or "packed", quantization=quantization)
-    for name, value in (("weights", weights), ("quantization", quantization)):
-        if value is not None:
-            raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
-    return model
-
-
-def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> Library:
-    keys = KeyMaker(
-        fingerprint=loaded.fingerprint,
-        kv_dtype=dtype_name(loaded.model.dtype),
-        codec="none",
-        salt=config.cache_salt.encode(),
-        positioned=reason is not None,
-    )
-    tokenizer = loaded.tokenizer
-    encoder = TextEncoder(tokenizer)
-    placeholder = placeholder_id(config.placeholders, encoder.unk_id)
-    special = frozenset(token.content for token in tokenizer.added_tokens_decoder.values())
-    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder, special)
+    def _give_up(self, requests: Sequence[Request]) -> None:
+        for future in [self._thread.cancel(request) for request in requests if not request.answered]:
+            future.result()

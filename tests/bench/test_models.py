@@ -43,7 +43,7 @@ def fp32() -> LLM:
 @pytest.fixture
 def quick_model(monkeypatch) -> None:
     """Whatever model is named, a tiny one that is in memory already."""
-    for module in ("inlay.llm", "inlay.bench.stock"):
+    for module in ("inlay.base", "inlay.bench.stock"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 
 
@@ -199,10 +199,10 @@ def test_encoding_stores_what_the_stock_model_computes(fp32):
     ids = module_ids(fp32, text)
     assert [len(each) for each in ids] == [len("first of them"), len("and a second one")]
     cache = compute(load_model(TINY, dtype="float32", weights="stock").model, ids, 2)
-    pool, stored = fp32.store.pool, sorted(fp32.store._segments.values(), key=lambda segment: segment.tokens)
+    pool, stored = fp32.store.pool, sorted(fp32.store, key=lambda segment: segment.tokens)
     assert [segment.tokens for segment in stored[-2:]] == [len(each) for each in ids]
     for row, segment in enumerate(stored[-2:]):
-        values = torch.cat([pool.values[-1][:, run.first : run.end] for run in segment.runs], 1)
+        values = torch.cat([pool.values[-1][:, run.first : run.end] for run in segment.slots], 1)
         expected = cache.layers[-1].values[row, :, : segment.tokens]  # what lies behind is padding
         torch.testing.assert_close(values[:, : segment.tokens], expected, atol=1e-4, rtol=1e-4)
 

@@ -1,4 +1,4 @@
-"""The pool hands out each slot once, and prefers runs."""
+"""The pool hands out each slot once, prefers runs, and takes a chunk back from the last of its owners."""
 
 from __future__ import annotations
 
@@ -51,6 +51,58 @@ def test_a_double_free_is_caught():
 def test_too_small_for_one_chunk():
     with pytest.raises(CapacityError, match="holds no chunk of 4 tokens at 16 bytes a token; give at least 64"):
         KVPool([LayerShape(1, 2)], torch.float32, 63, 4)
+
+
+def test_a_chunk_is_free_when_its_last_owner_has_given_it_back():
+    p = pool()
+    runs = p.allocate(8)
+    p.share((Run(2, 3),))  # in both chunks
+    p.share((Run(5, 1),))  # in the second
+    assert [p.owners(chunk) for chunk in range(3)] == [2, 3, 0]
+    p.free(runs)
+    assert p.free_chunks == 6
+    p.free((Run(2, 3),))
+    assert p.free_chunks == 7
+    p.free((Run(5, 1),))
+    assert p.free_chunks == 8
+    with pytest.raises(AssertionError, match="a free chunk cannot be shared"):
+        p.share(runs)
+
+
+def test_a_chunk_counts_once_for_an_owner_with_several_runs_in_it():
+    p = pool()
+    p.allocate(4)
+    p.share((Run(0, 1), Run(2, 2)))
+    assert p.owners(0) == 2
+    assert p.chunks_of((Run(0, 1), Run(2, 2), Run(7, 0))) == [0]
+
+
+def test_the_peak_is_the_most_that_was_ever_held():
+    p = pool()
+    first = p.allocate(9)
+    p.free(first)
+    p.allocate(4)
+    assert p.peak_chunks == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "share", "free"]), st.integers(0, 999)), max_size=60))
+def test_owners_are_counted(steps):
+    """Against a plain list of who owns what."""
+    p, owned = pool(6), []
+    for what, number in steps:
+        if what == "take":
+            runs = p.allocate(1 + number % 13)
+            owned += [runs] if runs else []
+        elif owned and what == "share":
+            runs = owned[number % len(owned)]
+            part = cut(runs, number % sum(run.length for run in runs), 1)
+            p.share(part)
+            owned.append(part)
+        elif owned:
+            p.free(owned.pop(number % len(owned)))
+        chunks = [chunk for runs in owned for chunk in {s // 4 for run in runs for s in range(run.first, run.end)}]
+        assert [p.owners(chunk) for chunk in range(6)] == [chunks.count(chunk) for chunk in range(6)]
+        assert p.free_chunks == 6 - len(set(chunks))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 30)), max_size=60))

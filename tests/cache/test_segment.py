@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.cache.segment import EMPTY, Context, KeyMaker, specify
+from inlay.cache.pool import Run
+from inlay.cache.segment import EMPTY, Context, Hold, KeyMaker, Segment, TokenRun, specify
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 TOKENS = st.lists(st.integers(0, 300), min_size=1, max_size=12)
@@ -92,3 +93,44 @@ def test_parts_of_a_key_do_not_run_into_each_other():
     one = KeyMaker(b"ab", "c", "none", b"", positioned=False).key(b"", (1,), 0)
     other = KeyMaker(b"a", "bc", "none", b"", positioned=False).key(b"", (1,), 0)
     assert one != other
+
+
+@given(TOKENS, st.integers(0, 12), st.booleans(), st.booleans())
+def test_a_run_cut_anywhere_leaves_the_same_record(tokens, at, behind_something, continues):
+    """The rest of a run begins where the run would have gone on, and ends in the record of the whole."""
+    before = Context().extend((7, 8, 9), 0, EMPTY, continues=True) if behind_something else Context()
+    run = TokenRun(tuple(tokens), 5, before, continues)
+    rest = run.rest(min(at, len(tokens)))
+    assert (run.ids[: len(tokens) - len(rest.ids)] + rest.ids, rest.start) == (run.ids, 5 + len(tokens) - len(rest.ids))
+    end = 5 + len(tokens)
+    assert rest.after(len(rest.ids)).digest(end) == run.after(len(tokens)).digest(end)
+
+
+@given(TOKENS, st.integers(0, 50))
+def test_a_spec_and_its_run_agree(tokens, start):
+    head = specify((1, 2, 3), start, (), KEYS)
+    spec = specify(tuple(tokens), start + 5, (head,), KEYS)
+    assert spec.run.digest == spec.digest
+    assert spec.run.after(len(tokens)).digest(spec.end) == spec.record.digest(spec.end)
+
+
+def test_a_place_says_all_that_a_key_says_but_the_tokens():
+    learned = KeyMaker(b"model", "float32", "none", b"", positioned=True)
+    assert KEYS.place(b"", 0) == KEYS.place(b"", 9)
+    assert learned.place(b"", 0) != learned.place(b"", 9)
+    assert len({KEYS.place(b"", 0), KEYS.place(b"x", 0), learned.place(b"", 0), KEYS.key(b"", (), 0)}) == 4
+
+
+def segment(first: int) -> Segment:
+    return Segment(TokenRun((1, 2), 0, Context()), b"", b"", (Run(first, 2),))
+
+
+def test_a_hold_is_over_when_it_is_released():
+    one, other = segment(0), segment(2)
+    with Hold() as hold:
+        hold.add([one, other, one])
+        assert one.holds == other.holds == {hold}
+    assert not one.holds
+    assert not other.holds
+    assert not hold.segments
+    hold.release()  # a second time does nothing

@@ -1,10 +1,19 @@
-"""Splices tell what is exact for a request, what is displaced, and what has to be computed."""
+"""Splices tell what is exact for a request, what is displaced, what has to be computed, and under which record."""
 
 from __future__ import annotations
 
-from inlay import Schema
-from inlay.cache.splice import Cached, Fresh
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay import LLM, Schema
+from inlay.cache.index import Found
+from inlay.cache.pool import Run
+from inlay.cache.segment import Context, Segment, TokenRun
+from inlay.cache.splice import Cached, Fresh, pieces, splice_exact
 from inlay.engine.request import usage_of
+from inlay.placement import Placed
 
 from ..conftest import tiny
 
@@ -15,11 +24,9 @@ SCHEMA = Schema.from_string(
 
 
 def splice(prompt, reuse: str, positions: str = "packed"):
-    from inlay import LLM
-
-    llm = LLM(tiny("llama"), kv_memory="16MiB")
-    llm.add_schema(SCHEMA, encode=False)
+    llm = LLM(tiny("llama"), kv_memory="1MiB")
     policy = llm._policy(reuse, positions)
+    llm._library.add(SCHEMA)
     return llm._library.splice(llm._library.place(prompt.build(), policy), policy)
 
 
@@ -35,20 +42,24 @@ def told(parts):
     return named
 
 
-def test_off_computes_everything():
-    assert [kind for _, kind in told(splice(SCHEMA.prompt().use("b").text("Q"), "off"))] == ["fresh"] * 4
+def test_off_computes_everything_and_keeps_nothing():
+    parts = splice(SCHEMA.prompt().use("b").text("Q"), "off")
+    assert [kind for _, kind in told(parts)] == ["fresh"] * 4
+    assert [part.run for part in parts] == [None] * 4
 
 
-def test_exact_caches_up_to_the_first_text_of_the_request():
-    assert told(splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "exact")) == [
-        ("In front. ", "exact"),
-        ("First ", "exact"),
-        ("two", "fresh"),
-        (" module.", "fresh"),
-        ("Second module.", "fresh"),
-        (" Behind.", "fresh"),
-        ("Q", "fresh"),
-    ]
+def test_exact_is_one_run_of_tokens_wherever_they_come_from():
+    parts = splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "exact")
+    assert told(parts) == [("In front. First two module.Second module. Behind.Q", "fresh")]
+    assert (parts[0].run.start, parts[0].run.before.tokens) == (0, 0)
+
+
+def test_exact_with_gaps_is_a_run_for_each_side_of_a_gap():
+    parts = splice(SCHEMA.prompt().use("b").text("Q"), "exact", "schema")
+    assert told(parts) == [("In front. ", "fresh"), ("Second module. Behind.Q", "fresh")]
+    first, second = (part.run for part in parts)
+    assert second.digest == first.after(len(first.ids)).digest(second.start)
+    assert second.start > len(first.ids)
 
 
 def test_anchored_is_exact_where_the_context_is_what_stands_there():
@@ -92,7 +103,50 @@ def test_the_last_token_is_always_fresh():
 def test_usage_counts_hits_alone():
     parts = splice(SCHEMA.prompt().use("b").text("Q"), "anchored")
     first = parts[0].spec.key
-    usage = usage_of(parts, frozenset([first]))
+    usage = usage_of(parts, frozenset([first]), [0] * len(parts))
     assert (usage.cached_tokens, usage.exact_tokens, usage.module_tokens) == (10, 10, 0)
-    everything = usage_of(parts, frozenset(part.spec.key for part in parts if isinstance(part, Cached)))
-    assert everything.computed_tokens == 1
+    everything = frozenset(part.spec.key for part in parts if isinstance(part, Cached))
+    assert usage_of(parts, everything, [0] * len(parts)).computed_tokens == 1
+
+
+def test_usage_counts_beginnings_of_fresh_runs_as_exact():
+    (part,) = splice(SCHEMA.prompt().use("b").text("Q"), "exact")
+    usage = usage_of((part,), frozenset(), [7])
+    assert (usage.cached_tokens, usage.exact_tokens, usage.computed_tokens) == (7, 7, len(part.ids) - 7)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.sets(st.integers(1, 19), max_size=5), st.integers(0, 9))
+def test_exact_knows_no_borders(tokens, cuts, start):
+    """However a prompt's text is put together, the exact splice of it is the same."""
+    borders = [0, *sorted(c for c in cuts if c < len(tokens)), len(tokens)]
+    parts = [Placed(tuple(tokens[a:b]), start + a, None) for a, b in pairwise(borders)]
+    (part,) = splice_exact(parts)
+    assert (part.ids, part.start, part.run.digest) == (tuple(tokens), start, b"")
+
+
+def test_what_follows_two_modules_is_no_exact_continuation():
+    """The record says how each token was made: two modules side by side are not the same text in one go."""
+    llm = LLM(tiny("llama"), kv_memory="1MiB")
+    llm._library.add(SCHEMA)
+    runs = {}
+    for reuse in ("isolated", "anchored", "exact"):
+        policy = llm._policy(reuse, "packed")
+        prompt = SCHEMA.prompt().use("a", p="two").use("b").text("Q")
+        runs[reuse] = llm._library.splice(llm._library.place(prompt.build(), policy), policy)[-1].run
+    whole = runs["exact"].rest(len(runs["exact"].ids) - 1)
+    digests = {runs["isolated"].digest, runs["anchored"].digest, whole.digest}
+    assert len(digests) == 3
+
+
+def test_pieces_are_read_at_the_shift_of_each_segment():
+    """Segments of one path may have been encoded at different positions."""
+    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", b"", (Run(8, 2), Run(20, 1)))
+    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", b"", (Run(40, 4),))
+    read = pieces(Found(((one, 3), (other, 2)), 5), 10, 5)
+    assert [(p.run, p.start, p.shift) for p in read] == [
+        (Run(8, 2), 0, 10),
+        (Run(20, 1), 2, 10),
+        (Run(40, 2), 43, -30),
+    ]
+    assert pieces(Found(((one, 3), (other, 2)), 5), 10, 3) == read[:2]

@@ -28,7 +28,7 @@ COMMANDS = {
 @pytest.fixture(autouse=True)
 def quick_model(monkeypatch) -> None:
     """Models are a tiny one that is in memory already; tests/cli/test_cli.py runs a command with its own."""
-    for module in ("inlay.llm", "inlay.bench.stock"):
+    for module in ("inlay.base", "inlay.bench.stock"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 
 

@@ -9,13 +9,13 @@ from inlay.attention.plan import Span
 from inlay.cache.pool import Run
 from inlay.engine import engine as engine_module
 from inlay.engine.encoder import batches
-from inlay.engine.request import Work
+from inlay.engine.seat import Work
 
 from ..conftest import tiny
 
 MODULES = Schema.from_string(
     '<schema name="s">Always here. '
-    + "".join(f'<module name="m{n}">Module number {n} holds a few words.</module>' for n in range(6))
+    + "".join(f'<module name="m{n}">{n} is a module that holds a few words.</module>' for n in range(6))
     + "</schema>"
 )
 
@@ -88,12 +88,12 @@ def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypat
 def test_every_chunk_comes_back():
     llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4)
     llm.add_schema(MODULES)
-    free = llm.store.pool.free_chunks
     prompts = [MODULES.prompt().use(f"m{n}").text("And?") for n in range(6)]
     llm.generate(prompts, [SamplingParams(max_tokens=1 + 3 * n, ignore_eos=True) for n in range(6)])
-    assert llm.store.pool.free_chunks == free
-    assert all(segment.pins == 0 for segment in llm.store._segments.values())
     assert not llm._engine.busy
+    assert not any(segment.holds for segment in llm.store)
+    llm.store.clear()
+    assert llm.store.pool.free_chunks == llm.store.pool.chunks
 
 
 def test_batches_cut_work_in_order():

@@ -19,20 +19,20 @@ class Recorder:
         self.logits: dict[str, list[Tensor]] = {}
         engine = self.llm._engine
         run = engine._runner.run
-        step_of = engine.scheduler.step
+        pass_of = engine._pass
 
-        def step() -> Any:
-            self._step = step_of()
-            return self._step
+        def made(step: Any) -> Any:
+            self._made = pass_of(step)
+            return self._made
 
         def recorded(work: Any, rows: Any, plan: Any = None) -> Tensor:
             logits = run(work, rows, plan)
             if rows:
-                for (request, _), row in zip(self._step.sampled, logits, strict=True):
+                for (request, _), row in zip(self._made.sampled, logits, strict=True):
                     self.logits.setdefault(request.id, []).append(row.clone())
             return logits
 
-        engine.scheduler.step = step  # type: ignore[method-assign]
+        engine._pass = made  # type: ignore[method-assign]
         engine._runner.run = recorded  # type: ignore[method-assign]
 
     def greedy(self, prompts: Any, tokens: int = 6, **policy: Any) -> list[tuple[Any, Tensor]]:

@@ -36,10 +36,11 @@ def stored(body: str) -> tuple[int, int]:
     return llm.store.tokens, (pool.chunks - pool.free_chunks) * pool.chunk_size
 
 
-def test_a_small_module_takes_a_chunk():
-    assert rules(module("a", 3)) == ["small-module"]
-    assert stored(module("a", 3)) == (3, 64)
-    assert stored(module("a", 3) + module("b", 3)) == (6, 128)
+def test_small_modules_are_pieces_of_their_own():
+    both = module("a", 3) + module("b", 3, "")
+    assert rules(both) == ["small-module", "small-module"]
+    assert stored(both) == (6, 64)  # they share a chunk, and are two segments all the same
+    assert usage(both, "<a/><b/>").module_tokens + usage(both, "<a/><b/>").exact_tokens == 6
 
 
 def test_text_behind_a_module_is_displaced():
@@ -60,11 +61,20 @@ def test_text_behind_a_short_argument_is_displaced():
     assert usage(late, '<a n="1"/>').shifted_tokens == 0
 
 
-def test_exact_reuse_ends_at_the_first_argument():
+def test_exact_reuse_ends_at_an_argument_that_is_another():
     first, last = module("a", 20, HOLE.format(8)), module("b", 50)
     assert (rules(first + last), rules(last + first)) == (["argument-first"], [])
-    assert usage(first + last, '<a n="1"/><b/>', reuse="exact").cached_tokens == 20
-    assert usage(last + first, '<b/><a n="1"/>', reuse="exact").cached_tokens == 70
+    assert after(first + last, '<a n="1"/><b/>', '<a n="2"/><b/>') == 20
+    assert after(last + first, '<b/><a n="1"/>', '<b/><a n="2"/>') == 70
+    assert after(first + last, '<a n="1"/><b/>', '<a n="1"/><b/>') == 71
+
+
+def after(body: str, first: str, second: str) -> int:
+    """How many tokens a prompt finds under ``exact`` when another one has been asked before."""
+    llm = LLM(tiny("llama"), kv_memory="8MiB", reuse="exact")
+    llm.add_schema(Schema.from_string(f'<schema name="s">{body}</schema>'))
+    ask = (Prompt.from_string(f'<prompt schema="s">{prompt}?</prompt>') for prompt in (first, second))
+    return [llm.generate(prompt, ONE)[0].usage for prompt in ask][-1].cached_tokens
 
 
 def test_the_same_text_is_stored_once_behind_the_same_context():
@@ -79,10 +89,10 @@ def test_the_same_text_is_stored_twice_behind_another_context():
     assert stored(apart)[0] == 20 + 60 + 60
 
 
-def test_the_beginning_of_a_longer_text_is_stored_twice():
+def test_the_beginning_of_a_longer_text_is_stored_once():
     longer = "".join(f'<module name="{name}">{text(60)}{text(20, name)}</module>' for name in "xy")
-    assert rules(longer) == ["repeated-text"]
-    assert stored(longer)[0] == 2 * 80
+    assert rules(longer) == []
+    assert stored(longer)[0] == 60 + 20 + 20
 
 
 def test_a_hidden_scaffold_changes_nothing():

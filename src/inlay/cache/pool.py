@@ -1,16 +1,18 @@
 """The paged KV pool: one key and one value tensor a layer, handed out in chunks.
 
-A run of chunks that lie side by side is read as one tensor, so the pool prefers contiguous runs. Memory that was
-never written takes none: the operating system gives pages of an anonymous mapping on first write.
+A run of chunks that lie side by side is read as one tensor, so the pool prefers contiguous runs. Several owners may
+hold one chunk: segments that were cut from one sequence, or packed side by side. It is free again when the last of
+them has given it back. Memory that was never written takes none: the operating system gives pages of an anonymous
+mapping on first write, so a pool grows with use, up to its budget.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -58,10 +60,13 @@ class KVPool:
         self.keys = [_untouched((s.kv_heads, slots, s.head_dim), dtype) for s in layers]
         self.values = [_untouched((s.kv_heads, slots, s.head_dim), dtype) for s in layers]
         self._free: list[tuple[int, int]] = [(0, self.chunks)]  # (first chunk, count), by first chunk
+        self._free_chunks = self.chunks
+        self._owners = array("i", bytes(4 * self.chunks))
+        self.peak_chunks = 0  # the most that were ever held at once
 
     @property
     def free_chunks(self) -> int:
-        return sum(count for _, count in self._free)
+        return self._free_chunks
 
     @property
     def free_tokens(self) -> int:
@@ -74,6 +79,7 @@ class KVPool:
     def allocate(self, tokens: int, *, after: Run | None = None) -> tuple[Run, ...] | None:
         """Chunks for ``tokens`` tokens as runs of slots (whole chunks), or None where the pool has too few.
 
+        The caller is their one owner.
         after: a run at a chunk border that the new slots should continue, where that place is free.
         """
         wanted = self.chunks_for(tokens)
@@ -84,15 +90,42 @@ class KVPool:
             wanted -= self._take_at(after.end // self.chunk_size, wanted, taken)
         if wanted and not self._take_first_fit(wanted, taken):
             self._take_anywhere(wanted, taken)
+        for first, count in taken:
+            for chunk in range(first, first + count):
+                self._owners[chunk] = 1
+            self._free_chunks -= count
+        self.peak_chunks = max(self.peak_chunks, self.chunks - self._free_chunks)
         return tuple(Run(first * self.chunk_size, count * self.chunk_size) for first, count in _join(taken))
 
+    def share(self, runs: Iterable[Run]) -> None:
+        """One more owner for every chunk that holds a slot of these runs."""
+        for chunk in self.chunks_of(runs):
+            assert self._owners[chunk] > 0, "a free chunk cannot be shared"
+            self._owners[chunk] += 1
+
     def free(self, runs: Iterable[Run]) -> None:
-        """Give runs of whole chunks back."""
-        returned = [(run.first // self.chunk_size, run.length // self.chunk_size) for run in runs]
-        merged = _join(sorted([*self._free, *returned]))
-        for (first, count), (following, _) in pairwise(merged):
-            assert first + count < following, "a chunk was freed twice"
-        self._free = merged
+        """One owner less for every chunk that holds a slot of these runs."""
+        returned = []
+        for chunk in self.chunks_of(runs):
+            assert self._owners[chunk] > 0, "a chunk was freed twice"
+            self._owners[chunk] -= 1
+            if self._owners[chunk] == 0:
+                returned.append((chunk, 1))
+        if returned:
+            self._free = _join(sorted([*self._free, *returned]))
+            self._free_chunks += len(returned)
+
+    def chunks_of(self, runs: Iterable[Run]) -> list[int]:
+        """The chunks that hold slots of these runs, each once."""
+        found: dict[int, None] = {}
+        for run in runs:
+            if run.length:
+                found.update(dict.fromkeys(range(run.first // self.chunk_size, -(-run.end // self.chunk_size))))
+        return list(found)
+
+    def owners(self, chunk: int) -> int:
+        """How many hold a chunk; 0 for a free one."""
+        return self._owners[chunk]
 
     def write(self, layer: int, slots: Run | Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values, (kv_heads, tokens, head_dim), at a run or at slot numbers (tokens,)."""

@@ -8,6 +8,7 @@ changes it. Its digest, with the distance to the segment's first token, is the s
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,15 +77,50 @@ class KeyMaker:
     salt: bytes
     positioned: bool
 
+    def place(self, context_digest: bytes, start: int) -> bytes:
+        """sha256 of all of that but the token ids: under it the index keeps what may come next."""
+        return self._digest([context_digest, self._start(start)])
+
     def key(self, context_digest: bytes, ids: tuple[int, ...], start: int) -> bytes:
         """sha256 of model fingerprint, KV dtype and codec, tenant salt, context digest, token ids, and start."""
-        parts = [self.fingerprint, self.kv_dtype.encode(), self.codec.encode(), self.salt, context_digest]
-        parts.append(np.asarray(ids, "<u4").tobytes())
-        parts.append(start.to_bytes(8, "little", signed=True) if self.positioned else b"anywhere")
+        return self._digest([context_digest, np.asarray(ids, "<u4").tobytes(), self._start(start)])
+
+    def _start(self, start: int) -> bytes:
+        return start.to_bytes(8, "little", signed=True) if self.positioned else b"anywhere"
+
+    def _digest(self, parts: list[bytes]) -> bytes:
         digest = hashlib.sha256()
-        for part in parts:  # lengths in front, so that no two lists of parts read the same
-            digest.update(len(part).to_bytes(8, "little") + part)
+        for part in (self.fingerprint, self.kv_dtype.encode(), self.codec.encode(), self.salt, *parts):
+            digest.update(len(part).to_bytes(8, "little") + part)  # so that no two lists of parts read the same
         return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRun:
+    """Tokens at consecutive positions, and the record of what they could attend to.
+
+    start: the position of the first one.
+    before: the flattened context in front of it.
+    continues: whether the token in front was made under just that context and is a part of it; see Context.extend.
+    """
+
+    ids: tuple[int, ...]
+    start: int
+    before: Context
+    continues: bool = True
+
+    @property
+    def digest(self) -> bytes:
+        """Its context digest."""
+        return self.before.digest(self.start)
+
+    def after(self, tokens: int) -> Context:
+        """The record behind the first ``tokens`` tokens."""
+        return self.before.extend(self.ids[:tokens], self.start, self.digest, self.continues)
+
+    def rest(self, tokens: int) -> TokenRun:
+        """What is left behind the first ``tokens`` tokens."""
+        return TokenRun(self.ids[tokens:], self.start + tokens, self.after(tokens)) if tokens else self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +144,11 @@ class SegmentSpec:
     def end(self) -> int:
         return self.start + len(self.ids)
 
+    @property
+    def run(self) -> TokenRun:
+        """Its tokens with their record."""
+        return TokenRun(self.ids, self.start, self.context[-1].record if self.context else Context())
+
 
 def specify(ids: tuple[int, ...], start: int, context: tuple[SegmentSpec, ...], keys: KeyMaker) -> SegmentSpec:
     """The spec of these tokens at ``start``, attending to ``context``.
@@ -130,17 +171,43 @@ def specify(ids: tuple[int, ...], start: int, context: tuple[SegmentSpec, ...], 
 class Segment:
     """An immutable run of tokens with their KV in the pool.
 
-    runs: the chunks that it owns; the last one may be longer than its tokens need.
-    pins: how many requests or callers need it to stay.
+    run: its tokens, as they were encoded.
+    place: where the index keeps it.
+    behind: where the index keeps what may follow its last token.
+    slots: where its KV lies, one slot a token; chunks may be shared with its neighbours.
+    holds: who needs it to stay.
     """
 
-    key: bytes
-    ids: tuple[int, ...]
-    start: int
-    runs: tuple[Run, ...]
-    pins: int = 0
-    used: int = field(default=0)  # when it was last asked for, in the store's own count
+    run: TokenRun
+    place: bytes
+    behind: bytes
+    slots: tuple[Run, ...]
+    holds: set[Hold] = field(default_factory=set)
+    used: int = field(default=0)  # when it was last asked for, in the index's own count
 
     @property
     def tokens(self) -> int:
-        return len(self.ids)
+        return len(self.run.ids)
+
+
+@dataclass(eq=False, slots=True)
+class Hold:
+    """Segments that must stay until this is released. A segment that is cut in two is held in both parts."""
+
+    segments: list[Segment] = field(default_factory=list)
+
+    def add(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            segment.holds.add(self)
+            self.segments.append(segment)
+
+    def release(self) -> None:
+        for segment in self.segments:
+            segment.holds.discard(self)
+        self.segments.clear()
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

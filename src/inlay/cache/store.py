@@ -1,60 +1,65 @@
-"""The store of segments: found by key, verified by token ids, evicted when the pool is full."""
+"""The store of segments: the pool that they lie in and the index that finds them, with eviction between the two."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 
 from inlay.cache.eviction import victims
+from inlay.cache.index import Found, PrefixIndex
 from inlay.cache.pool import KVPool, Run
-from inlay.cache.segment import Segment, SegmentSpec
+from inlay.cache.segment import Hold, KeyMaker, Segment, SegmentSpec, TokenRun
 from inlay.errors import CapacityError
-
-logger = logging.getLogger(__name__)
 
 
 class SegmentStore:
-    """All segments of one pool, by key."""
+    """All segments of one pool."""
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, keys: KeyMaker) -> None:
         self.pool = pool
-        self._segments: dict[bytes, Segment] = {}
-        self._clock = 0
+        self._index = PrefixIndex(pool, keys)
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return sum(1 for _ in self._index)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._index)
 
     @property
     def tokens(self) -> int:
         """How many tokens the stored segments hold."""
-        return sum(segment.tokens for segment in self._segments.values())
+        return sum(segment.tokens for segment in self._index)
 
-    def get(self, spec: SegmentSpec) -> Segment | None:
-        """The segment that a spec asks for, if it is stored and its token ids are the same."""
-        segment = self._segments.get(spec.key)
-        if segment is None:
-            return None
-        if segment.ids != spec.ids:
-            logger.warning("a stored segment has the key of another text; it is not used")
-            return None
-        self._clock += 1
-        segment.used = self._clock
-        return segment
+    @property
+    def evictable_chunks(self) -> int:
+        """How many chunks eviction could free at most: those that nothing but unheld segments own."""
+        owned: dict[int, int] = {}
+        for segment in self._index:
+            if not segment.holds:
+                for chunk in self.pool.chunks_of(segment.slots):
+                    owned[chunk] = owned.get(chunk, 0) + 1
+        return sum(count == self.pool.owners(chunk) for chunk, count in owned.items())
 
-    def add(self, spec: SegmentSpec, runs: tuple[Run, ...]) -> Segment:
-        """Store a segment whose KV has been written to ``runs``."""
-        assert spec.key not in self._segments, "a segment is stored once"
-        self._clock += 1
-        segment = Segment(spec.key, spec.ids, spec.start, runs, used=self._clock)
-        self._segments[spec.key] = segment
-        return segment
+    def get(self, spec: SegmentSpec) -> Found | None:
+        """Where the segment that a spec asks for lies, if all of it is stored."""
+        found = self._index.longest(spec.run)
+        return found if found.tokens == len(spec.ids) else None
+
+    def place(self, run: TokenRun) -> bytes:
+        """What names the beginning of a run: two runs at one place can share what their tokens have in common."""
+        return self._index.place(run)
+
+    def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
+        """The longest stored beginning of a run, of at most ``most`` tokens."""
+        return self._index.longest(run, most=most)
+
+    def insert(self, run: TokenRun, slots: Sequence[Run]) -> Found:
+        """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is."""
+        return self._index.insert(run, slots)
 
     def allocate(self, tokens: int, *, after: Run | None = None) -> tuple[Run, ...]:
-        """Slots for tokens, evicting unpinned segments if need be. Raises CapacityError."""
+        """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError."""
         runs = self.pool.allocate(tokens, after=after)
-        if runs is None:
-            self._evict(tokens)
+        if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks):
             runs = self.pool.allocate(tokens, after=after)
         if runs is None:
             size = self.pool.bytes_per_token
@@ -64,27 +69,26 @@ class SegmentStore:
             )
         return runs
 
-    @contextmanager
-    def pinned(self, segments: Iterable[Segment]) -> Iterator[None]:
-        """Keep segments from being evicted within a block."""
-        held = list(segments)
-        for segment in held:
-            segment.pins += 1
-        try:
-            yield
-        finally:
-            for segment in held:
-                segment.pins -= 1
+    def hold(self, *found: Found) -> Hold:
+        """Keep what was found from being evicted until the hold is released."""
+        hold = Hold()
+        for each in found:
+            hold.add(each.segments)
+        return hold
+
+    def discard(self, segments: Sequence[Segment]) -> None:
+        """Forget segments, but for those that somebody holds."""
+        for segment in segments:
+            if not segment.holds:
+                self._index.remove(segment)
 
     def clear(self) -> None:
-        """Forget every segment that is not pinned."""
-        self._remove(segment for segment in list(self._segments.values()) if not segment.pins)
+        """Forget every segment that nobody holds."""
+        for segment in [segment for segment in self._index if not segment.holds]:
+            self._index.remove(segment)
 
-    def _evict(self, tokens: int) -> None:
-        missing = self.pool.chunks_for(tokens) - self.pool.free_chunks
-        self._remove(victims(self._segments.values(), missing, self.pool.chunks_for))
-
-    def _remove(self, segments: Iterable[Segment]) -> None:
-        for segment in segments:
-            del self._segments[segment.key]
-            self.pool.free(segment.runs)
+    def _evict(self, chunks: int) -> bool:
+        chosen = victims(self._index, chunks, self.pool)
+        for segment in chosen:
+            self._index.remove(segment)
+        return bool(chosen)

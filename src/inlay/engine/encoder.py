@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from inlay.attention.plan import Piece, Span, pieces_at
 from inlay.cache.contexts import in_encoding_order
+from inlay.cache.index import Found
 from inlay.cache.pool import Run, cut
-from inlay.cache.segment import Segment, SegmentSpec
+from inlay.cache.segment import SegmentSpec
 from inlay.cache.splice import pieces
 from inlay.cache.store import SegmentStore
-from inlay.engine.request import Work
 from inlay.engine.runner import Runner
+from inlay.engine.seat import Work
 
 Progress = Callable[[int, int], None]
 
@@ -31,65 +32,59 @@ class Encoder:
         self._runner = runner
         self._max_tokens = max_tokens
 
-    def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> dict[bytes, Segment]:
-        """Make sure that segments are stored, and return them by key, with what the missing ones attend to.
+    def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> None:
+        """Make sure that segments are stored, and what the missing ones attend to.
 
         progress: called with the number of tokens done and to do.
         Raises CapacityError; then nothing new is stored.
         """
-        wanted = list(specs)
-        found = self._stored(wanted)
-        ordered = in_encoding_order(spec for spec in wanted if spec.key not in found)
-        found |= self._stored(ordered)
-        missing = [spec for spec in ordered if spec.key not in found]
-        with self._store.pinned(found.values()):
-            runs = self._allocate(missing)
+        wanted = [spec for spec in specs if self._store.get(spec) is None]
+        ordered = [(spec, self._store.get(spec)) for spec in in_encoding_order(wanted)]
+        found = {spec.key: stored for spec, stored in ordered if stored is not None}
+        missing = [spec for spec, stored in ordered if stored is None]
+        if not missing:
+            return
+        with self._store.hold(*found.values()):
+            block = self._store.allocate(sum(len(spec.ids) for spec in missing))
             try:
-                self._compute(missing, found, runs, progress)
-            except BaseException:
-                for taken in runs.values():
-                    self._store.pool.free(taken)
-                raise
-        found.update((spec.key, self._store.add(spec, runs[spec.key])) for spec in missing)
-        return found
-
-    def _stored(self, specs: Iterable[SegmentSpec]) -> dict[bytes, Segment]:
-        return {spec.key: segment for spec in specs if (segment := self._store.get(spec)) is not None}
-
-    def _allocate(self, missing: Sequence[SegmentSpec]) -> dict[bytes, tuple[Run, ...]]:
-        runs: dict[bytes, tuple[Run, ...]] = {}
-        try:
-            for spec in missing:
-                runs[spec.key] = self._store.allocate(len(spec.ids))
-        except BaseException:
-            for taken in runs.values():
-                self._store.pool.free(taken)
-            raise
-        return runs
+                slots = _side_by_side(missing, block)
+                self._compute(missing, found, slots, progress)
+                for spec in missing:
+                    self._store.insert(spec.run, slots[spec.key])
+            finally:
+                self._store.pool.free(block)  # the store has its own share of what it keeps
 
     def _compute(
         self,
         missing: Sequence[SegmentSpec],
-        found: dict[bytes, Segment],
-        runs: dict[bytes, tuple[Run, ...]],
+        found: dict[bytes, Found],
+        slots: dict[bytes, tuple[Run, ...]],
         progress: Progress | None,
     ) -> None:
         def stored(spec: SegmentSpec) -> tuple[Piece, ...]:
             if spec.key in found:
-                segment = found[spec.key]
-                return pieces(segment, spec.start - segment.start, segment.tokens)
-            return pieces_at(cut(runs[spec.key], 0, len(spec.ids)), spec.start)
+                return pieces(found[spec.key], spec.start, len(spec.ids))
+            return pieces_at(slots[spec.key], spec.start)
 
         work = []
         for spec in missing:
             context = tuple(piece for other in spec.context for piece in stored(other))
-            work.append(Work(spec.ids, Span(spec.start, len(spec.ids), context, runs[spec.key])))
+            work.append(Work(spec.ids, Span(spec.start, len(spec.ids), context, slots[spec.key])))
         total, done = sum(len(spec.ids) for spec in missing), 0
         for batch in batches(work, self._max_tokens):
             self._runner.run(batch, rows=[])
             done += sum(w.span.length for w in batch)
             if progress is not None:
                 progress(done, total)
+
+
+def _side_by_side(specs: Sequence[SegmentSpec], block: tuple[Run, ...]) -> dict[bytes, tuple[Run, ...]]:
+    """Slots for every spec, one behind the other: small modules share chunks."""
+    slots, at = {}, 0
+    for spec in specs:
+        slots[spec.key] = cut(block, at, len(spec.ids))
+        at += len(spec.ids)
+    return slots
 
 
 def batches(work: Sequence[Work], max_tokens: int) -> list[list[Work]]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from inlay.attention.plan import Span, pieces_at
 from inlay.cache.pool import KVPool, Run, cut
-from inlay.engine.request import Work
 from inlay.engine.runner import Runner
+from inlay.engine.seat import Work
 from inlay.errors import CapacityError
 from inlay.models.adapter import ModelSpec
 

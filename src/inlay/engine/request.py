@@ -9,40 +9,26 @@ from typing import Literal
 
 from torch import Tensor
 
-from inlay.attention.plan import Piece, Span, extend, pieces_at
-from inlay.cache.pool import Run, cut
-from inlay.cache.segment import Segment
-from inlay.cache.splice import Cached, Fresh, Splice, pieces
+from inlay.attention.plan import Span
+from inlay.cache.index import Found
+from inlay.cache.segment import SegmentSpec, TokenRun
+from inlay.cache.splice import Cached, Fresh, Splice
 from inlay.engine.sampler_report import Sampled
 from inlay.engine.sampler_row import Row
+from inlay.engine.seat import Seat, Work
 from inlay.engine.stream import TextStream
 from inlay.errors import ContextError, InlayError
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Tokens to run through the model, and the span that they fill."""
-
-    ids: tuple[int, ...]
-    span: Span
-
-    def split(self, tokens: int) -> tuple[Work, Work]:
-        """The first ``tokens`` tokens, and the rest, which sees them as context."""
-        span = self.span
-        done = pieces_at(cut(span.slots, 0, tokens), span.start)
-        first = Span(span.start, tokens, span.context, cut(span.slots, 0, tokens))
-        rest_length = span.length - tokens
-        rest = Span(span.start + tokens, rest_length, span.context + done, cut(span.slots, tokens, rest_length))
-        return Work(self.ids[:tokens], first), Work(self.ids[tokens:], rest)
-
-
 @dataclass(eq=False)
 class Request:
-    """One answer's whole state. ``tail`` is its open tail: slots of the KV that it alone writes.
+    """One answer's whole state.
 
-    Of several answers to one prompt, the first leads: it computes the prompt, and the others read it from the leader's
-    tail. Each of them computes the prompt's last token again, for the logits behind it.
+    Of several answers to one prompt, the first leads and the others follow it: each is a request of its own, and they
+    share the prompt through the store like any others.
+
+    priority: who goes first; a lower number does. deadline: when it ends in any case, on the clock of ``arrival``.
     """
 
     id: str
@@ -60,16 +46,13 @@ class Request:
     leader: Request | None = None
     followers: list[Request] = field(default_factory=list)
     arrival: float = field(default_factory=time.perf_counter)
-    hits: frozenset[bytes] | None = None  # keys of its segments that were stored when it was first looked at
+    priority: int = 0
+    deadline: float | None = None
     usage: Usage | None = None
-    segments: list[Segment] = field(default_factory=list)
-    tail: tuple[Run, ...] = ()
-    tail_tokens: int = 0
-    readers: int = 0  # how many answers read its tail; the prompt's slots are given back behind the last of them
-    released: bool = False
-    context: tuple[Piece, ...] = ()
-    prefill: list[Work] = field(default_factory=list)
-    last_work: Work | None = None  # the prompt's end
+    seat: Seat = field(default_factory=Seat)
+    seated_at: int = 0  # how many tokens it had said when it sat down
+    preemptions: int = 0
+    damaged: bool = False  # whether its logits were no numbers to choose from
     token_ids: list[int] = field(default_factory=list)
     forced: Sequence[int] = ()  # the tokens that it has to say, where they are given
     distributions: list[Tensor] = field(default_factory=list)  # of forced tokens: (vocabulary,), fp32, natural logs
@@ -83,9 +66,9 @@ class Request:
     finished_at: float | None = None
 
     @property
-    def fresh_tokens(self) -> int:
-        """How many prompt tokens it computes for itself."""
-        return sum(len(part.ids) for part in self.splice if isinstance(part, Fresh))
+    def prompt_left(self) -> int:
+        """See scheduler.Job."""
+        return self.seat.prompt_left
 
     @property
     def finished(self) -> bool:
@@ -96,41 +79,44 @@ class Request:
         """It and the answers that follow it."""
         return (self, *self.followers)
 
+    def rename(self, name: str) -> None:
+        """Give it and those who follow it another id."""
+        for member in self.family:
+            member.id = name
+
     @property
     def answered(self) -> bool:
         """Whether it and all that follow it have finished."""
         return all(member.finished for member in self.family)
 
     @property
-    def said(self) -> int:
-        """How many tokens they have said together."""
-        return sum(len(member.token_ids) for member in self.family)
+    def failure(self) -> BaseException | None:
+        """What ended it, or one that follows it, before its time."""
+        return next((member.error for member in self.family if member.error is not None), None)
 
-    def place(self, segments: dict[bytes, Segment], tail: tuple[Run, ...]) -> None:
-        """Turn the splice into work, now that all that it reads has a place in the pool."""
-        self.tail = tail
-        for part in self.splice:
-            if isinstance(part, Cached):
-                segment = segments[part.spec.key]
-                self.context += pieces(segment, part.start - segment.start, part.length)
-            else:
-                slots = cut(tail, self.tail_tokens, len(part.ids))
-                span = Span(part.start, len(part.ids), self.context, slots)
-                self.prefill.append(Work(part.ids, span))
-                self.context += pieces_at(slots, part.start)
-                self.tail_tokens += len(part.ids)
-        self.last_work = self.prefill[-1]
+    def splice_now(self) -> Splice:
+        """What it attends to, all that it has said included: after a preemption that is computed again."""
+        if not self.token_ids:
+            return self.splice
+        last, said = self.splice[-1], tuple(self.token_ids)
+        assert isinstance(last, Fresh), "somebody computes the last token of a prompt"
+        run = last.run
+        longer = None if run is None else TokenRun(run.ids + said, run.start, run.before, run.continues)
+        return (*self.splice[:-1], Fresh(last.ids + said, last.start, longer))
 
-    def place_behind(self, leader: Request, tail: tuple[Run, ...]) -> None:
-        """Make the prompt's last token its only work: all before it is, or will be in this step, the leader's."""
-        assert leader.last_work is not None, "a leader is placed before its followers"
-        last = leader.last_work
-        if len(last.ids) > 1:
-            last = last.split(len(last.ids) - 1)[1]
-        slots = cut(tail, 0, 1)
-        self.tail, self.tail_tokens = tail, 1
-        self.prefill = [Work(last.ids, Span(last.span.start, 1, last.span.context, slots))]
-        self.context = last.span.context + pieces_at(slots, last.span.start)
+    def sit(self, seat: Seat) -> None:
+        """Take a seat in the pool."""
+        self.seat, self.seated_at = seat, len(self.token_ids)
+
+    def stand(self) -> None:
+        """Leave it."""
+        self.seat = Seat()
+
+    def count(self, modules: dict[bytes, tuple[SegmentSpec, Found | None]], beginnings: Sequence[Found | None]) -> None:
+        """Say how the prompt's tokens came about. modules, beginnings: what was stored; see placing.py."""
+        if self.usage is None:
+            stored = frozenset(key for key, (_, found) in modules.items() if found is not None)
+            self.usage = usage_of(self.splice, stored, [0 if found is None else found.tokens for found in beginnings])
 
     def force(self, tokens: Sequence[int]) -> None:
         """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""
@@ -143,15 +129,16 @@ class Request:
 
     def decode_work(self) -> Work:
         """The step that computes the KV of the token said last, and the logits behind it."""
-        position = self.positions[-1] + len(self.token_ids)
-        slots = cut(self.tail, self.tail_tokens, 1)
-        return Work((self.token_ids[-1],), Span(position, 1, self.context, slots))
+        span = Span(self._last_position, 1, self.seat.context, self.seat.next_slot())
+        return Work((self.token_ids[-1],), span)
 
     def decoded(self) -> None:
         """Note that the step of ``decode_work`` has run."""
-        slots = cut(self.tail, self.tail_tokens, 1)
-        self.context = extend(self.context, slots, self.positions[-1] + len(self.token_ids))
-        self.tail_tokens += 1
+        self.seat.decode(self._last_position)
+
+    @property
+    def _last_position(self) -> int:
+        return self.positions[-1] + len(self.token_ids)
 
     def choose(self, logits: Tensor, sampled: Sampled | InlayError) -> Sampled | InlayError:
         """The token that comes next: the one sampled, unless the answer is given. logits: (vocabulary,)."""
@@ -168,6 +155,7 @@ class Request:
             self.row.take(sampled.token_id)
         except InlayError as error:
             self.error = InlayError(f"request {self.id}: {error}")
+            self.damaged = True
             return
         now = time.perf_counter()
         self.first_token_at = self.first_token_at or now
@@ -186,7 +174,7 @@ class Request:
 
     def output(self) -> RequestOutput:
         """What a leader's request has come to so far."""
-        assert self.usage is not None, "a request is admitted before it has output"
+        usage = self.usage or Usage(len(self.ids), 0, 0, 0, 0, 0)  # none yet for one that still waits
         family = self.family
         first = min((member.first_token_at for member in family if member.first_token_at is not None), default=None)
         last = max((member.finished_at or 0.0 for member in family), default=0.0)
@@ -202,7 +190,7 @@ class Request:
             prompt_positions=self.positions,
             outputs=[member.completion() for member in family],
             finished=self.answered,
-            usage=self.usage,
+            usage=usage,
             metrics=metrics,
         )
 
@@ -232,15 +220,22 @@ class Request:
             self.finish_reason = "length"
 
 
-def usage_of(splice: Splice, hits: frozenset[bytes]) -> Usage:
-    """How the tokens of a splice came about. hits: keys of the segments that were stored when it arrived."""
+def usage_of(splice: Splice, stored: frozenset[bytes], beginnings: Sequence[int]) -> Usage:
+    """How the tokens of a splice came about.
+
+    stored: keys of the module segments that were stored when it was admitted.
+    beginnings: for each part, how many tokens of it were stored as they stand here.
+    """
     total = exact = module = shifted = 0
-    for part in splice:
-        length = part.length if isinstance(part, Cached) else len(part.ids)
-        total += length
-        if isinstance(part, Cached) and part.spec.key in hits:
-            exact += length if part.exact else 0
-            module += 0 if part.exact else length
-            shifted += length if part.displaced else 0
+    for part, begun in zip(splice, beginnings, strict=True):
+        if isinstance(part, Fresh):
+            total += len(part.ids)
+            exact += begun
+            continue
+        total += part.length
+        if isinstance(part, Cached) and part.spec.key in stored:
+            exact += part.length if part.exact else 0
+            module += 0 if part.exact else part.length
+            shifted += part.length if part.displaced else 0
     cached = exact + module
     return Usage(total, cached, total - cached, exact, module, shifted)

@@ -10,7 +10,7 @@ from torch import Tensor
 from inlay.attention.contract import Backend
 from inlay.attention.plan import Plan, build_plan
 from inlay.cache.pool import KVPool
-from inlay.engine.request import Work
+from inlay.engine.seat import Work
 from inlay.models.interface import IMPLEMENTATION, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
 

@@ -1,80 +1,205 @@
-"""Which requests run in the next step: a plain batch, first come first served.
+"""Which requests run in the next step: iteration-level batching, decided anew before every forward pass.
 
-A request is admitted when there is a place for it in the batch; its prompt is computed in chunks of at most
-``max_tokens`` tokens a step, beside one token for each request that is already answering.
+Pure logic: jobs say what they still need, a memory says whether there is room, and time is an argument. In this order:
+
+1. jobs past their deadline end
+2. every answer that is under way gets its next token; where the pool has no chunk left for one, the job that comes
+   last in line is preempted: it loses its place in the pool and waits to be computed again
+3. prompts that are under way get what the token budget leaves, so that a long prompt does not hold up answers
+4. waiting jobs are admitted while there is budget, a place in the batch and room in the pool
+
+Jobs stand in line by priority (a lower number first), then by arrival.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
 
-from inlay.engine.request import Request, Work
+from inlay.errors import CapacityError, QueueFullError
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One forward pass: work and whose it is. sampled: the requests whose next token it yields, with their rows."""
+class Admission(Enum):
+    """What a memory says to a job that wants to run."""
 
-    work: list[Work]
-    owners: list[Request]
-    sampled: list[tuple[Request, int]]
+    ADMITTED = "admitted"
+    NO_ROOM = "no room"
+    LATER = "later"  # somebody is computing what it could share
+
+
+class Job(Protocol):
+    """A request as the scheduler sees it. deadline: when it ends whether or not it has its answer; None for never."""
+
+    priority: int
+    arrival: float
+    deadline: float | None
 
     @property
-    def decodes_only(self) -> bool:
-        """Whether every request in it computes exactly its last token."""
-        return all(
-            owner.token_ids and work.span.length == 1 for owner, work in zip(self.owners, self.work, strict=True)
-        )
+    def prompt_left(self) -> int:
+        """How many tokens it has to compute before its next token can be sampled; 0 while it answers."""
+        ...
 
 
-class Scheduler:
-    """Keeps waiting and running requests, and turns them into steps."""
+_ALONE = "the KV pool has no room for this request beside what is held in it; give a larger kv_memory"
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
-        self.max_requests = max_requests
-        self.max_tokens = max_tokens
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+J = TypeVar("J", bound=Job)
+K = TypeVar("K", bound=Job, contravariant=True)
 
-    def next_to_admit(self) -> Request | None:
-        """The request that is to be admitted now, if one is waiting and there is a place."""
-        return self.waiting[0] if self.waiting and len(self.running) < self.max_requests else None
 
-    def admitted(self) -> None:
-        """Note that the first waiting request runs from now on."""
-        self.running.append(self.waiting.popleft())
+class Memory(Protocol[K]):
+    """The pool as the scheduler sees it."""
 
-    def remove(self, request: Request) -> None:
-        """Forget a request, wherever it stands."""
-        if request in self.running:
-            self.running.remove(request)
-        if request in self.waiting:
-            self.waiting.remove(request)
+    def admit(self, job: K) -> Admission:
+        """Find what is stored of a job and reserve room for the rest. Raises CapacityError where it can never run."""
+        ...
 
-    def step(self) -> Step:
-        """The next forward pass: a token of every answer, and prompts as far as the budget goes."""
-        step = Step([], [], [])
-        budget, row = self.max_tokens, 0
-        for request in self.running:
-            chunks = self._chunks(request, budget) if request.prefill else [request.decode_work()]
-            for work in chunks:
-                step.work.append(work)
-                step.owners.append(request)
-                row += work.span.length
-                budget -= work.span.length
-            if chunks and not request.prefill:
-                step.sampled.append((request, row - 1))
+    def grow(self, job: K) -> bool:
+        """Make room for the job's next token."""
+        ...
+
+    def release(self, job: K) -> None:
+        """Take back what a job has."""
+        ...
+
+
+@dataclass
+class Step(Generic[J]):
+    """What the next forward pass computes, and who left.
+
+    decode: jobs that compute one token. prefill: jobs with how many tokens of their prompts are computed.
+    preempted: jobs that wait again. expired: jobs past their deadline. failed: jobs that can never run, and why.
+    """
+
+    decode: list[J] = field(default_factory=list)
+    prefill: list[tuple[J, int]] = field(default_factory=list)
+    preempted: list[J] = field(default_factory=list)
+    expired: list[J] = field(default_factory=list)
+    failed: list[tuple[J, CapacityError]] = field(default_factory=list)
+
+
+class Scheduler(Generic[J]):
+    """Waiting and running jobs.
+
+    max_requests: the most that run at the same time.
+    max_tokens: the most tokens of one step.
+    prefill_chunk: the most prompt tokens of a step in which others answer.
+    max_waiting: the most that wait; None for no bound.
+    """
+
+    def __init__(
+        self, max_requests: int, max_tokens: int, prefill_chunk: int, max_waiting: int | None, memory: Memory[J]
+    ) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._prefill_chunk = prefill_chunk
+        self._max_waiting = max_waiting
+        self._memory = memory
+        self._line: dict[J, tuple[int, float, int]] = {}  # every job with its place in line
+        self._count = 0
+        self._no_room: J | None = None  # who was told so since somebody left: until then it need not ask again
+        self.waiting: list[J] = []
+        self.running: list[J] = []
+
+    def add(self, job: J) -> None:
+        """Let a job stand in line. Raises QueueFullError."""
+        if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
+            raise QueueFullError(f"{len(self.waiting)} requests are waiting already, as many as max_waiting allows")
+        self._count += 1
+        self._line[job] = (job.priority, job.arrival, self._count)
+        self._queue(job)
+
+    def remove(self, job: J) -> None:
+        """Forget a job, wherever it stands, and take back what it has; nothing for one that is not known."""
+        if self._line.pop(job, None) is None:
+            return
+        if job in self.running:
+            self._leave(job)
+        else:
+            self.waiting.remove(job)
+            self._no_room = None
+
+    def step(self, now: float) -> Step[J]:
+        """Decide on the next forward pass. now: on the clock of arrivals and deadlines."""
+        step: Step[J] = Step()
+        self._expire(step, now)
+        self._decode(step)
+        budget = self._max_tokens - len(step.decode)
+        if step.decode:
+            budget = min(budget, self._prefill_chunk)
+        budget = self._prefill(step, budget)
+        if not step.preempted:
+            self._admit(step, budget)
         return step
 
-    def _chunks(self, request: Request, budget: int) -> list[Work]:
-        """Take as much of a request's prompt as the budget allows."""
-        taken = []
-        while request.prefill and budget > 0:
-            work = request.prefill.pop(0)
-            if work.span.length > budget:
-                work, rest = work.split(budget)
-                request.prefill.insert(0, rest)
-            taken.append(work)
-            budget -= work.span.length
-        return taken
+    def _expire(self, step: Step[J], now: float) -> None:
+        for job in [*self.running, *self.waiting]:
+            if job.deadline is not None and job.deadline <= now:
+                self.remove(job)
+                step.expired.append(job)
+
+    def _decode(self, step: Step[J]) -> None:
+        for job in list(self.running):
+            if job.prompt_left or job not in self.running:
+                continue
+            while not self._memory.grow(job):
+                last = self.running[-1]
+                self._preempt(last, step)
+                if last is job:
+                    break
+            else:
+                step.decode.append(job)
+        step.decode = [job for job in step.decode if job in self.running]
+
+    def _leave(self, job: J) -> None:
+        self.running.remove(job)
+        self._memory.release(job)
+        self._no_room = None
+
+    def _preempt(self, job: J, step: Step[J]) -> None:
+        self._leave(job)
+        self._queue(job)
+        step.preempted.append(job)
+
+    def _prefill(self, step: Step[J], budget: int) -> int:
+        for job in self.running:
+            tokens = min(budget, job.prompt_left)
+            if tokens > 0:
+                step.prefill.append((job, tokens))
+                budget -= tokens
+        return budget
+
+    def _admit(self, step: Step[J], budget: int) -> None:
+        places = self._max_requests - len(self.running)
+        for job in list(self.waiting):
+            if budget <= 0 or places <= 0 or job is self._no_room:
+                return
+            try:
+                answer = self._memory.admit(job)
+            except CapacityError as error:
+                self.remove(job)
+                step.failed.append((job, error))
+                continue
+            if answer is Admission.NO_ROOM and not self.running:
+                self.remove(job)
+                step.failed.append((job, CapacityError(_ALONE)))
+                continue
+            if answer is Admission.NO_ROOM:
+                self._no_room = job
+                return  # nobody overtakes it: a large request would wait for ever
+            places -= 1  # one that waits for somebody keeps its place: a long line is not asked through at every step
+            assert answer is Admission.ADMITTED or self.running, "a job waits for what nobody computes"
+            if answer is Admission.ADMITTED:
+                self.waiting.remove(job)
+                self._insert(self.running, job)
+                tokens = min(budget, job.prompt_left)
+                step.prefill.append((job, tokens))
+                budget -= tokens
+
+    def _queue(self, job: J) -> None:
+        self._insert(self.waiting, job)
+
+    def _insert(self, jobs: list[J], job: J) -> None:
+        place = self._line[job]
+        at = next((i for i, other in enumerate(jobs) if self._line[other] > place), len(jobs))
+        jobs.insert(at, job)

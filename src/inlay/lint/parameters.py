@@ -64,7 +64,7 @@ def early_parameters(checked: Checked) -> Iterator[Finding]:
 
 
 def arguments_before_modules(checked: Checked) -> Iterator[Finding]:
-    """Under ``exact``, reuse ends at the first text of the request (``splice_exact``), and an argument is one."""
+    """Under ``exact``, what stands behind an argument is found again behind the same argument alone."""
     for level in checked.levels:
         pieces = [child for child in level.children if isinstance(child, Module | Union)]
         first = next((number for number, piece in enumerate(pieces) if has_parameter(piece)), None)
@@ -78,7 +78,8 @@ def arguments_before_modules(checked: Checked) -> Iterator[Finding]:
                 "argument-first",
                 what.place,
                 f"module '{what.name}' takes an argument and stands before {behind:,} tokens of modules that take "
-                "none: under reuse 'exact' all that stands behind an argument is computed anew; put it behind them",
+                "none: under reuse 'exact' all that stands behind an argument is computed anew for every other one; "
+                "put it behind them",
             )
 
 

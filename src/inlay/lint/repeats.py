@@ -24,17 +24,13 @@ class _Repeat:
     at: int
     length: int
 
-    @property
-    def whole(self) -> bool:
-        return self.length == len(self.run.ids) == len(self.first.ids)
-
 
 def repeated_text(checked: Checked) -> Iterator[Finding]:
-    """The same tokens are stored once only as the same run behind the same context: then their keys are equal."""
+    """The same tokens are stored once only where both runs begin with them behind the same context."""
     told: set[tuple[Owner, Owner]] = set()
     for repeat in sorted(_repeats(list(checked.layout.runs)), key=lambda repeat: -repeat.length):
         pair = (repeat.first.owner, repeat.run.owner)
-        if pair in told or (repeat.whole and _stored_once(checked, repeat)):
+        if pair in told or _stored_once(checked, repeat):
             continue
         told.add(pair)
         yield Finding("repeated-text", _place(checked, repeat.run, repeat.at), _message(checked, repeat))
@@ -47,8 +43,6 @@ def _message(checked: Checked, repeat: _Repeat) -> str:
     what = f"{repeat.length:,} tokens of this text stand {where} as well (line {line}) and are stored twice"
     if first.owner == run.owner[: len(first.owner)]:
         remedy = "leave them out here: whoever imports this has them already"
-    elif _exclude_each_other(checked, first.owner, run.owner) and repeat.at == repeat.first_at == 0:
-        remedy = "move them in front of the union"
     else:
         remedy = "make them a module of their own, which prompts import beside both"
     return f"{what}; {remedy}"
@@ -80,8 +74,8 @@ def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 def _stored_once(checked: Checked, repeat: _Repeat) -> bool:
-    first, run = (checked.specs.spec(each, frozenset()) for each in (repeat.first, repeat.run))
-    return first.key == run.key
+    first, run = (checked.specs.spec(each, frozenset()).run for each in (repeat.first, repeat.run))
+    return repeat.first_at == repeat.at == 0 and first.digest == run.digest
 
 
 def _place(checked: Checked, run: TextRun, at: int) -> Place:
@@ -91,7 +85,3 @@ def _place(checked: Checked, run: TextRun, at: int) -> Place:
             return checked.texts[part.node].place
         at -= len(part.ids)
     return Place(checked.schema.source)
-
-
-def _exclude_each_other(checked: Checked, one: Owner, other: Owner) -> bool:
-    return any({one[-1:], other[-1:]} <= {(member.name,) for member in union.members} for union in checked.unions)

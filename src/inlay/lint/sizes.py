@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from inlay.config import EngineConfig
 from inlay.layout import Owner, TextRun
 from inlay.lint.checked import Checked, Finding
 from inlay.pml import Module, Union
 
 
 def small_modules(checked: Checked) -> Iterator[Finding]:
-    """A segment owns whole chunks of the pool, and none of its neighbours shares its work item.
-
-    ``KVPool.allocate`` hands out chunks, and ``attention.plan`` joins runs only where one ends at the next one's first
-    slot, which a chunk that is not full never does. So a short module pays for a chunk of memory, and for a work item
-    in every layer of every pass, to save a few rows of a pass that runs in any case.
-    """
-    chunk = EngineConfig.chunk_size
+    """A short module is found, kept and attended to apart, to save a few rows of a pass that runs in any case."""
     for name, module in checked.schema.modules.items():
         tokens = checked.layout.extents[name].tokens
         if 0 < tokens < checked.small and not _has_modules(module):
             yield Finding(
                 "small-module",
                 module.place,
-                f"module '{name}' has {_many(tokens, 'token')}, takes {chunk} slots of memory and is one more piece to "
-                "attend to; write it into the text beside it, or as new text in the prompts that want it",
+                f"module '{name}' has {_many(tokens, 'token')}, and is one more piece to find and to attend to for "
+                "every prompt that imports it; write it into the text beside it, or as new text in the prompts that want it",
             )
 
 

@@ -1,0 +1,135 @@
+"""AsyncLLM: the same model for many callers at once, on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from inlay.base import Base
+from inlay.engine.encoder import Progress
+from inlay.engine.request import Request
+from inlay.errors import ParameterError
+from inlay.inputs import PromptInput
+from inlay.layout import SchemaLayout
+from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.types import RequestOutput, SamplingParams
+
+
+class AsyncLLM(Base):
+    """A language model whose requests run together: each ``generate`` is a stream, and all of them share one batch.
+
+    Arguments and errors: see LLM. One engine thread does the computing; the event loop never waits for it.
+    """
+
+    def __init__(self, model: Any = "demo", **settings: Any) -> None:
+        super().__init__(model, **settings)
+        self._named: dict[str, Request] = {}
+
+    async def generate(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        reuse: str | None = None,
+        positions: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer one prompt; yields what there is so far, at most once a token, the last time with ``finished``.
+
+        A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
+
+        prompt, sampling_params, reuse, positions: as in ``LLM.generate``.
+        request_id: a name for ``abort``; None for a number.
+        priority: who goes first where not all can run; a lower number does.
+        timeout_s: seconds after which the request ends with a DeadlineError.
+        Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
+        """
+        if timeout_s is not None and not timeout_s > 0:
+            raise ParameterError(f"timeout_s is {timeout_s!r}; it must be a number of seconds above 0, or None")
+        if request_id is not None and request_id in self._named:
+            raise ParameterError(f"request_id '{request_id}' is taken by a request that is under way; give another one")
+        request = await asyncio.to_thread(
+            self._request,
+            prompt,
+            sampling_params or SamplingParams(),
+            self._policy(reuse, positions),
+            priority=priority,
+            timeout_s=timeout_s,
+        )
+        if request_id is not None:
+            request.rename(request_id)
+        news = _News(asyncio.get_running_loop())
+        self._named[request.id] = request
+        try:
+            self._thread.submit(request, news.tell)
+            finished = False
+            while not finished:
+                output = await news.next()
+                finished = output.finished
+                yield output
+        finally:
+            del self._named[request.id]
+            if not request.answered:
+                self._thread.cancel(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Give a request up; its stream ends with an error. Returns whether there was one of that name."""
+        request = self._named.get(request_id)
+        if request is None:
+            return False
+        self._thread.abort(request)
+        return True
+
+    async def add_schema(
+        self,
+        schema: Schema,
+        *,
+        encode: bool = True,
+        reuse: str | None = None,
+        positions: str | None = None,
+        progress: Progress | None = None,
+    ) -> SchemaLayout:
+        """See LLM.add_schema. ``progress`` is called on the engine's thread."""
+        layout, specs = await asyncio.to_thread(self._schema, schema, self._policy(reuse, positions))
+        if encode:
+            await asyncio.wrap_future(self._thread.call(lambda: self._engine.encode(specs, progress)))
+        return layout
+
+    async def warm(
+        self, prompt: Prompt | PromptBuilder, *, reuse: str | None = None, positions: str | None = None
+    ) -> None:
+        """Encode the segments that a prompt will read, and no others."""
+        specs = await asyncio.to_thread(self._segments_of, prompt, self._policy(reuse, positions))
+        await asyncio.wrap_future(self._thread.call(lambda: self._engine.encode(specs)))
+
+
+class _News:
+    """The latest of one request, from the engine's thread to an event loop. What is overtaken is never delivered."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._arrived = asyncio.Event()
+        self._latest: RequestOutput | BaseException | None = None
+
+    def tell(self, request: Request) -> None:
+        """On the engine's thread. An event loop that has been closed has nobody left to tell."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._set, request.failure or request.output())
+
+    async def next(self) -> RequestOutput:
+        """Wait for news. Raises what ended the request before its time."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        latest = self._latest
+        assert latest is not None, "news that has arrived is there"
+        if isinstance(latest, BaseException):
+            raise latest
+        return latest
+
+    def _set(self, latest: RequestOutput | BaseException) -> None:
+        self._latest = latest
+        self._arrived.set()

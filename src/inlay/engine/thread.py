@@ -1,0 +1,137 @@
+"""The engine's own thread: callers on other threads hand requests in and hear of them; nothing else touches it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from inlay.engine.engine import Engine
+from inlay.engine.request import Request
+from inlay.errors import AbortedError, InlayError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+#: Called on the engine's thread whenever a request has a new token or has ended. It must be quick and must not raise.
+Listener = Callable[[Request], None]
+
+
+class EngineThread:
+    """Steps an engine while it has work. The thread begins with the first request and ends with ``stop``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wake = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._listeners: dict[Request, Listener] = {}
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Queue a request. One that cannot be queued ends at once, with its error."""
+        self._post(lambda: self._add(request, listener))
+
+    def cancel(self, request: Request) -> Future[None]:
+        """Give a request up, wherever it stands, with the answers that follow it; its listener hears no more of it."""
+        return self.call(lambda: self._drop(request))
+
+    def abort(self, request: Request) -> None:
+        """Give a request up and tell its listener so."""
+        self._post(lambda: self._end(request, AbortedError(f"request {request.id} was aborted")))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the engine's thread, between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._post(run)
+        return future
+
+    def stop(self) -> None:
+        """End the thread behind its current step; requests under way end with an error."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            if self._stopping:
+                raise InlayError("the engine has been shut down; make a new LLM")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
+                self._thread.start()
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def _loop(self) -> None:
+        while self._wait():
+            with self._wake:
+                actions, self._inbox = self._inbox, []
+            for action in actions:
+                action()
+            if self._engine.busy:
+                self._step()
+        self._fail_all(InlayError("the engine was shut down before the request ended"))
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False where that is to stop."""
+        with self._wake:
+            while not (self._inbox or self._engine.busy or self._stopping):
+                self._wake.wait()
+            return not self._stopping
+
+    def _step(self) -> None:
+        try:
+            for request in self._engine.step():
+                self._tell(request)
+        except BaseException as error:
+            logger.exception("a step of the engine failed; every request ends")
+            self._fail_all(error)
+
+    def _add(self, request: Request, listener: Listener) -> None:
+        self._listeners[request] = listener
+        try:
+            self._engine.add(request)
+        except InlayError as error:
+            self._end(request, error)
+
+    def _drop(self, request: Request) -> None:
+        self._listeners.pop(request, None)
+        for member in request.family:
+            if not member.finished:
+                self._engine.release(member)
+
+    def _tell(self, member: Request) -> None:
+        request = member.leader or member
+        listener = self._listeners.get(request)
+        if listener is None:
+            return
+        if request.answered:
+            del self._listeners[request]
+        try:
+            listener(request)
+        except Exception:  # somebody's event loop has gone
+            logger.exception("nobody can be told of request %s any more", request.id)
+            self._drop(request)
+
+    def _end(self, request: Request, error: BaseException) -> None:
+        for member in request.family:
+            if not member.finished:
+                self._engine.release(member)
+                member.error = error
+        self._tell(request)
+
+    def _fail_all(self, error: BaseException) -> None:
+        for request in list(self._listeners):
+            self._end(request, error)

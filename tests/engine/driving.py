@@ -1,0 +1,139 @@
+"""An LLM whose engine a test steps itself, in its own thread: what happens in which step is up to the test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay import LLM, SamplingParams, Schema
+from inlay.attention.plan import Piece
+from inlay.engine.request import Request
+from inlay.models.load import LoadedModel
+
+from ..cache.accounting import audit
+from ..conftest import tiny
+from ..equivalence.oracle import prefill
+from ..equivalence.recorder import close
+
+
+class Driver:
+    """kv_tokens: the size of the pool. record: whether the logits of every request are kept."""
+
+    def __init__(self, name: str = "llama", *, kv_tokens: int = 4000, record: bool = True, **settings: Any) -> None:
+        self.loaded: LoadedModel = tiny(name)
+        per_token = sum(2 * layer.kv_heads * layer.head_dim * 4 for layer in self.loaded.spec.layers)
+        settings.setdefault("chunk_size", 4)
+        self.llm = LLM(self.loaded, kv_memory=kv_tokens * per_token, seed=0, **settings)
+        self.engine = self.llm._engine
+        self.store = self.llm.store
+        self.logits: dict[Request, list[Tensor]] = {}
+        self.passes: list[int] = []  # the number of tokens of each
+        if record:
+            self._record()
+
+    def _record(self) -> None:
+        run, pass_of = self.engine._runner.run, self.engine._pass
+        logits_of, passes = self.logits, self.passes  # and not self: the engine would keep its own LLM alive
+        made: Any = None
+
+        def passed(step: Any) -> Any:
+            nonlocal made
+            made = pass_of(step)
+            return made
+
+        def recorded(work: Any, rows: Any, plan: Any = None) -> Tensor:
+            logits = run(work, rows, plan)
+            passes.append(sum(len(w.ids) for w in work))
+            if rows:
+                for (request, _), row in zip(made.sampled, logits, strict=True):
+                    logits_of.setdefault(request, []).append(row.clone())
+            return logits
+
+        self.engine._pass = passed  # type: ignore[method-assign]
+        self.engine._runner.run = recorded  # type: ignore[method-assign]
+
+    def schema(self, schema: Schema, *, encode: bool = True, **policy: Any) -> None:
+        """Make a schema known."""
+        _, specs = self.llm._schema(schema, self.llm._policy(**policy))
+        if encode:
+            self.engine.encode(specs)
+
+    def request(
+        self,
+        prompt: Any,
+        tokens: int = 5,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        forced: str = "",
+        **params: Any,
+    ) -> Request:
+        """A request that is not queued yet; greedy unless told otherwise. forced: the text that it has to say."""
+        ids = self.llm.encoder.text(forced)
+        chosen = {"temperature": 0, "ignore_eos": True, "max_tokens": len(ids) or tokens} | params
+        request = self.llm._request(prompt, SamplingParams(**chosen), self.llm._policy(reuse, positions))
+        for member in request.family:
+            member.priority, member.deadline = priority, deadline
+        if ids:
+            request.force(ids)
+        return request
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.engine.add(request)
+
+    def step(self, times: int = 1) -> list[Request]:
+        """Step, and check the books."""
+        heard: list[Request] = []
+        for _ in range(times):
+            heard += self.engine.step()
+            self.audit()
+        return heard
+
+    def finish(self, most: int = 2000) -> None:
+        """Step until nobody is left, in at most so many steps."""
+        while self.engine.busy:
+            self.step()
+            most -= 1
+            assert most, "somebody never ends"
+
+    def run(self, *requests: Request) -> list[tuple[int, ...]]:
+        """The answers of requests that arrive at the same time."""
+        self.add(*requests)
+        self.finish()
+        return [tuple(request.token_ids) for request in requests]
+
+    def audit(self) -> None:
+        audit(self.store, [request.seat for request in self.engine.scheduler.running])
+        assert not any(request.seat.tail or request.seat.modules for request in self.engine.scheduler.waiting)
+
+    def all_free(self) -> bool:
+        """Whether the pool is empty once the store has forgotten what nobody holds."""
+        self.store.clear()
+        return len(self.store) == 0 and self.store.pool.free_chunks == self.store.pool.chunks
+
+
+def ids(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def slots(context: Sequence[Piece], tokens: int) -> list[int]:
+    """Where the first tokens of a context lie."""
+    return [slot for piece in context for slot in range(piece.run.first, piece.run.end)][:tokens]
+
+
+def check_stock(driver: Driver, request: Request) -> None:
+    """Every logit that a request's tokens were chosen from is that of the stock model over prompt and answer."""
+    answer = request.token_ids
+    assert answer, request.error
+    behind = [request.positions[-1] + 1 + step for step in range(len(answer) - 1)]
+    positions = [*request.positions, *behind]
+    expected = prefill(driver.loaded, [*request.ids, *answer[:-1]], positions)[len(request.ids) - 1 :]
+    close(torch.stack(driver.logits[request][-len(answer) :]), expected)
+    if not request.forced and request.params.greedy:
+        assert answer == expected.argmax(-1).tolist()
