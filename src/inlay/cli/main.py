@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from inlay.cli.batch import batch
 from inlay.cli.bench import app as bench_app
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.evaluate import app as eval_app
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(batch)
 app.command()(memory)
 app.command()(convert)
 schema_app.command(name="json-schema")(print_json_schema)

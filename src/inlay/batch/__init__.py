@@ -1,0 +1,10 @@
+"""Offline batches in OpenAI's Batch file format: a file of requests in, a file of answers out, whatever happens.
+
+One file a thing: lines (what stands on a line), index (where lines stand), order (which requests run together), output
+(the file that is written, and taken up again), run (the model at work), counts (how far it is).
+"""
+
+from inlay.batch.counts import Counts, Stage
+from inlay.batch.run import Job, run_batch
+
+__all__ = ["Counts", "Job", "Stage", "run_batch"]

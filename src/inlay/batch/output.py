@@ -1,0 +1,196 @@
+"""The file of answers: a line at a time, and taken up again where it ended.
+
+Beside OUTPUT stands OUTPUT.state, which says of what input, model and settings the answers are; OpenAI's format has no
+place for that. The output itself says what is done: delete a line of it, and the next run answers that request anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from inlay.batch.counts import Counts
+from inlay.batch.index import Entry, Index
+from inlay.errors import ParameterError
+from inlay.openai import Failure
+
+_ID = "batch_req_"
+
+Settings = Mapping[str, Any]
+
+
+class Output:
+    """OUTPUT and OUTPUT.state, locked; use it as a context manager.
+
+    path: OUTPUT. index: of the input; what the output holds is marked as done there.
+    settings: what answers depend on beside the model, by what to call it in a sentence; values of JSON.
+    Raises ParameterError where the files cannot be written, or hold answers of another batch.
+    """
+
+    def __init__(self, path: Path, index: Index, settings: Settings, counts: Counts) -> None:
+        self.path = path
+        self._state_path = path.with_name(path.name + ".state")
+        self._index = index
+        self._counts = counts
+        self._settings = {"input": index.sha256, **settings}
+        self._refuse_paths()
+        self._state_file = self._locked()
+        self._file: int | None = None
+        try:
+            self._state = self._read_state()
+            self._refuse_mixing()
+            self._file = self._open(path, os.O_RDWR | os.O_APPEND)
+            self._take_up()
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+    def begin(self, fingerprint: bytes) -> None:
+        """Say which model the answers come from. Raises ParameterError where others came from another one."""
+        known = self._state.get("model")
+        if known is None:
+            self._state = {**self._settings, "model": fingerprint.hex()}
+            os.ftruncate(self._state_file, 0)
+            self._write(self._state_file, self._state_path, self._state)
+        elif known != fingerprint.hex():
+            raise self._mixed("another model or dtype")
+
+    def answer(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        """Write the answer of a request."""
+        self._append(entry, 200, body, None)
+
+    def refuse(self, entry: Entry, failure: Failure) -> None:
+        """Write that a request failed, as a response that says so."""
+        self._append(entry, failure.status, failure.body(), None)
+        self._counts.failed += 1
+
+    def refuse_line(self, entry: Entry, failure: Failure) -> None:
+        """Write that a line is no request, so that there is no response."""
+        self._append(entry, None, None, failure.body()["error"])
+        self._counts.failed += 1
+
+    def _append(
+        self, entry: Entry, status: int | None, body: Mapping[str, Any] | None, error: Mapping[str, Any] | None
+    ) -> None:
+        name = f"{_ID}{entry.line}"
+        response = None if body is None else {"status_code": status, "request_id": name, "body": body}
+        assert self._file is not None, "an output is open while it is used"
+        self._write(
+            self._file, self.path, {"id": name, "custom_id": entry.custom_id, "response": response, "error": error}
+        )
+
+    def _write(self, file: int, path: Path, value: Any) -> None:
+        """Write a line of JSON to the operating system, so that no death of this process takes it back."""
+        line = memoryview(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        try:
+            while line:
+                line = line[os.write(file, line) :]
+        except OSError as error:
+            raise ParameterError(
+                f"{path}: cannot be written ({error.strerror}); what it holds is good: make room and run the command "
+                "again"
+            ) from None
+
+    def _refuse_paths(self) -> None:
+        if not self.path.parent.is_dir():
+            raise ParameterError(f"{self.path}: there is no folder {self.path.parent}; make it first")
+        if any(path.exists() and path.samefile(self._index.path) for path in (self.path, self._state_path)):
+            raise ParameterError(f"{self.path}: is the input itself; give the output another name")
+        for path in (self.path, self._state_path):
+            if path.exists() and not path.is_file():
+                raise ParameterError(f"{path}: is no regular file; give the output another name")
+
+    def _open(self, path: Path, flags: int) -> int:
+        try:
+            return os.open(path, flags | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ParameterError(f"{path}: cannot be written ({error.strerror}); give another path") from None
+
+    def _locked(self) -> int:
+        """The state file, which no other process can have at the same time."""
+        file = self._open(self._state_path, os.O_RDWR)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise ParameterError(f"{self.path}: another inlay batch is writing it; wait for its end") from None
+        return file
+
+    def _read_state(self) -> dict[str, Any]:
+        """What the state file says; nothing where it is new."""
+        text = self._state_path.read_bytes()
+        if not text:
+            return {}
+        try:
+            state = json.loads(text)
+        except ValueError:
+            state = None
+        if not isinstance(state, dict) or "model" not in state:
+            raise ParameterError(f"{self._state_path}: is no state of a batch; delete it and {self.path}, or move both")
+        return state
+
+    def _refuse_mixing(self) -> None:
+        empty = not self.path.exists() or not self.path.stat().st_size
+        if empty:
+            self._state = {}  # a batch that came to nothing binds nobody
+        elif not self._state:
+            raise ParameterError(
+                f"{self.path}: exists, and without {self._state_path.name} nobody can tell of which batch it is; "
+                "give another name, or delete it"
+            )
+        for name, value in self._settings.items():
+            if self._state and self._state.get(name) != value:
+                raise self._mixed(f"another {name}")
+
+    def _mixed(self, what: str) -> ParameterError:
+        return ParameterError(
+            f"{self.path}: holds answers of {what}; give another output, or delete it and {self._state_path.name}"
+        )
+
+    def _take_up(self) -> None:
+        """Mark what is done, and drop the half of a line that a killed process left behind."""
+        whole = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                self._mark(number, line)
+                whole += len(line)
+        assert self._file is not None, "the output is open"
+        os.ftruncate(self._file, whole)
+        self._counts.done_before = self._index.done
+
+    def _mark(self, number: int, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            known = self._index.mark_done(int(row["id"].removeprefix(_ID)), row["custom_id"])
+            succeeded = row["response"] is not None and row["response"]["status_code"] == 200
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            known = succeeded = False
+        if not known:
+            raise ParameterError(
+                f"{self.path}:{number}: is no answer that {self._index.path} lacks; take the line out, or give "
+                "another output"
+            )
+        self._counts.answered += succeeded
+        self._counts.failed += not succeeded
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        if not os.fstat(self._state_file).st_size:  # nothing has begun
+            self._state_path.unlink(missing_ok=True)
+            if self._file is not None and not self.path.stat().st_size:
+                self.path.unlink()
+        os.close(self._state_file)

@@ -1,0 +1,206 @@
+"""A batch from its input to its output."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from inlay.async_llm import AsyncLLM
+from inlay.batch.counts import Counts, Progress, Stage
+from inlay.batch.index import Entry, Index
+from inlay.batch.lines import BatchLine
+from inlay.batch.order import sort_key
+from inlay.batch.output import Output
+from inlay.errors import InlayError
+from inlay.openai import BodyError, Call, Failure, failure_of, read_body, respond, translate
+from inlay.pml import Prompt, Schema
+from inlay.types import RequestOutput
+
+T = TypeVar("T")
+
+_AHEAD = 2  # requests under way for each that can run, so that one is ready whenever another ends
+
+
+class BatchError(InlayError):
+    """The model failed, so the batch ended before its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a batch is.
+
+    input, output: files. names: what requests may call the model.
+    schemas: those that prompts may name. reuse: the policy of requests that bring none.
+    seed: what the seeds of requests that bring none come from, with their custom_id.
+    default_max_tokens: see ``openai.translate``.
+    """
+
+    input: Path
+    output: Path
+    names: Sequence[str]
+    schemas: Sequence[Schema] = ()
+    reuse: str = "anchored"
+    seed: int = 0
+    default_max_tokens: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """What the answers depend on beside input and model."""
+        written = "".join(schema.to_json() for schema in sorted(self.schemas, key=lambda one: one.name))
+        return {
+            "set of schemas": hashlib.sha256(written.encode()).hexdigest(),
+            "reuse policy": self.reuse,
+            "seed": self.seed,
+            "default max_tokens": self.default_max_tokens,
+        }
+
+
+def run_batch(job: Job, load: Callable[[], AsyncLLM], progress: Progress, counts: Counts) -> None:
+    """Answer what the output does not hold yet. Kill it at any moment, and run it again.
+
+    load: makes the model, where there is anything to answer. counts: kept true all the time.
+    Raises InlayError where the batch cannot run, never for a wrong request: that becomes a line of the output.
+    """
+    with Index(job.input, progress) as index, Output(job.output, index, job.settings(), counts) as output:
+        counts.requests = index.requests
+        if counts.done == index.requests:
+            return
+        llm = load()
+        try:
+            output.begin(llm.loaded.fingerprint)
+            asyncio.run(_Batch(job, llm, index, output, progress, counts).run())
+        finally:
+            llm.shutdown()
+
+
+@dataclass
+class _Batch:
+    job: Job
+    llm: AsyncLLM
+    index: Index
+    output: Output
+    progress: Progress
+    counts: Counts
+
+    async def run(self) -> None:
+        for schema in self.job.schemas:
+            await self.llm.add_schema(schema, encode=False)  # a module is encoded when a request needs it
+        self._sort()
+        await self._answer_all()
+
+    def _sort(self) -> None:
+        """Give every request its place in the order, and write what is wrong with the others."""
+        before, missing = self.counts.done, self.counts.requests - self.counts.done
+        for number, entry in enumerate(self.index.missing()):
+            self.progress(Stage.SORTING, number, missing)
+            if entry.problem is not None:
+                message = f"line {entry.line}: {entry.problem}"
+                self.output.refuse_line(entry, Failure(400, message, "invalid_request_error", None, "invalid_line"))
+                continue
+            line = self.index.read(entry)
+            try:
+                key = sort_key(self.llm, self._call(line))
+            except InlayError as error:
+                self._refuse(entry, error)
+            else:
+                self.index.place(entry, key)
+        assert self.counts.done - before + self.index.placed == missing, "every line is refused or placed"
+
+    def _call(self, line: BatchLine) -> Call:
+        """A request as the model takes it. Raises InlayError for what is wrong with it, or not for a batch."""
+        call = translate(read_body(line.body, line.endpoint), default_max_tokens=self.job.default_max_tokens)
+        self._check(call)
+        return call
+
+    def _check(self, call: Call) -> None:
+        if call.stream:
+            raise BodyError("stream is true; the answers of a batch come whole: leave it out", param="stream")
+        name, names = call.model, self.job.names
+        if name is not None and name not in names:
+            remedy = f"write that, leave it out, or add --served-model-name {name}"
+            message = f"model is {name!r} and this batch runs {names[0]!r}; {remedy}"
+            raise BodyError(message, param="model", code="model_not_found", status=404)
+        known = [schema.name for schema in self.job.schemas]
+        for prompt in call.prompts:
+            if isinstance(prompt, Prompt) and prompt.schema not in known:
+                message = f"the batch has no schema {prompt.schema!r}; give its file with --schema"
+                raise BodyError(message, param="prompt", code="schema_not_found")
+
+    async def _answer_all(self) -> None:
+        under_way = _AHEAD * self.llm.config.max_num_seqs
+        prompts = asyncio.Semaphore(under_way)  # a request can have several
+        queue = enumerate(self.index.in_order())
+        self.counts.started = time.perf_counter()
+        workers = [asyncio.create_task(self._work(queue, prompts)) for _ in range(under_way)]
+        try:
+            await _together(workers)
+        finally:
+            self.llm.shutdown()  # while there is an event loop that it can tell
+
+    async def _work(self, queue: Iterator[tuple[int, Entry]], prompts: asyncio.Semaphore) -> None:
+        """Answer requests until there are no more; several workers share a queue."""
+        for rank, entry in queue:
+            await self._answer(rank, entry, prompts)
+            self.progress(Stage.ANSWERING, self.counts.done, self.counts.requests)
+
+    async def _answer(self, rank: int, entry: Entry, prompts: asyncio.Semaphore) -> None:
+        call = self._call(self.index.read(entry))
+        runs = [self._run(rank, entry, call, number, prompts) for number in range(len(call.prompts))]
+        try:
+            outputs = await _together([asyncio.create_task(run) for run in runs])
+        except BatchError:
+            raise
+        except InlayError as error:
+            self._refuse(entry, error)
+            return
+        name, model = f"batch-{entry.line}", call.model or self.job.names[0]
+        self.output.answer(entry, respond(call, outputs, name=name, created=int(time.time()), model=model))
+        self.counts.add(outputs)
+
+    async def _run(self, rank: int, entry: Entry, call: Call, number: int, prompts: asyncio.Semaphore) -> RequestOutput:
+        """The output of one of a request's prompts. rank: the request's place, which is its place in line as well."""
+        prompt, params = call.prompts[number], call.params
+        if params.seed is None:
+            params = replace(params, seed=_seed(self.job.seed, entry.custom_id, number))
+        async with prompts:
+            try:
+                return await _last(
+                    self.llm.generate(prompt, params, priority=rank, reuse=call.reuse, positions=call.positions)
+                )
+            except InlayError:
+                raise
+            except Exception as error:  # not the request's fault: to write it down as failed would end its chances
+                raise BatchError(
+                    f"line {entry.line}: the model failed ({type(error).__name__}: {error}); the answers so far are in "
+                    f"{self.job.output}: run the command again for the rest"
+                ) from error
+
+    def _refuse(self, entry: Entry, error: InlayError) -> None:
+        failure = failure_of(error)
+        self.output.refuse(entry, replace(failure, message=f"line {entry.line}: {failure.message}"))
+
+
+async def _last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+    async for output in outputs:
+        last = output
+    return last
+
+
+async def _together(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
+    """What tasks come to; where one fails, the others are given up."""
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _seed(seed: int, custom_id: str | None, number: int) -> int:
+    """A seed of a request's own, the same whenever and beside whomever it runs."""
+    digest = hashlib.sha256(json.dumps([seed, custom_id, number]).encode()).digest()
+    return int.from_bytes(digest[:8], "big")

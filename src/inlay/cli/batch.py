@@ -1,0 +1,131 @@
+"""``inlay batch``: answer a file of requests in OpenAI's Batch format."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.errors import ParameterError
+from inlay.pml import Schema
+
+if TYPE_CHECKING:
+    from inlay.async_llm import AsyncLLM
+    from inlay.batch import Counts
+    from inlay.batch.counts import Progress
+
+
+def batch(
+    input: Annotated[Path, typer.Argument(metavar="INPUT", help="The requests, one a line, in OpenAI's Batch format.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="The answers, one a line, as they come; taken up where it ends.")
+    ],
+    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    schema: Annotated[
+        list[Path] | None,
+        typer.Option(help="A schema (PML or JSON) that requests may name. Several times for several."),
+    ] = None,
+    reuse: Annotated[
+        str, typer.Option(help="off, exact, isolated or anchored, for requests that do not say.")
+    ] = "anchored",
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="The most requests that run at the same time.")] = 64,
+    default_max_tokens: Annotated[
+        int | None,
+        typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of requests that bring none, with their custom_id.")] = 0,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="What requests may call the model beside its name. Several times.")
+    ] = None,
+) -> int:
+    """Answer a file of requests, those that share text together; every text is computed once.
+
+    A line that is wrong becomes a line of the output that says why.
+
+    After a kill or Ctrl-C, the same command does what is missing: OUTPUT.state tells which batch OUTPUT is of.
+
+    The last line on stdout is a JSON object of counts. Exit status 1 if lines were wrong or requests failed.
+    """
+    if default_max_tokens is not None and default_max_tokens < 1:
+        raise ParameterError(f"--default-max-tokens is {default_max_tokens}; it must be at least 1")
+    schemas = _schemas(schema or [])
+    from inlay.batch import Counts, Job, run_batch
+
+    job = Job(
+        input=input,
+        output=output,
+        names=(model, *(served_model_name or [])),
+        schemas=schemas,
+        reuse=reuse,
+        seed=seed,
+        default_max_tokens=default_max_tokens,
+    )
+
+    def load() -> AsyncLLM:
+        from inlay.async_llm import AsyncLLM
+
+        llm = AsyncLLM(model, dtype=dtype, seed=seed, reuse=reuse, kv_memory=kv_memory, max_num_seqs=max_num_seqs)
+        if llm.loaded.note:
+            print(f"inlay: {llm.loaded.note}", file=sys.stderr)
+        return llm
+
+    counts = Counts()
+    try:
+        with _bar(counts) as progress:
+            run_batch(job, load, progress, counts)
+    except KeyboardInterrupt:
+        print("inlay: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    print(json.dumps({**counts.describe(), "model": model, "output": str(output)}, ensure_ascii=False))
+    return 1 if counts.failed else 0
+
+
+def _schemas(files: Sequence[Path]) -> list[Schema]:
+    """Schemas under different names. Raises PMLError and ParameterError."""
+    found: dict[str, Path] = {}
+    schemas = []
+    for file in files:
+        schema = Schema.from_file(file)
+        if schema.name in found:
+            raise ParameterError(f"{file}: its schema is named '{schema.name}' as is that of {found[schema.name]}")
+        found[schema.name] = file
+        schemas.append(schema)
+    return schemas
+
+
+@contextmanager
+def _bar(counts: Counts) -> Iterator[Progress]:
+    """A bar on stderr: how far, how fast, how much from the cache, how long still. Shown on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from inlay.batch.counts import Stage
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[said]}"))
+    console = Console(stderr=True)
+    shown = console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not shown) as bar:
+        tasks = {stage: bar.add_task(stage, total=None, visible=False, said="") for stage in Stage}
+
+        def report(stage: Stage, done: int, total: int) -> None:
+            said = _said(counts, done, total) if stage is Stage.ANSWERING else ""
+            for other, task in tasks.items():
+                bar.update(task, visible=other is stage)
+            bar.update(tasks[stage], completed=done, total=total, said=said)
+
+        yield report
+
+
+def _said(counts: Counts, done: int, total: int) -> str:
+    failed = f", {counts.failed:,} failed" if counts.failed else ""
+    speed = f"{counts.tokens_per_s:,.0f} tokens/s"
+    return f"{done:,}/{total:,} requests{failed}, {speed}, {counts.cached_share:.0%} cached,"

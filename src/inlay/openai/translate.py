@@ -1,0 +1,188 @@
+"""The body of a request → what a model takes: prompts, sampling parameters and a policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from inlay.errors import ParameterError
+from inlay.inputs import PromptInput
+from inlay.openai.bodies import Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
+from inlay.openai.failures import BodyError
+from inlay.pml import Prompt
+from inlay.types import SamplingParams
+
+_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
+
+#: Fields that SamplingParams has under the same name, and with the same meaning and default.
+_PLAIN = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as a model takes it.
+
+    Arguments:
+        endpoint: whose form the answer has.
+        model: the model that it asks for, or None.
+        prompts: as ``LLM.generate`` takes them; one, but for completions of several. Each gets ``params.n`` answers.
+        params: how tokens are chosen; ``seed`` is None where the request brings none.
+        reuse, positions: its policy; None for the engine's defaults.
+        stream: whether the answer is wanted piece by piece.
+    """
+
+    endpoint: Endpoint
+    model: str | None
+    prompts: tuple[PromptInput, ...]
+    params: SamplingParams
+    reuse: str | None
+    positions: str | None
+    stream: bool
+
+
+def translate(body: Body, *, default_max_tokens: int | None = None) -> Call:
+    """A body as a call.
+
+    default_max_tokens: for requests that don't say; None for OpenAI's, which are 16 for completions and no bound but
+        the context for chats.
+    Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+    """
+    chat = isinstance(body, ChatBody)
+    return Call(
+        endpoint=Endpoint.CHAT if chat else Endpoint.COMPLETIONS,
+        model=body.model,
+        prompts=_chat_prompt(body) if isinstance(body, ChatBody) else _completion_prompts(cast(CompletionBody, body)),
+        params=_params(body, default_max_tokens),
+        reuse=body.reuse,
+        positions=body.positions,
+        stream=bool(body.stream),
+    )
+
+
+def _chat_prompt(body: ChatBody) -> tuple[PromptInput, ...]:
+    conversation = body.messages or None  # clients that insist on messages send an empty list beside a prompt
+    _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
+    if conversation is None:
+        return (_schema_prompt(body.prompt, body.pml),)
+    roles = {"developer": "system"}  # OpenAI's newer name for the same turn
+    return ([{"role": roles.get(one.role, one.role), "content": one.text} for one in conversation],)
+
+
+def _completion_prompts(body: CompletionBody) -> tuple[PromptInput, ...]:
+    _require_one(body, {"prompt": body.prompt, "pml": body.pml})
+    given = body.prompt
+    if given is None or isinstance(given, Mapping):
+        return (_schema_prompt(given, body.pml),)
+    prompts: Sequence[str | Sequence[int]]
+    prompts = [given] if isinstance(given, str) or _is_ids(given) else given  # type: ignore[assignment, list-item]
+    if not all(len(prompt) for prompt in prompts) or not prompts:
+        raise BodyError("prompt is empty; give at least one token", param="prompt")
+    return tuple(prompts)
+
+
+def _is_ids(prompt: Sequence[Any]) -> bool:
+    return bool(prompt) and isinstance(prompt[0], int)
+
+
+def _require_one(body: Body, given: Mapping[str, object]) -> None:
+    """Exactly one of these fields says what the prompt is."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise BodyError(f"{' and '.join(named)} are both given; keep one of them", param=named[1])
+    if not named:
+        first, *others = given
+        raise BodyError(f"there is no prompt; give {first}, or a schema's prompt as {' or '.join(others)}", param=first)
+
+
+def _schema_prompt(document: Mapping[str, Any] | None, pml: str | None) -> Prompt:
+    if pml is not None:
+        return Prompt.from_string(pml, source="pml")
+    assert document is not None, "one of the two is given"
+    return Prompt.from_json(document, source="prompt")
+
+
+def _params(body: Body, default_max_tokens: int | None) -> SamplingParams:
+    given = {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
+    if body.seed is not None:
+        given["seed"] = body.seed % 2**64
+    if body.logit_bias is not None:
+        given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
+    given["max_tokens"] = _max_tokens(body, default_max_tokens)
+    given["logprobs"] = _logprobs(body)
+    given["structured_outputs"] = _structure(body)
+    try:
+        return SamplingParams(**given)
+    except ParameterError as error:
+        raise BodyError(str(error).rstrip("."), param=_field(str(error), body)) from None
+
+
+def _max_tokens(body: Body, default: int | None) -> int | None:
+    newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    if newer is not None and body.max_tokens is not None:
+        raise BodyError("max_tokens and max_completion_tokens are both given; keep one of them", param="max_tokens")
+    said = newer if newer is not None else body.max_tokens
+    if said is not None or default is not None:
+        return said if said is not None else default
+    return None if isinstance(body, ChatBody) else _COMPLETION_TOKENS
+
+
+def _logprobs(body: Body) -> int | None:
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    assert isinstance(body, ChatBody)
+    if body.top_logprobs and not body.logprobs:
+        raise BodyError('top_logprobs is given without logprobs; write "logprobs": true', param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _structure(body: Body) -> Mapping[str, Any] | None:
+    if body.response_format is None:
+        return body.structured_outputs
+    if body.structured_outputs is not None:
+        raise BodyError(
+            "response_format and structured_outputs are both given; keep one of them", param="response_format"
+        )
+    return _format(body.response_format)
+
+
+def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise BodyError(
+            'response_format holds a json_schema exactly if its type is "json_schema"; write '
+            '{"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}',
+            param="response_format",
+        )
+    if wanted.json_schema is not None:
+        return {"json": wanted.json_schema.schema_}
+    return {"json_object": True} if wanted.type == "json_object" else None
+
+
+def _token_id(token: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", token):
+        raise BodyError(f"logit_bias has the key {token!r:.40}; its keys are token ids", param="logit_bias")
+    return int(token)
+
+
+def _field(message: str, body: Body) -> str | None:
+    """The field that a sentence of SamplingParams begins with."""
+    name = re.match(r"\w*", message)
+    field = name[0] if name else ""
+    return field if field in type(body).model_fields else None
