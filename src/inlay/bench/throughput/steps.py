@@ -1,0 +1,152 @@
+"""The engine's steps: a light hook that notes them, and afterwards the least time that each could have taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from inlay.attention.plan import Span, build_plan
+from inlay.base import Base
+from inlay.bench.machine import Ceilings
+from inlay.bench.stock import bytes_read_per_token
+from inlay.cache.pool import Run as Slots
+from inlay.models.adapter import dtype_name
+
+
+@dataclass
+class Step:
+    """One forward pass, noted on the engine's thread.
+
+    spans: what it computed. rows: how many rows of logits it made. held: slots that running requests held, with those
+    that are reserved for the rest of a prompt. running: how many requests ran.
+    forward_s: the call of the model, with the attention's own planning. seconds: the whole step: scheduling, placing,
+    planning, the call of the model, sampling, detokenizing.
+    """
+
+    spans: tuple[Span, ...]
+    rows: int
+    held: tuple[tuple[Slots, ...], ...]
+    running: int
+    forward_s: float
+    seconds: float = 0.0
+
+
+@contextmanager
+def recording(llm: Base) -> Iterator[list[Step]]:
+    """Note every step of an engine within a block; what a step keeps is references to what the engine made anyway."""
+    steps: list[Step] = []
+    engine = llm._engine
+    runner: Any = engine._runner
+    whole_step, forward = engine.step, runner.run
+
+    def step() -> Any:
+        before, started = len(steps), time.perf_counter()
+        ended = whole_step()
+        if len(steps) > before:
+            steps[-1].seconds = time.perf_counter() - started
+        return ended
+
+    def run(work: Any, rows: Sequence[int], plan: Any = None) -> Any:
+        plan = plan or build_plan([each.span for each in work])
+        started = time.perf_counter()
+        logits = forward(work, rows, plan)
+        took = time.perf_counter() - started
+        seats = [request.seat for request in engine.scheduler.running]
+        held = tuple(
+            slots
+            for seat in seats
+            for slots in (seat.modules, seat.tail, *(segment.slots for segment in seat.hold.segments))
+        )
+        steps.append(Step(plan.spans, len(rows), held, len(seats), took))
+        return logits
+
+    vars(engine)["step"], vars(runner)["run"] = step, run
+    try:
+        yield steps
+    finally:
+        del vars(engine)["step"], vars(runner)["run"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model's steps take at least.
+
+    Floating-point operations: two for every weight of a layer and token, two for every weight of the output and row of
+    logits, and those of attention. Bytes: the weights once a step, and every distinct key and value once.
+
+    body, head: weights outside and in the output layer. pair_flops: of one query and one key, in all layers.
+    kv_bytes: of a token's keys and values.
+    """
+
+    body: int
+    head: int
+    itemsize: int
+    pair_flops: int
+    kv_bytes: int
+    dtype: str
+
+    @classmethod
+    def of(cls, llm: Base) -> Cost:
+        """The model that an engine runs, in its own dtype (weights that are not quantized)."""
+        model: PreTrainedModel = llm.loaded.model
+        config, dtype = model.config, model.dtype
+        head = config.vocab_size * config.hidden_size
+        body = bytes_read_per_token(config, dtype) // dtype.itemsize - head
+        widths = sum(layer.head_dim for layer in llm.loaded.spec.layers)
+        pairs = 4 * config.num_attention_heads * widths
+        return cls(body, head, dtype.itemsize, pairs, llm.store.pool.bytes_per_token, dtype_name(dtype))
+
+    def flops(self, step: Step) -> int:
+        """Floating-point operations of a step."""
+        tokens = sum(span.length for span in step.spans)
+        pairs = 0
+        for span in step.spans:
+            seen = sum(piece.run.length for piece in span.context)
+            pairs += span.length * seen + span.length * (span.length + 1) // 2
+        return 2 * tokens * self.body + 2 * step.rows * self.head + pairs * self.pair_flops
+
+    def bytes(self, step: Step) -> int:
+        """Bytes of a step: weights, and distinct keys and values."""
+        weights = self.body + (self.head if step.rows else 0)
+        return weights * self.itemsize + covered(_touched(step)) * self.kv_bytes
+
+
+def summary(steps: Sequence[Step], cost: Cost, ceilings: Ceilings) -> dict[str, Any]:
+    """All steps of a run: the sum of their floors, and the share of their time that this is."""
+    floors = [ceilings.seconds(cost.flops(step), cost.bytes(step), cost.dtype) for step in steps]
+    floor, took = sum(seconds for seconds, _ in floors), sum(step.seconds for step in steps)
+    return {
+        "count": len(steps),
+        "seconds": round(took, 4),
+        "forward_s": round(sum(step.forward_s for step in steps), 4),
+        "floor_s": round(floor, 4),
+        "floor_memory_s": round(sum(seconds for seconds, bound in floors if bound == "memory"), 4),
+        "of_floor": round(floor / took, 4),
+    }
+
+
+def held_chunks(step: Step, chunk: int) -> int:
+    """How many chunks the running requests held, shared ones counted once."""
+    runs = chain.from_iterable(step.held)
+    return covered(Slots(run.first // chunk, -(-run.end // chunk) - run.first // chunk) for run in runs if run.length)
+
+
+def covered(runs: Iterable[Slots]) -> int:
+    """How many slots lie in at least one of these runs."""
+    total = end = 0
+    for first, stop in sorted((run.first, run.end) for run in runs):
+        total += max(0, stop - max(first, end))
+        end = max(end, stop)
+    return total
+
+
+def _touched(step: Step) -> Iterator[Slots]:
+    for span in step.spans:
+        yield from (piece.run for piece in span.context)
+        yield from span.slots
