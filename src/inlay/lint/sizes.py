@@ -19,7 +19,8 @@ def small_modules(checked: Checked) -> Iterator[Finding]:
                 "small-module",
                 module.place,
                 f"module '{name}' has {_many(tokens, 'token')}, and is one more piece to find and to attend to for "
-                "every prompt that imports it; write it into the text beside it, or as new text in the prompts that want it",
+                "every prompt that imports it; write it into the text beside it, or as new text in the prompts that "
+                "want it",
             )
 
 

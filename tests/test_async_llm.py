@@ -1,0 +1,153 @@
+"""AsyncLLM: many callers, one engine thread; each hears of its own request, and nobody of what is not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from inlay import (
+    LLM,
+    AbortedError,
+    AsyncLLM,
+    DeadlineError,
+    InlayError,
+    ParameterError,
+    QueueFullError,
+    SamplingParams,
+    Schema,
+)
+from inlay.types import RequestOutput
+
+from .conftest import tiny
+
+SCHEMA = Schema.from_string('<schema name="s">Always. <module name="a">A module of some length.</module></schema>')
+PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+
+
+def engine(**settings: object) -> AsyncLLM:
+    return AsyncLLM(tiny("llama"), kv_memory="16MiB", chunk_size=8, **settings)
+
+
+async def last(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
+    outputs = [output async for output in stream]
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    return outputs[-1]
+
+
+def test_many_callers_get_what_each_would_get_alone():
+    prompts = [f"Some words that all begin with, and then number {n}." for n in range(12)]
+    solo = LLM(tiny("llama"), kv_memory="16MiB")
+    expected = [solo.generate(prompt, PARAMS, reuse="off")[0].outputs[0].token_ids for prompt in prompts]
+
+    async def ask() -> list[RequestOutput]:
+        llm = engine(max_num_seqs=5)
+        return await asyncio.gather(*(last(llm.generate(prompt, PARAMS)) for prompt in prompts))
+
+    outputs = asyncio.run(ask())
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert sum(output.usage.exact_tokens > 40 for output in outputs) >= 11, "they share what they begin with"
+
+
+def test_schemas_and_several_answers():
+    async def ask() -> tuple[RequestOutput, RequestOutput]:
+        llm = engine()
+        await llm.add_schema(SCHEMA)
+        prompt = SCHEMA.prompt().use("a").text("?")
+        several = SamplingParams(n=3, seed=4, temperature=1.0, max_tokens=5, ignore_eos=True)
+        return await last(llm.generate(prompt, PARAMS)), await last(llm.generate(prompt, several))
+
+    one, three = asyncio.run(ask())
+    assert one.usage.computed_tokens == 1
+    assert len({answer.token_ids for answer in three.outputs}) > 1
+
+
+def test_leaving_the_loop_gives_the_request_up():
+    async def leave() -> tuple[int, int]:
+        llm = engine()
+        stream = llm.generate("Hello", LONG)
+        await anext(stream)
+        await stream.aclose()
+        await asyncio.wrap_future(llm._thread.call(llm.store.clear))
+        assert not llm._engine.busy
+        await last(llm.generate("Hello", PARAMS))
+        await asyncio.wrap_future(llm._thread.call(llm.store.clear))
+        return llm.store.pool.free_chunks, llm.store.pool.chunks
+
+    free, chunks = asyncio.run(leave())
+    assert free == chunks
+
+
+def test_abort_and_deadline_end_one_request_with_an_error():
+    async def end() -> None:
+        llm = engine()
+        with pytest.raises(DeadlineError, match="its deadline has passed"):
+            await last(llm.generate("Hello", LONG, timeout_s=1e-4))
+        stream = llm.generate("Hello", LONG, request_id="mine")
+        await anext(stream)
+        with pytest.raises(ParameterError, match="request_id 'mine' is taken"):
+            await anext(llm.generate("Hello", PARAMS, request_id="mine"))
+        assert llm.abort("mine")
+        with pytest.raises(AbortedError, match="request mine was aborted"):
+            async for _ in stream:
+                pass
+        assert not llm.abort("mine")
+        assert (await last(llm.generate("Hello", PARAMS, request_id="mine"))).request_id == "mine"
+
+    asyncio.run(end())
+
+
+def test_a_full_queue_refuses_one_and_serves_the_rest():
+    async def ask() -> list[object]:
+        llm = engine(max_num_seqs=1, max_waiting=2)
+        streams = [llm.generate(f"Number {n}", LONG if n == 0 else PARAMS) for n in range(6)]
+        return await asyncio.gather(*(last(stream) for stream in streams), return_exceptions=True)
+
+    outcomes = asyncio.run(ask())
+    refused = [outcome for outcome in outcomes if isinstance(outcome, QueueFullError)]
+    served = [outcome for outcome in outcomes if isinstance(outcome, RequestOutput)]
+    assert refused
+    assert len(refused) + len(served) == 6
+    assert len(served) >= 3
+
+
+def test_a_wrong_prompt_is_one_sentence_and_stops_nobody():
+    async def ask() -> RequestOutput:
+        llm = engine()
+        with pytest.raises(ParameterError, match="a prompt is empty"):
+            await last(llm.generate([], PARAMS))
+        with pytest.raises(ParameterError, match="timeout_s is -1"):
+            await last(llm.generate("Hello", PARAMS, timeout_s=-1))
+        return await last(llm.generate("Hello", PARAMS))
+
+    assert len(asyncio.run(ask()).outputs[0].token_ids) == 10
+
+
+def test_a_slow_reader_gets_fewer_steps_and_all_of_the_answer():
+    async def read() -> list[RequestOutput]:
+        llm, outputs = engine(), []
+        async for output in llm.generate("Hello", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)):
+            outputs.append(output)
+            await asyncio.sleep(0.05)
+        return outputs
+
+    outputs = asyncio.run(read())
+    assert len(outputs) < 60
+    assert len(outputs[-1].outputs[0].token_ids) == 60
+
+
+def test_shutdown_ends_what_is_under_way():
+    async def end() -> None:
+        llm = engine()
+        stream = llm.generate("Hello", LONG)
+        await anext(stream)
+        await asyncio.to_thread(llm.shutdown)
+        with pytest.raises(InlayError, match="shut down"):
+            async for _ in stream:
+                pass
+        with pytest.raises(InlayError, match="the engine has been shut down"):
+            await last(llm.generate("Hello", PARAMS))
+
+    asyncio.run(end())
