@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -23,8 +24,12 @@ class AsyncLLM(Base):
     Arguments and errors: see LLM. One engine thread does the computing; the event loop never waits for it.
     """
 
+    _own_thread = True
+
     def __init__(self, model: Any = "demo", **settings: Any) -> None:
-        super().__init__(model, **settings)
+        # On a thread that ends: OpenMP would keep those of this one beside the engine's (engine/thread.py).
+        with ThreadPoolExecutor(max_workers=1) as loader:
+            loader.submit(super().__init__, model, **settings).result()
         self._named: dict[str, Request] = {}
 
     async def generate(

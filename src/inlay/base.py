@@ -38,6 +38,8 @@ from inlay.types import SamplingParams
 class Base:
     """A model with its schemas, its cache and its engine. Arguments: see LLM."""
 
+    _own_thread = False  # see EngineThread
+
     def __init__(
         self,
         model: str | LoadedModel = "demo",
@@ -69,7 +71,7 @@ class Base:
         self._policy()  # a default that the model cannot follow is an error now, not at the first request
         self._intake = Intake(loaded, secrets.randbits(64) if seed is None else seed)
         self._lock = threading.Lock()  # of what turns prompts into requests; the engine has a thread of its own
-        self._thread = EngineThread(self._engine)
+        self._thread = EngineThread(self._engine, own=self._own_thread)
         self._end = weakref.finalize(self, self._thread.stop)
 
     @property

@@ -165,6 +165,8 @@ class LLM(Base):
             for request in requests:
                 self._thread.submit(request, heard)
             for _ in requests:
+                while ended.empty():
+                    self._thread.pump()
                 yield ended.get()
         finally:  # also when the caller stops listening
             self._give_up(requests)
@@ -179,6 +181,8 @@ class LLM(Base):
             self._thread.submit(request, lambda request: said.put(request.failure or request.output()))
             finished = False
             while not finished:
+                while said.empty():
+                    self._thread.pump()
                 output = said.get()
                 if isinstance(output, BaseException):
                     raise output

@@ -1,4 +1,9 @@
-"""The engine's own thread: callers on other threads hand requests in and hear of them; nothing else touches it."""
+"""Who steps an engine: a thread of its own, or whoever waits for an answer; never two at the same time.
+
+OpenMP keeps a set of threads for every thread that computes, and where these outnumber the cores it lets them sleep
+between two pieces of work: a decode step of 31 ms took 50. So LLM computes on the thread of its caller, and AsyncLLM,
+whose event loop must not wait, on one thread that does nothing else.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +25,16 @@ Listener = Callable[[Request], None]
 
 
 class EngineThread:
-    """Steps an engine while it has work. The thread begins with the first request and ends with ``stop``."""
+    """Steps an engine while it has work.
 
-    def __init__(self, engine: Engine) -> None:
+    own: whether on a thread of its own, which begins with the first request and ends with ``stop``; else callers
+        step it by ``pump``.
+    """
+
+    def __init__(self, engine: Engine, *, own: bool) -> None:
         self._engine = engine
+        self._own = own
+        self._turn = threading.RLock()  # whoever has it may touch the engine
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._listeners: dict[Request, Listener] = {}
@@ -54,7 +65,16 @@ class EngineThread:
                     future.set_exception(error)
 
         self._post(run)
+        if not self._own:
+            self._act()
         return future
+
+    def pump(self) -> None:
+        """Take one step for everybody, where no thread of its own does."""
+        with self._turn:
+            self._act()
+            if self._engine.busy:
+                self._step()
 
     def stop(self) -> None:
         """End the thread behind its current step; requests under way end with an error."""
@@ -63,12 +83,15 @@ class EngineThread:
             self._wake.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        if not self._own:
+            with self._turn:
+                self._fail_all(InlayError("the engine was shut down before the request ended"))
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:
             if self._stopping:
                 raise InlayError("the engine has been shut down; make a new LLM")
-            if self._thread is None:
+            if self._own and self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
                 self._thread.start()
             self._inbox.append(action)
@@ -76,12 +99,7 @@ class EngineThread:
 
     def _loop(self) -> None:
         while self._wait():
-            with self._wake:
-                actions, self._inbox = self._inbox, []
-            for action in actions:
-                action()
-            if self._engine.busy:
-                self._step()
+            self.pump()
         self._fail_all(InlayError("the engine was shut down before the request ended"))
 
     def _wait(self) -> bool:
@@ -90,6 +108,14 @@ class EngineThread:
             while not (self._inbox or self._engine.busy or self._stopping):
                 self._wake.wait()
             return not self._stopping
+
+    def _act(self) -> None:
+        """Do what was posted."""
+        with self._turn:
+            with self._wake:
+                actions, self._inbox = self._inbox, []
+            for action in actions:
+                action()
 
     def _step(self) -> None:
         try:
