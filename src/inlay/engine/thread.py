@@ -1,8 +1,8 @@
 """Who steps an engine: a thread of its own, or whoever waits for an answer; never two at the same time.
 
 OpenMP keeps a set of threads for every thread that computes, and where these outnumber the cores it lets them sleep
-between two pieces of work, which makes a decode step much longer. So LLM computes on the thread of its caller, and AsyncLLM,
-whose event loop must not wait, on one thread that does nothing else.
+between two pieces of work, which makes a decode step much longer. So LLM computes on the thread of its caller, and
+AsyncLLM, whose event loop must not wait, on one thread that does nothing else.
 """
 
 from __future__ import annotations
