@@ -9,7 +9,17 @@ import torch
 from transformers import GenerationConfig
 
 import inlay
-from inlay import LLM, CapacityError, ContextError, ParameterError, PMLError, Prompt, SamplingParams, Schema
+from inlay import (
+    LLM,
+    AbortedError,
+    CapacityError,
+    ContextError,
+    ParameterError,
+    PMLError,
+    Prompt,
+    SamplingParams,
+    Schema,
+)
 
 from .conftest import tiny
 
@@ -360,3 +370,22 @@ def test_a_fault_in_a_step_gives_everything_back(llm, monkeypatch):
     assert (llm.store.pool.free_chunks, len(llm.store)) == (free, 0)
     llm.add_schema(SCHEMA)
     assert tokens(llm.generate("Hello", GREEDY))
+
+
+def test_an_interrupt_stops_the_caller_and_loses_nothing(llm, monkeypatch, caplog):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    expected = tokens(llm.generate("Hello", GREEDY))
+    other = llm.stream("Quite another prompt", GREEDY)
+    next(other)
+    run = llm._engine._runner.run
+    monkeypatch.setattr(llm._engine._runner, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("Hello", GREEDY)
+    monkeypatch.setattr(llm._engine._runner, "run", run)
+    with pytest.raises(AbortedError, match="its pass was interrupted"):
+        list(other)
+    assert not caplog.records
+    assert not llm._engine.busy
+    assert tokens(llm.generate("Hello", GREEDY)) == expected

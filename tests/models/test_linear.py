@@ -82,6 +82,14 @@ def test_direct_layers_share_the_weight_and_take_any_shape():
     assert torch.equal(layer(x), expected)
 
 
+@needs_pairs
+@pytest.mark.parametrize("x", [torch.ones(2, 6), torch.ones(3, 4).bfloat16(), torch.ones(12).bfloat16()])
+def test_direct_layers_refuse_other_inputs(x):
+    """Their kernel gets an address: another dtype or width would be read as if it were right."""
+    with pytest.raises(ValueError, match="a bfloat16 layer of 6 inputs got"):
+        DirectLinear(torch.ones(5, 6).bfloat16())(x)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_inputs_need_not_be_contiguous(dtype):
     x, weight = torch.randn(6, 40).to(dtype)[::2, ::2], torch.randn(8, 20).to(dtype)

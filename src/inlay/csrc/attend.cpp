@@ -11,7 +11,6 @@ namespace inlay {
 namespace {
 
 constexpr int64_t kShortestSplit = 256;  // keys: below this, merging costs more than an idle thread
-constexpr int kMostDims = 1024;
 constexpr int kTasksPerThread = 4;       // with fewer, the last task is often waited for
 
 // Cost of one key for one lane of the wide kernel is 1. A key of the narrow kernel is read from memory, whatever the
@@ -168,7 +167,7 @@ void Attention::collect_merges(const Call& call) {
   }
 }
 
-// Cosines and sines of every shift, in double, as attention/cpu.py's reference has them.
+// Cosines and sines of every shift, in double, as models/rope.py has them.
 void Attention::find_turns(const Call& call) {
   const Options& options = call.options;
   if (shifts_.empty()) return;

@@ -9,6 +9,8 @@
 
 namespace inlay {
 
+constexpr int kMostDims = 1024;  // of a head
+
 // Unit cosines and sines of -shift for every shift of a plan: (shifts, rotated / 2) each.
 struct Turns {
   const int32_t* shifts;
@@ -63,7 +65,6 @@ struct Variant {
                 const Partials& partials);
 };
 
-// Lanes of one output row, from partial results or straight.
 const Variant& variant_by_name(const char* name);  // null name: the best one that runs here
 int variant_names(const char** names, int most);   // those that run here, best first
 

@@ -3,7 +3,6 @@
 constexpr int kKeys = 64;          // keys of a tile
 constexpr int kTiles = 4;          // tiles of lanes that one task holds: a value is packed once for all of them
 constexpr int kNarrowLanes = 8;
-constexpr int kMostDims = 1024;    // of a head
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kNothing = -1e30f;  // below every real score; finite, so that differences of it are
 #ifdef INLAY_PAIRS

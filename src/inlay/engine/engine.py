@@ -16,15 +16,19 @@ from inlay.engine.runner import Runner
 from inlay.engine.sampler import sample
 from inlay.engine.scheduler import Scheduler, Step
 from inlay.engine.seat import Prefill, Work
-from inlay.errors import DeadlineError, QueueFullError
+from inlay.errors import AbortedError, DeadlineError, QueueFullError
 
 
 @dataclass
 class _Pass:
-    """One forward pass: work in row order, whose it is, what it completes, and which row each new token comes from."""
+    """One forward pass: work in row order, whose it is, what it completes, and which row each new token comes from.
+
+    decode: requests that compute the token they said last; their work comes first.
+    """
 
     work: list[Work] = field(default_factory=list)
     owners: list[Request] = field(default_factory=list)
+    decode: list[Request] = field(default_factory=list)
     completed: list[tuple[Request, Prefill]] = field(default_factory=list)
     sampled: list[tuple[Request, int]] = field(default_factory=list)
     rows: int = 0
@@ -92,10 +96,11 @@ class Engine:
             return ended + self._compute(made)
         except BaseException as error:  # a failed pass ends those who were in it, and nobody else
             failed = list(dict.fromkeys(made.owners))
+            fault = isinstance(error, Exception)
             for request in failed:
-                request.error = error
+                request.error = error if fault else AbortedError(f"request {request.id}: its pass was interrupted")
                 self.release(request)
-            if not isinstance(error, Exception):
+            if not fault:  # somebody wants the program to stop
                 raise
             return ended + failed
 
@@ -116,7 +121,7 @@ class Engine:
         return [*step.expired, *(request for request, _ in step.failed)]
 
     def _pass(self, step: Step[Request]) -> _Pass:
-        made = _Pass()
+        made = _Pass(decode=step.decode)
         for request in step.decode:
             made.add(request, [request.decode_work()])
         for request, tokens in step.prefill:
@@ -129,8 +134,7 @@ class Engine:
         logits = self._runner.run(made.work, [row for _, row in made.sampled], self._plan(made))
         for request, prefill in made.completed:
             self._placing.computed(request, prefill)
-        decoded = {request for request, work in zip(made.owners, made.work, strict=True) if _is_decode(request, work)}
-        for request in decoded:
+        for request in made.decode:
             request.decoded()
         advanced = [request for request, _ in made.sampled]
         tokens = sample(logits, [request.row for request in advanced])
@@ -143,7 +147,7 @@ class Engine:
     def _plan(self, made: _Pass) -> Plan:
         """The pass's plan; while the same requests go on answering, the last one with its lengths advanced."""
         spans = [work.span for work in made.work]
-        if not all(map(_is_decode, made.owners, made.work)):
+        if len(made.decode) < len(made.work):
             self._decoding = None
             return build_plan(spans)
         before = self._decoding
@@ -153,11 +157,6 @@ class Engine:
             plan = build_plan(spans)
         self._decoding = (made.owners, plan)
         return plan
-
-
-def _is_decode(request: Request, work: Work) -> bool:
-    """Whether this is the step that computes the token said last, and no part of a prompt."""
-    return len(request.token_ids) > request.seated_at and work.span.length == 1 and not request.prompt_left
 
 
 def _follows(plan: Plan, work: Sequence[Work]) -> bool:

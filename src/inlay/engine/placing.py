@@ -7,6 +7,7 @@ that it owns; as soon as a part is computed the store keeps it, so that everybod
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inlay.attention.plan import Piece, Span, pieces_at
@@ -99,7 +100,7 @@ class Placing:
         seat = request.seat
         for prefill in seat.prefill:
             self._forget(prefill)
-        suspect = self._own(request) if request.damaged else []
+        suspect = self._own(request, seat.hold.segments) if request.damaged else []
         kept = None if request.damaged else seat.kept(tuple(request.token_ids[request.seated_at :]))
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - seat.decoded):
             self._store.insert(*kept)
@@ -109,11 +110,11 @@ class Placing:
         self._store.discard(suspect)
         request.stand()
 
-    def _own(self, request: Request) -> list[Segment]:
-        """The segments that it has computed and that the store has kept."""
-        seat, pool = request.seat, self._store.pool
-        own = set(pool.chunks_of(seat.modules + seat.tail))
-        return [segment for segment in seat.hold.segments if own.issuperset(pool.chunks_of(segment.slots))]
+    def _own(self, request: Request, segments: Iterable[Segment]) -> list[Segment]:
+        """Those segments that lie in chunks of the request's own: it has computed them, and the store has kept them."""
+        pool = self._store.pool
+        own = set(pool.chunks_of(request.seat.modules + request.seat.tail))
+        return [segment for segment in segments if own.issuperset(pool.chunks_of(segment.slots))]
 
     def computed(self, request: Request, prefill: Prefill) -> None:
         """Keep a part of a request's prompt, now that all of it is computed.
@@ -121,15 +122,14 @@ class Placing:
         The request reads it in its own slots, and holds just that: where another copy is stored already, that one may
         go.
         """
-        seat, pool = request.seat, self._store.pool
+        seat = request.seat
         seat.prefill.remove(prefill)
         if prefill.keep is not None:
             self._forget(prefill)
             if prefill.module:
                 request.encode_s = time.perf_counter() - seat.since
             kept = self._store.insert(prefill.keep, prefill.slots)
-            own = set(pool.chunks_of(seat.modules + seat.tail))
-            seat.hold.add(segment for segment in kept.segments if own.issuperset(pool.chunks_of(segment.slots)))
+            seat.hold.add(self._own(request, kept.segments))
 
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
         """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""

@@ -121,9 +121,13 @@ class EngineThread:
         try:
             for request in self._engine.step():
                 self._tell(request)
-        except BaseException as error:
+        except Exception as error:
             logger.exception("a step of the engine failed; every request ends")
             self._fail_all(error)
+        except BaseException:  # Ctrl-C on a caller's thread: those who were in the pass are told, and the caller stops
+            for request in [request for request in self._listeners if request.failure is not None]:
+                self._tell(request)
+            raise
 
     def _add(self, request: Request, listener: Listener) -> None:
         self._listeners[request] = listener

@@ -77,11 +77,13 @@ class DirectLinear(FrozenLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
         self._weight = weight.detach()
-        self._bias = None if bias is None else bias.detach().contiguous()
+        self._bias = None if bias is None else bias.detach().to(torch.bfloat16).contiguous()
         kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)  # nothing to do where it is in them already
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features). Returns (..., out_features)."""
+        """x: (..., in_features), bfloat16. Returns (..., out_features)."""
+        if x.dtype != torch.bfloat16 or x.shape[-1] != self.in_features:
+            raise ValueError(f"a bfloat16 layer of {self.in_features} inputs got {x.dtype} of shape {tuple(x.shape)}")
         rows = x.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
