@@ -151,3 +151,59 @@ def test_shutdown_ends_what_is_under_way():
             await last(llm.generate("Hello", PARAMS))
 
     asyncio.run(end())
+
+
+def test_a_schema_is_encoded_between_the_steps_of_others():
+    """Somebody's stream goes on while a schema of many passes is encoded."""
+    modules = "".join(f"<module name='m{n}'>{f'Text number {n} of some length. ' * 4}</module>" for n in range(12))
+    schema = Schema.from_string(f"<schema name='many'>{modules}</schema>")
+    events: list[str] = []
+
+    async def listen(llm: AsyncLLM) -> None:
+        async for _ in llm.generate("Somebody who reads", LONG):
+            events.append("token")
+            if events.count("encoded") >= 12:
+                return
+
+    async def run() -> None:
+        llm = engine(prefill_chunk=128)
+        reading = asyncio.create_task(listen(llm))
+        while not events:
+            await asyncio.sleep(0.001)
+        await llm.add_schema(schema, progress=lambda done, total: events.append("encoded"))
+        assert all(tokens == stored > 0 for tokens, stored in (await llm.stored("many")).values())
+        reading.cancel()
+
+    asyncio.run(run())
+    first, last_one = events.index("encoded"), len(events) - 1 - events[::-1].index("encoded")
+    assert events[first:last_one].count("token") >= 6
+
+
+def test_stored_tells_what_is_encoded():
+    async def run() -> None:
+        llm = engine()
+        await llm.add_schema(SCHEMA, encode=False)
+        sizes = {"": len(llm.encoder.text("Always. ")), "a": len(llm.encoder.text("A module of some length."))}
+        assert await llm.stored("s") == {name: (size, 0) for name, size in sizes.items()}
+        await llm.add_schema(SCHEMA)
+        assert await llm.stored("s") == {name: (size, size) for name, size in sizes.items()}
+        assert await llm.stored("s", reuse="exact") == {}
+        await llm.add_schema(SCHEMA, cache_salt="mine", encode=False)
+        assert (await llm.stored("s", cache_salt="mine"))["a"] == (sizes["a"], 0)
+        assert (await llm.stored("s", cache_salt="yours"))["a"] == (sizes["a"], sizes["a"])
+        with pytest.raises(ParameterError, match="schema 't' is not known"):
+            await llm.stored("t")
+
+    asyncio.run(run())
+
+
+def test_the_time_to_the_first_token_has_three_parts():
+    async def run() -> list[RequestOutput]:
+        llm = engine(max_num_seqs=1)
+        return await asyncio.gather(*(last(llm.generate(f"Prompt number {n}", PARAMS)) for n in range(3)))
+
+    for output in asyncio.run(run()):
+        metrics = output.metrics
+        parts = [metrics.queue_s, metrics.fetch_s, metrics.compute_s]
+        assert all(part is not None and part >= 0 for part in parts)
+        assert sum(parts) == pytest.approx(metrics.ttft_s, abs=1e-6)

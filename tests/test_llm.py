@@ -389,3 +389,23 @@ def test_an_interrupt_stops_the_caller_and_loses_nothing(llm, monkeypatch, caplo
     assert not caplog.records
     assert not llm._engine.busy
     assert tokens(llm.generate("Hello", GREEDY)) == expected
+
+
+def test_what_the_others_came_to_is_not_lost(llm, monkeypatch):
+    expected = tokens(llm.generate(["Hello", "A third one"], GREEDY))
+    small = LLM(tiny("llama"), kv_memory=2 * 64 * llm.store.pool.bytes_per_token, seed=0)
+    prompts = ["Hello", "Too long " * 100, "A third one"]
+    with pytest.raises(CapacityError) as caught:
+        small.generate(prompts, GREEDY)
+    first, second, third = caught.value.outputs
+    assert second is None
+    assert tokens([first, third]) == expected
+
+
+def test_the_last_token_of_a_stored_prompt_is_computed_again(llm):
+    llm.add_schema(SCHEMA)
+    module = Prompt.from_string('<prompt schema="s"><a/></prompt>')
+    for prompt, first in (("Some text that is not stored", 0), (module, 1)):
+        usages = [llm.generate(prompt, GREEDY)[0].usage for _ in range(2)]
+        assert [usage.recomputed_tokens for usage in usages] == [first, 1]
+        assert usages[1].computed_tokens == 1

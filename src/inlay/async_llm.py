@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from inlay.base import Base
-from inlay.engine.encoder import Progress
+from inlay.cache.segment import SegmentSpec
+from inlay.engine.encoder import Progress, groups
 from inlay.engine.request import Request
 from inlay.errors import ParameterError
 from inlay.inputs import PromptInput
@@ -42,12 +44,13 @@ class AsyncLLM(Base):
         timeout_s: float | None = None,
         reuse: str | None = None,
         positions: str | None = None,
+        cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Answer one prompt; yields what there is so far, at most once a token, the last time with ``finished``.
 
         A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
 
-        prompt, sampling_params, reuse, positions: as in ``LLM.generate``.
+        prompt, sampling_params, reuse, positions, cache_salt: as in ``LLM.generate``.
         request_id: a name for ``abort``; None for a number.
         priority: who goes first where not all can run; a lower number does.
         timeout_s: seconds after which the request ends with a DeadlineError.
@@ -61,7 +64,7 @@ class AsyncLLM(Base):
             self._request,
             prompt,
             sampling_params or SamplingParams(),
-            self._policy(reuse, positions),
+            self._policy(reuse, positions, cache_salt),
             priority=priority,
             timeout_s=timeout_s,
         )
@@ -97,19 +100,53 @@ class AsyncLLM(Base):
         reuse: str | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
+        cache_salt: str | None = None,
     ) -> SchemaLayout:
-        """See LLM.add_schema. ``progress`` is called on the engine's thread."""
-        layout, specs = await asyncio.to_thread(self._schema, schema, self._policy(reuse, positions))
+        """See LLM.add_schema. Requests go on meanwhile: they have a step after every ``prefill_chunk`` tokens or so.
+
+        progress: called with the number of tokens done and to do, those that were stored included.
+        After a CapacityError what was encoded before it stays.
+        """
+        layout, specs = await asyncio.to_thread(self._schema, schema, self._policy(reuse, positions, cache_salt))
         if encode:
-            await asyncio.wrap_future(self._thread.call(lambda: self._engine.encode(specs, progress)))
+            await self._encode(specs, progress)
         return layout
 
     async def warm(
-        self, prompt: Prompt | PromptBuilder, *, reuse: str | None = None, positions: str | None = None
+        self,
+        prompt: Prompt | PromptBuilder,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        specs = await asyncio.to_thread(self._segments_of, prompt, self._policy(reuse, positions))
-        await asyncio.wrap_future(self._thread.call(lambda: self._engine.encode(specs)))
+        specs = await asyncio.to_thread(self._segments_of, prompt, self._policy(reuse, positions, cache_salt))
+        await self._encode(specs, None)
+
+    async def stored(
+        self, name: str, *, reuse: str | None = None, positions: str | None = None, cache_salt: str | None = None
+    ) -> dict[str, tuple[int, int]]:
+        """What of a schema is encoded: module → its tokens, and how many of them are stored; "" for text outside.
+
+        Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
+        """
+        policy = self._policy(reuse, positions, cache_salt)
+        modules = await asyncio.to_thread(self._modules_of, name, policy)
+        specs = [spec for module in modules.values() for spec in module]
+        keys = await asyncio.wrap_future(self._thread.call(lambda: self._engine.stored(specs)))
+        return {
+            module: (sum(len(one.ids) for one in specs), sum(len(one.ids) for one in specs if one.key in keys))
+            for module, specs in modules.items()
+        }
+
+    async def _encode(self, specs: Sequence[SegmentSpec], progress: Progress | None) -> None:
+        total, done = sum(len(spec.ids) for spec in specs), 0
+        for group in groups(specs, self.config.prefill_chunk):
+            await asyncio.wrap_future(self._thread.call(partial(self._engine.encode, group)))
+            done += sum(len(spec.ids) for spec in group)
+            if progress is not None:
+                progress(done, total)
 
 
 class _News:

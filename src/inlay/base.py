@@ -32,7 +32,7 @@ from inlay.models.load import LoadedModel, load_model
 from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.tokens import TextEncoder
-from inlay.types import SamplingParams
+from inlay.types import EngineStats, SamplingParams
 
 
 class Base:
@@ -92,15 +92,41 @@ class Base:
         """The position policy that a request with this reuse gets. Raises ParameterError."""
         return self._policy(reuse, positions).positions
 
-    def _policy(self, reuse: str | None = None, positions: str | None = None) -> Policy:
+    def _policy(self, reuse: str | None = None, positions: str | None = None, cache_salt: str | None = None) -> Policy:
         reuse = check_choice("reuse", reuse or self.config.reuse, REUSE)
         if positions is not None:
             check_choice("positions", positions, POSITIONS)
-        return self._library.policy(reuse, positions or self.config.positions)
+        if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+            raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
+        return self._library.policy(reuse, positions or self.config.positions, cache_salt or "")
 
-    def lay_out(self, prompt: Any, *, reuse: str | None = None, positions: str | None = None) -> PromptLayout:
+    def schema(self, name: str, *, cache_salt: str | None = None) -> SchemaLayout | None:
+        """The schema of that name as requests with this salt see it: their own, else the public one."""
+        with self._lock:
+            return self._library.layout(name, cache_salt or "")
+
+    def remove_schema(self, name: str, *, cache_salt: str | None = None) -> bool:
+        """Forget a schema; returns whether there was one. Requests under way go on.
+
+        Its segments stay until the room is needed, as everything does.
+        """
+        with self._lock:
+            return self._library.remove(name, cache_salt or "")
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing, and how full its pool is. Cheap, from any thread."""
+        return self._engine.stats()
+
+    def lay_out(
+        self,
+        prompt: Any,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+    ) -> PromptLayout:
         """A prompt as token ids and positions, without running it. Arguments as in ``LLM.generate``."""
-        policy = self._policy(reuse, positions)
+        policy = self._policy(reuse, positions, cache_salt)
         with self._lock:
             return self._place(prompt, policy)
 
@@ -113,8 +139,16 @@ class Base:
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
         with self._lock:
-            layout = self._library.add(schema)
+            layout = self._library.add(schema, policy.salt)
             return layout, self._library.all_specs(layout, policy)
+
+    def _modules_of(self, name: str, policy: Policy) -> dict[str, list[SegmentSpec]]:
+        """The segments of every module of a schema; "" for text outside modules."""
+        with self._lock:
+            layout = self._library.layout(name, policy.salt)
+            if layout is None:
+                raise ParameterError(f"schema '{name}' is not known; add it with add_schema first")
+            return self._library.module_specs(layout, policy)
 
     def _segments_of(self, prompt: Prompt | PromptBuilder, policy: Policy) -> list[SegmentSpec]:
         """The module segments that a prompt reads."""
@@ -133,7 +167,10 @@ class Base:
     ) -> Request:
         with self._lock:
             layout = self._place(prompt, policy)
-            request = self._intake.request(layout, self._library.splice(layout, policy), params)
+            offers = self._library.offers(layout, policy)
+        stored = self._thread.call(lambda: self._engine.stored(offers)).result() if offers else frozenset()
+        with self._lock:
+            request = self._intake.request(layout, self._library.splice(layout, policy, stored), params)
         for member in request.family:
             member.priority = priority
             member.deadline = None if timeout_s is None else time.perf_counter() + timeout_s

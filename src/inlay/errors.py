@@ -15,12 +15,22 @@ InlayError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inlay.types import RequestOutput
 
 
 class InlayError(Exception):
-    """The base of all errors that inlay raises on purpose."""
+    """The base of all errors that inlay raises on purpose.
+
+    outputs: where one of several prompts that were given together failed, what the others came to, in the order of the
+        prompts, with None for those that have no output.
+    """
+
+    outputs: Sequence[RequestOutput | None] = ()
 
 
 @dataclass(frozen=True, slots=True)

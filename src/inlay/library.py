@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
+from inlay.cache.content import ContentSpecs
 from inlay.cache.contexts import CONTEXTS, SchemaSpecs
 from inlay.cache.segment import KeyMaker, SegmentSpec
 from inlay.cache.splice import Splice, open_end, splice_exact, splice_fresh, splice_modules
 from inlay.chat import ChatTemplate
+from inlay.conversation import lay_out_conversation
 from inlay.errors import ParameterError, Place, PMLError, Problem
-from inlay.layout import SchemaLayout, lay_out_schema
-from inlay.placement import PromptLayout, lay_out_ids, lay_out_prompt
+from inlay.layout import Hole, SchemaLayout, TextRun, lay_out_schema
+from inlay.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.pml import Prompt, Schema, resolve
 from inlay.tokens import TextEncoder
+
+_Name = tuple[str, str]  # a schema's: the salt of those who know it ("" for a public one), and its own
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a request is placed and how much approximation it accepts."""
+    """How a request is placed, how much approximation it accepts, and whose it is.
+
+    salt: what keeps the KV of its own text, and of private schemas, from requests with another salt; "" for none.
+    """
 
     reuse: str
     positions: str
+    salt: str = ""
+
+    @property
+    def secret(self) -> bytes:
+        """The salt as it goes into digests."""
+        return self.salt.encode()
 
 
 @dataclass
 class Library:
-    """Schemas by name.
+    """Schemas by name, public ones and those that only requests with some salt know.
 
     why_not_shift: the reason why this model's segments cannot be read at a shift, or None.
     placeholder: the token that fills holes while modules are encoded, or None.
@@ -39,22 +54,29 @@ class Library:
     why_not_shift: str | None
     placeholder: int | None
     special_tokens: frozenset[str]
-    _layouts: dict[str, SchemaLayout] = field(default_factory=dict)
-    _specs: dict[tuple[str, Policy], SchemaSpecs] = field(default_factory=dict)
+    _layouts: dict[_Name, SchemaLayout] = field(default_factory=dict)
+    _specs: dict[tuple[_Name, str, str], SchemaSpecs] = field(default_factory=dict)
 
-    def add(self, schema: Schema) -> SchemaLayout:
+    def add(self, schema: Schema, salt: str = "") -> SchemaLayout:
         """Lay a schema out and keep it under its name, in place of one that had that name. Raises PMLError."""
-        known = self._layouts.get(schema.name)
+        name = (salt, schema.name)
+        known = self._layouts.get(name)
         if known is None or known.schema is not schema:
-            self._layouts[schema.name] = lay_out_schema(schema, self.encoder, self.template)
-            self._specs = {key: specs for key, specs in self._specs.items() if key[0] != schema.name}
-        return self._layouts[schema.name]
+            layout = lay_out_schema(schema, self.encoder, self.template)
+            self.remove(schema.name, salt)
+            self._layouts[name] = layout
+        return self._layouts[name]
 
-    def layout(self, name: str) -> SchemaLayout | None:
-        """The layout of the schema of that name, if it was added."""
-        return self._layouts.get(name)
+    def remove(self, name: str, salt: str = "") -> bool:
+        """Forget a schema. Returns whether there was one."""
+        self._specs = {key: specs for key, specs in self._specs.items() if key[0] != (salt, name)}
+        return self._layouts.pop((salt, name), None) is not None
 
-    def policy(self, reuse: str, positions: str | None) -> Policy:
+    def layout(self, name: str, salt: str = "") -> SchemaLayout | None:
+        """The layout of the schema of that name: the salt's own, else the public one."""
+        return self._layouts.get((salt, name)) or self._layouts.get(("", name))
+
+    def policy(self, reuse: str, positions: str | None, salt: str = "") -> Policy:
         """Settle the positions of a policy. Raises ParameterError where the model cannot do what is asked."""
         modular = reuse in CONTEXTS
         if modular and positions == "packed" and self.why_not_shift is not None:
@@ -63,57 +85,69 @@ class Library:
                 f"{self.why_not_shift}; use positions 'schema'"
             )
         default = "schema" if modular and self.why_not_shift is not None else "packed"
-        return Policy(reuse, positions or default)
+        return Policy(reuse, positions or default, salt)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], encode: Callable[[str], list[int]]) -> PromptLayout:
+    def chat(self, messages: Sequence[Mapping[str, Any]], encode: Callable[[str], list[int]]) -> PromptLayout:
         """Chat messages as the template writes them, without a schema. encode: the tokenizer's own, for whole texts.
 
-        The ids are those of the whole rendering, unless a message spells a special token: then bodies are encoded
-        apart, so that no message can open a role.
+        The ids are those of the whole rendering, unless a message comes in parts, or spells a special token: then what
+        the template writes and what the messages hold are encoded apart, so that no message can open a role.
         """
-        text = self.template.render(messages)
         bodies = [message["content"] for message in messages]
-        if not any(name in body for name in self.special_tokens for body in bodies):
-            return lay_out_ids(encode(text), text)
-        roles = [message["role"] for message in messages]
-        pieces = self.template.pieces(roles, generation=True)
-        trims = self.template.trims(roles, generation=True)
-        ids = list(self.encoder.template(pieces[0]))
-        for body, trim, piece in zip(bodies, trims, pieces[1:], strict=True):
-            ids += self.encoder.text(trim.start(trim.end(body)))
-            ids += self.encoder.template(piece)
-        return lay_out_ids(ids, text)
+        whole = all(isinstance(body, str) for body in bodies)
+        if not whole or any(name in body for name in self.special_tokens for body in bodies):
+            return lay_out_conversation(messages, self.encoder, self.template)
+        text = self.template.render(messages)
+        return lay_out_ids(encode(text), text)
 
     def place(self, prompt: Prompt, policy: Policy) -> PromptLayout:
         """Token ids and positions of a prompt. Raises PMLError."""
-        layout = self._layouts.get(prompt.schema)
+        layout = self.layout(prompt.schema, policy.salt)
         if layout is None:
             message = f"schema '{prompt.schema}' is not known; add it with add_schema first"
             raise PMLError([Problem(Place(prompt.source), message)])
         packed = policy.positions == "packed"
         resolved = resolve(layout.schema, prompt, moves=packed)
         laid = lay_out_prompt(resolved, layout, self.encoder, self.template, positions=policy.positions)
-        return replace(laid, place=prompt.place or Place(prompt.source))
+        return replace(laid, place=prompt.place or Place(prompt.source), public=self._is_public(layout))
 
-    def splice(self, prompt: PromptLayout, policy: Policy) -> Splice:
-        """What a placed prompt attends to, with at least one fresh token at its end."""
+    def offers(self, prompt: PromptLayout, policy: Policy) -> list[SegmentSpec]:
+        """The segments that a prompt reads in place of its own text if they are stored, and does not ask for else."""
+        content = self._content(prompt, policy)
+        return [] if content is None else content.to_find()
+
+    def splice(self, prompt: PromptLayout, policy: Policy, stored: Container[bytes] = ()) -> Splice:
+        """What a placed prompt attends to, with at least one fresh token at its end.
+
+        stored: the keys of what was found of ``offers``.
+        """
+        salt, public = policy.secret, prompt.public
         if policy.reuse == "off":
             return splice_fresh(prompt.parts)
-        if policy.reuse == "exact":
-            return splice_exact(prompt.parts)
-        if prompt.schema is None:
-            return splice_exact(prompt.parts)
-        specs = self.specs(prompt.schema, policy)
-        return open_end(splice_modules(prompt.parts, lambda origin: specs.spec(origin, prompt.imported)))
+        if policy.reuse in CONTEXTS and prompt.schema is not None:
+            specs = self.specs(prompt.schema, policy, public=public)
+            spec_of = partial(_schema_spec, specs, prompt.imported)
+            return open_end(splice_modules(prompt.parts, spec_of, salt=salt, public=public))
+        content = self._content(prompt, policy)
+        if content is None:
+            return splice_exact(prompt.parts, salt=salt, public=public)
+        spec_of = partial(content.spec, stored=stored)
+        return open_end(splice_modules(content.parts(), spec_of, salt=salt, public=False))
 
     def all_specs(self, layout: SchemaLayout, policy: Policy) -> list[SegmentSpec]:
         """Every segment of a schema that can be encoded before a prompt asks for it."""
-        return self.specs(layout, policy).all() if policy.reuse in CONTEXTS else []
+        return [spec for specs in self.module_specs(layout, policy).values() for spec in specs]
 
-    def specs(self, layout: SchemaLayout, policy: Policy) -> SchemaSpecs:
-        """The specs of a schema under a modular policy."""
-        memo = (layout.schema.name, policy)
-        if memo not in self._specs:
+    def module_specs(self, layout: SchemaLayout, policy: Policy) -> dict[str, list[SegmentSpec]]:
+        """The same by module; "" for text outside modules."""
+        if policy.reuse not in CONTEXTS:
+            return {}
+        return self.specs(layout, policy, public=self._is_public(layout)).by_module()
+
+    def specs(self, layout: SchemaLayout, policy: Policy, *, public: bool) -> SchemaSpecs:
+        """The specs of a schema under a modular policy. public: whether it is everybody's, or the policy's salt's."""
+        memo = (("" if public else policy.salt, layout.schema.name), policy.reuse, policy.positions)
+        if memo not in self._specs or self._specs[memo].layout is not layout:
             self._specs[memo] = SchemaSpecs(
                 layout,
                 context=policy.reuse,
@@ -121,5 +155,21 @@ class Library:
                 movable=self.why_not_shift is None,
                 keys=self.keys,
                 unk_id=self.placeholder,
+                salt=b"" if public else policy.secret,
             )
         return self._specs[memo]
+
+    def _is_public(self, layout: SchemaLayout) -> bool:
+        """Not of one that has been forgotten meanwhile: what is in doubt is private."""
+        return self._layouts.get(("", layout.schema.name)) is layout
+
+    def _content(self, prompt: PromptLayout, policy: Policy) -> ContentSpecs | None:
+        """The specs of a conversation's parts, where it has any and the policy allows them."""
+        if policy.reuse not in CONTEXTS or not any(isinstance(part.origin, ContentPart) for part in prompt.parts):
+            return None
+        movable = self.why_not_shift is None
+        return ContentSpecs(prompt, context=policy.reuse, movable=movable, keys=self.keys, salt=policy.secret)
+
+
+def _schema_spec(specs: SchemaSpecs, imported: frozenset[str], part: Placed) -> SegmentSpec | None:
+    return specs.spec(part.origin, imported) if isinstance(part.origin, TextRun | Hole) else None

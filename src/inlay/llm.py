@@ -13,7 +13,7 @@ from tqdm import tqdm
 from inlay.base import Base
 from inlay.engine.encoder import Progress
 from inlay.engine.request import Request
-from inlay.errors import ParameterError
+from inlay.errors import InlayError, ParameterError
 from inlay.inputs import Message, PromptInput, check_ids, is_several
 from inlay.layout import SchemaLayout
 from inlay.library import Policy
@@ -40,15 +40,18 @@ class LLM(Base):
         reuse: str | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
+        cache_salt: str | None = None,
     ) -> SchemaLayout:
         """Make a schema known under its name, and encode its modules, packed, so that prompts find them.
 
         encode: False leaves each segment to the first prompt that needs it.
         reuse, positions: the policy to encode for; None for the engine's defaults.
         progress: called with the number of tokens encoded and to encode.
+        cache_salt: makes it private: only requests with this salt know it, and theirs goes before a public one of the
+            same name. None for everybody's.
         Raises PMLError, ParameterError, CapacityError.
         """
-        layout, specs = self._schema(schema, self._policy(reuse, positions))
+        layout, specs = self._schema(schema, self._policy(reuse, positions, cache_salt))
         if encode:
             self._thread.call(lambda: self._engine.encode(specs, progress)).result()
         return layout
@@ -60,9 +63,10 @@ class LLM(Base):
         reuse: str | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        specs = self._segments_of(prompt, self._policy(reuse, positions))
+        specs = self._segments_of(prompt, self._policy(reuse, positions, cache_salt))
         self._thread.call(lambda: self._engine.encode(specs, progress)).result()
 
     def generate(
@@ -73,6 +77,7 @@ class LLM(Base):
         use_tqdm: bool = False,
         reuse: str | None = None,
         positions: str | None = None,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one prompt or several, as one batch.
 
@@ -81,9 +86,11 @@ class LLM(Base):
         sampling_params: for all prompts, or one for each; None for the defaults.
         use_tqdm: whether to show a progress bar of finished prompts.
         reuse, positions: the policy of these requests; None for the engine's defaults.
-        Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt.
+        cache_salt: keeps what these requests leave in the cache for requests with the same salt; None for everybody.
+        Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt; and
+        when all have ended for one that failed, with the others' outputs in the error's ``outputs``.
         """
-        requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions))
+        requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions, cache_salt))
         with tqdm(total=len(requests), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(requests):
                 bar.update()
@@ -96,9 +103,10 @@ class LLM(Base):
         *,
         reuse: str | None = None,
         positions: str | None = None,
+        cache_salt: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
-        (request,) = self._requests_of([prompt], sampling_params, self._policy(reuse, positions))
+        (request,) = self._requests_of([prompt], sampling_params, self._policy(reuse, positions, cache_salt))
         return self._listen(request)
 
     def chat(
@@ -170,9 +178,13 @@ class LLM(Base):
                 yield ended.get()
         finally:  # also when the caller stops listening
             self._give_up(requests)
-        for request in requests:
-            if (error := request.failure) is not None:
-                raise error
+        failures = [request.failure for request in requests]
+        first = next((error for error in failures if error is not None), None)
+        if isinstance(first, InlayError):
+            pairs = zip(requests, failures, strict=True)
+            first.outputs = [None if error is not None else request.output() for request, error in pairs]
+        if first is not None:
+            raise first
 
     def _listen(self, request: Request) -> Iterator[RequestOutput]:
         """What a request has come to after every token."""

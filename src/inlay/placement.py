@@ -19,16 +19,24 @@ POSITIONS = ("schema", "packed")
 
 
 @dataclass(frozen=True, slots=True)
+class ContentPart:
+    """A part of a message's content. marked: whether the request asks that it be a module."""
+
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """Consecutive tokens of a prompt.
 
     start: the position of the first one in this prompt.
-    origin: the run it is, the hole whose default it is, or None for text of the request.
+    origin: the run of a schema that it is, the hole whose default it is, the part of a message, or None for other text
+        of the request.
     """
 
     ids: tuple[int, ...]
     start: int
-    origin: TextRun | Hole | None
+    origin: TextRun | Hole | ContentPart | None
 
     @property
     def end(self) -> int:
@@ -37,13 +45,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """A prompt as parts in the order of their positions. place: where it was written, if it has a schema."""
+    """A prompt as parts in the order of their positions.
+
+    place: where it was written, if it has a schema. public: whether that schema is everybody's.
+    """
 
     schema: SchemaLayout | None
     parts: tuple[Placed, ...]
     text: str
     imported: frozenset[str] = frozenset()
     place: Place | None = None
+    public: bool = False
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -226,6 +226,8 @@ class Usage:
             relative to all of it: their KV is what a full prefill would give.
         module_tokens: cached tokens that were encoded in another context: an approximation.
         shifted_tokens: cached tokens read at another offset, relative to their context, than they were encoded at.
+        recomputed_tokens: computed tokens whose KV was stored: the last one of a prompt all of which was, as somebody
+            has to compute what follows it.
     """
 
     prompt_tokens: int
@@ -234,12 +236,14 @@ class Usage:
     exact_tokens: int
     module_tokens: int
     shifted_tokens: int
+    recomputed_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
         assert self.prompt_tokens == self.cached_tokens + self.computed_tokens, self
         assert self.cached_tokens == self.exact_tokens + self.module_tokens, self
         assert 0 <= self.shifted_tokens <= self.cached_tokens, self
+        assert 0 <= self.recomputed_tokens <= self.computed_tokens, self
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +251,39 @@ class RequestMetrics:
     """Where a request's time went, in seconds from its arrival; None is not yet known.
 
     ``ttft_s`` ends at the first token, ``total_s`` at the last; ``encode_s`` was spent on segments that it missed.
+    The time to the first token has three parts: ``queue_s`` in line for a place, ``fetch_s`` for finding what is stored
+    and making room for the rest, and ``compute_s`` from there on.
     """
 
     ttft_s: float | None = None
     encode_s: float = 0.0
     total_s: float | None = None
+    queue_s: float | None = None
+    fetch_s: float = 0.0
+    compute_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine is doing, and how full its pool is.
+
+    Arguments:
+        running, waiting: requests; each of a prompt's ``n`` answers counts.
+        chunks: of the pool. used_chunks: those in which anything lies. held_chunks: those that running requests need;
+            what lies in the others is evicted when room is needed.
+        segments, stored_tokens: what the store finds.
+        steps, preemptions: since the start.
+    """
+
+    running: int
+    waiting: int
+    chunks: int
+    used_chunks: int
+    held_chunks: int
+    segments: int
+    stored_tokens: int
+    steps: int
+    preemptions: int
 
 
 @dataclass(frozen=True, slots=True)

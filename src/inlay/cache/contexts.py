@@ -27,6 +27,7 @@ class SchemaSpecs:
 
     packed: whether positions are consecutive along a segment's context, instead of those of the schema.
     movable: whether a segment may be encoded at a canonical start and read at a shift.
+    salt: whose the schema is; b"" for everybody's.
     """
 
     layout: SchemaLayout
@@ -35,13 +36,17 @@ class SchemaSpecs:
     movable: bool
     keys: KeyMaker
     unk_id: int | None = None
+    salt: bytes = b""
     _memo: dict[tuple[int, frozenset[Owner]], SegmentSpec] = field(default_factory=dict)
     _links: dict[tuple[tuple[int, int], ...], SegmentSpec] = field(default_factory=dict)
 
-    def all(self) -> list[SegmentSpec]:
-        """Every segment that a prompt without scaffolds can ask for: runs, and defaults."""
-        wanted = [entry for entry in self.layout.entries if isinstance(entry, TextRun) or entry.default]
-        return [self.spec(entry, frozenset()) for entry in wanted]
+    def by_module(self) -> dict[str, list[SegmentSpec]]:
+        """Every segment that a prompt without scaffolds can ask for, runs and defaults; "" for text outside modules."""
+        found: dict[str, list[SegmentSpec]] = {}
+        for entry in self.layout.entries:
+            if isinstance(entry, TextRun) or entry.default:
+                found.setdefault(entry.owner[-1] if entry.owner else "", []).append(self.spec(entry, frozenset()))
+        return found
 
     def spec(self, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
         """The segment of a run, or of a hole's default, for a prompt that imports these modules."""
@@ -73,9 +78,9 @@ class SchemaSpecs:
             if tokens:
                 path = (*path, (before.index, start))
                 if path not in self._links:  # one spec for all that attend to the same text
-                    self._links[path] = specify(tokens, start, context, self.keys)
+                    self._links[path] = specify(tokens, start, context, self.keys, self.salt)
                 context = (*context, self._links[path])
-        return specify(ids, starts[-1], context, self.keys)
+        return specify(ids, starts[-1], context, self.keys, self.salt)
 
     def _starts(self, entries: list[TextRun | Hole]) -> list[int]:
         """Where each entry of a chain is encoded. Canonical starts count from the first token of the chain."""

@@ -43,6 +43,8 @@ class PrefixIndex:
         self._keys = keys
         self._places: dict[bytes, dict[int, Segment]] = {}
         self._clock = 0
+        self.segments = 0
+        self.tokens = 0  # of all segments
 
     def __iter__(self) -> Iterator[Segment]:
         return (segment for branches in self._places.values() for segment in branches.values())
@@ -94,6 +96,8 @@ class PrefixIndex:
         del branches[segment.run.ids[0]]
         if not branches:
             del self._places[segment.place]
+        self.segments -= 1
+        self.tokens -= segment.tokens
         self._pool.free(segment.slots)
 
     def _cut(self, segment: Segment, tokens: int) -> bool:
@@ -114,6 +118,7 @@ class PrefixIndex:
         segment.run = TokenRun(run.ids[:tokens], run.start, run.before, run.continues)
         segment.behind = behind.place
         segment.slots = cut(slots, 0, tokens)
+        self.tokens -= len(rest.ids)
         self._pool.share(segment.slots)
         self._pool.free(slots)
         for hold in segment.holds:
@@ -125,6 +130,8 @@ class PrefixIndex:
         # segments may be read at a shift, a place knows distances alone.
         segment = Segment(run, self.place(run), self.place(run.rest(len(run.ids))), slots)
         self._places.setdefault(segment.place, {})[run.ids[0]] = segment
+        self.segments += 1
+        self.tokens += segment.tokens
         self._pool.share(slots)
         return segment
 

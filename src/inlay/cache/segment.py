@@ -22,22 +22,37 @@ EMPTY = b""
 
 
 class Context:
-    """An immutable record of tokens in attention order. ``Context()`` is the empty one."""
+    """An immutable record of tokens in attention order. ``Context()`` is the empty one.
 
-    __slots__ = ("_hash", "end", "tokens")
+    A record is public until ``keep_private`` makes it somebody's: from there on, others' records differ from it even
+    where their tokens are the same.
+    """
+
+    __slots__ = ("_hash", "end", "private", "tokens")
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
+        self.private = False
         self.tokens = 0
         self.end = 0  # the position behind the last token
 
     def digest(self, start: int) -> bytes:
         """The context digest of a token at position ``start`` that attends to all of this; EMPTY for nothing."""
         if self.tokens == 0:
-            return EMPTY
+            return self._hash.digest() if self.private else EMPTY
         final = self._hash.copy()
         final.update(b"gap" + (start - self.end).to_bytes(8, "little", signed=True))
         return final.digest()
+
+    def keep_private(self, salt: bytes) -> Context:
+        """This record, and whatever follows it, for those alone who have this salt; b"" for everybody."""
+        if not salt or self.private:
+            return self
+        mine = Context()
+        mine._hash = self._hash.copy()
+        mine._hash.update(b"salt" + len(salt).to_bytes(8, "little") + salt)
+        mine.private, mine.tokens, mine.end = True, self.tokens, self.end
+        return mine
 
     def extend(self, ids: tuple[int, ...], start: int, made: bytes, continues: bool) -> Context:
         """This record with more tokens behind it.
@@ -47,7 +62,7 @@ class Context:
         continues: whether that context is the one of the token before, and that token: then nothing new is said.
         """
         longer = Context()
-        longer._hash = self._hash.copy()
+        longer._hash, longer.private = self._hash.copy(), self.private
         if not ids:
             longer.tokens, longer.end = self.tokens, self.end
             return longer
@@ -129,6 +144,7 @@ class SegmentSpec:
 
     start: the position that its first token is encoded at.
     context: the segments that it attends to, in order, at the positions that they are encoded at.
+    before: the flattened context in front of it.
     digest: its context digest.
     record: the flattened context behind its last token, for what follows it.
     """
@@ -136,6 +152,7 @@ class SegmentSpec:
     ids: tuple[int, ...]
     start: int
     context: tuple[SegmentSpec, ...]
+    before: Context
     digest: bytes
     key: bytes
     record: Context
@@ -147,20 +164,24 @@ class SegmentSpec:
     @property
     def run(self) -> TokenRun:
         """Its tokens with their record."""
-        return TokenRun(self.ids, self.start, self.context[-1].record if self.context else Context())
+        return TokenRun(self.ids, self.start, self.before)
 
 
-def specify(ids: tuple[int, ...], start: int, context: tuple[SegmentSpec, ...], keys: KeyMaker) -> SegmentSpec:
+def specify(
+    ids: tuple[int, ...], start: int, context: tuple[SegmentSpec, ...], keys: KeyMaker, salt: bytes = b""
+) -> SegmentSpec:
     """The spec of these tokens at ``start``, attending to ``context``.
 
     Each segment of the context must have been made under all those before it in the context.
+    salt: whose it is; b"" for everybody's.
     """
-    record = context[-1].record if context else Context()
+    record = (context[-1].record if context else Context()).keep_private(salt)
     digest = record.digest(start)
     return SegmentSpec(
         ids=ids,
         start=start,
         context=context,
+        before=record,
         digest=digest,
         key=keys.key(digest, ids, start),
         record=record.extend(ids, start, digest, continues=True),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.attention.plan import Piece, pieces_at
 from inlay.cache.index import Found
 from inlay.cache.pool import cut
 from inlay.cache.segment import Context, SegmentSpec, TokenRun
-from inlay.layout import Hole, TextRun
 from inlay.placement import Placed
 
 
@@ -50,20 +49,31 @@ def splice_fresh(parts: Sequence[Placed]) -> Splice:
     return tuple(Fresh(part.ids, part.start) for part in parts)
 
 
-def splice_exact(parts: Sequence[Placed]) -> Splice:
-    """Everything by its exact prefix, wherever its text comes from."""
-    return splice_modules(parts, None)
+def splice_exact(parts: Sequence[Placed], *, salt: bytes = b"", public: bool = True) -> Splice:
+    """Everything by its exact prefix, wherever its text comes from. salt, public: see ``splice_modules``."""
+    return splice_modules(parts, lambda part: None, salt=salt, public=public)
 
 
-def splice_modules(parts: Sequence[Placed], spec_of: Callable[[TextRun | Hole], SegmentSpec] | None) -> Splice:
-    """Segments for all text of the schema, each as its encoding context has it."""
+def splice_modules(
+    parts: Sequence[Placed],
+    spec_of: Callable[[Placed], SegmentSpec | None],
+    *,
+    salt: bytes = b"",
+    public: bool = True,
+) -> Splice:
+    """Segments for the parts that have a spec, each as its encoding context has it; exact prefixes for the others.
+
+    salt: whose the request is; b"" for one without an owner.
+    public: whether text that has an origin (that of the schema) is everybody's; what the request brings never is.
+    """
     splice: list[Cached | Fresh] = []
     record = Context()  # what stands before the next part in this splice
     before = Context()  # what the part before it was made under, and that part
     placed: dict[bytes, int] = {}  # key of a segment → its shift here
-    for part in _joined(parts, spec_of is None):
-        here, gap = record.digest(part.start), part.start - record.end
-        spec = None if part.origin is None or spec_of is None else spec_of(part.origin)
+    owned = (_Part.of(part, spec_of(part), salt if part.origin is None or not public else b"") for part in parts)
+    for part in _joined(owned):
+        record, before = record.keep_private(part.salt), before.keep_private(part.salt)
+        here, gap, spec = record.digest(part.start), part.start - record.end, part.spec
         made = here if spec is None else spec.digest
         continues = made == before.digest(before.end + gap)
         run = TokenRun(part.ids, part.start, record, continues)
@@ -80,16 +90,32 @@ def splice_modules(parts: Sequence[Placed], spec_of: Callable[[TextRun | Hole], 
     return tuple(splice)
 
 
-def _joined(parts: Sequence[Placed], every: bool) -> list[Placed]:
-    """Neighbours that the request brings itself, as one run of tokens. every: whether all parts count as such."""
-    joined: list[Placed] = []
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Placed tokens with their segment, if they are one, and whose they are."""
+
+    ids: tuple[int, ...]
+    start: int
+    spec: SegmentSpec | None
+    salt: bytes
+
+    @classmethod
+    def of(cls, part: Placed, spec: SegmentSpec | None, salt: bytes) -> _Part:
+        return cls(part.ids, part.start, spec, salt)
+
+    def goes_on_in(self, other: _Part) -> bool:
+        """Whether the two are one run of tokens that the request computes for itself."""
+        both = self.spec is None and other.spec is None
+        return both and self.salt == other.salt and self.start + len(self.ids) == other.start
+
+
+def _joined(parts: Iterable[_Part]) -> list[_Part]:
+    joined: list[_Part] = []
     for part in parts:
-        own = Placed(part.ids, part.start, None) if every else part
-        last = joined[-1] if joined else None
-        if last is not None and own.origin is None and last.origin is None and last.end == own.start:
-            joined[-1] = Placed(last.ids + own.ids, last.start, None)
-        elif own.ids:
-            joined.append(own)
+        if joined and joined[-1].goes_on_in(part):
+            joined[-1] = replace(joined[-1], ids=joined[-1].ids + part.ids)
+        elif part.ids:
+            joined.append(part)
     return joined
 
 

@@ -19,7 +19,7 @@ class SegmentStore:
         self._index = PrefixIndex(pool, keys)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._index)
+        return self._index.segments
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._index)
@@ -27,7 +27,7 @@ class SegmentStore:
     @property
     def tokens(self) -> int:
         """How many tokens the stored segments hold."""
-        return sum(segment.tokens for segment in self._index)
+        return self._index.tokens
 
     @property
     def evictable_chunks(self) -> int:

@@ -87,6 +87,19 @@ def _side_by_side(specs: Sequence[SegmentSpec], block: tuple[Run, ...]) -> dict[
     return slots
 
 
+def groups(specs: Sequence[SegmentSpec], tokens: int) -> list[list[SegmentSpec]]:
+    """Cut a list of segments, in order, into groups of at most ``tokens`` tokens; a longer one is a group alone."""
+    made: list[list[SegmentSpec]] = []
+    room = 0
+    for spec in specs:
+        if len(spec.ids) > room:
+            made.append([])
+            room = tokens
+        made[-1].append(spec)
+        room -= len(spec.ids)
+    return made
+
+
 def batches(work: Sequence[Work], max_tokens: int) -> list[list[Work]]:
     """Cut a list of work, in order, into batches of at most ``max_tokens`` tokens, splitting work where it must."""
     made: list[list[Work]] = []

@@ -17,6 +17,7 @@ from inlay.engine.sampler import sample
 from inlay.engine.scheduler import Scheduler, Step
 from inlay.engine.seat import Prefill, Work
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
+from inlay.types import EngineStats
 
 
 @dataclass
@@ -66,10 +67,35 @@ class Engine:
             max_requests, max_tokens, prefill_chunk, max_waiting, self._placing
         )
         self._decoding: tuple[list[Request], Plan] | None = None  # the last step's plan, where it was decoding alone
+        self._steps = self._preemptions = 0
 
     def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> None:
         """Make sure that these segments are stored. Raises CapacityError."""
         self._encoder.encode(specs, progress)
+
+    def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
+        """The keys of those segments that are stored."""
+        return frozenset(spec.key for spec in specs if self.store.get(spec) is not None)
+
+    def stats(self) -> EngineStats:
+        """What is going on; may be called from any thread."""
+        running, pool = list(self.scheduler.running), self.store.pool
+        held: set[int] = set()
+        for request in running:
+            seat = request.seat
+            read = [segment.slots for segment in list(seat.hold.segments)]
+            held.update(chunk for slots in (seat.modules, seat.tail, *read) for chunk in pool.chunks_of(slots))
+        return EngineStats(
+            running=len(running),
+            waiting=len(self.scheduler.waiting),
+            chunks=pool.chunks,
+            used_chunks=pool.chunks - pool.free_chunks,
+            held_chunks=len(held),
+            segments=len(self.store),
+            stored_tokens=self.store.tokens,
+            steps=self._steps,
+            preemptions=self._preemptions,
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request and the answers that follow it. Raises QueueFullError; then none of them is queued."""
@@ -92,6 +118,7 @@ class Engine:
         made = self._pass(step)
         if not made.work:
             return ended
+        self._steps += 1
         try:
             return ended + self._compute(made)
         except BaseException as error:  # a failed pass ends those who were in it, and nobody else
@@ -112,6 +139,7 @@ class Engine:
     def _leave(self, step: Step[Request]) -> list[Request]:
         if step.preempted or step.expired:
             self._decoding = None
+        self._preemptions += len(step.preempted)
         for request in step.preempted:
             request.preemptions += 1
         for request in step.expired:

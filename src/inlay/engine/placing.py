@@ -60,6 +60,7 @@ class Placing:
 
     def admit(self, request: Request) -> Admission:
         """See scheduler.Memory. The request's usage is that of its first admission."""
+        since = time.perf_counter()
         splice = request.splice_now()
         survey = self._survey(splice)
         if self._somebody_computes(splice, survey):
@@ -77,7 +78,9 @@ class Placing:
         for prefill in seat.prefill:
             if prefill.pending is not None:
                 self._pending.setdefault(prefill.pending.ids[0], []).append(prefill.pending)
-        request.count(survey.modules, survey.beginnings)
+        if request.seated is None:
+            request.count(survey.modules, survey.beginnings, self._knows_last(splice, survey))
+            request.fetch_s = time.perf_counter() - since
         request.sit(seat)
         return Admission.ADMITTED
 
@@ -153,6 +156,15 @@ class Placing:
         ]
         needed = {other.key for key in wanted if modules[key][1] is None for other in modules[key][0].context}
         return _Survey({key: entry for key, entry in modules.items() if key in wanted | needed}, tuple(beginnings))
+
+    def _knows_last(self, splice: Splice, survey: _Survey) -> bool:
+        """Whether the KV of a prompt's last token is stored, and computed again for the logits behind it."""
+        last, found = splice[-1], survey.beginnings[-1]
+        if isinstance(last, Fresh) and last.run is not None:
+            almost = found is not None and found.tokens == len(last.ids) - 1
+            return almost and self._store.longest(last.run).tokens == len(last.ids)
+        before = splice[-2] if len(splice) > 1 else None  # open_end took the last token of this module
+        return isinstance(before, Cached) and survey.modules[before.spec.key][1] is not None
 
     def _somebody_computes(self, splice: Splice, survey: _Survey) -> bool:
         if not self._pending:

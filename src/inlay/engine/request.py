@@ -62,6 +62,8 @@ class Request:
     stop_reason: int | str | None = None
     error: BaseException | None = None  # what ended it before its time
     encode_s: float = 0.0
+    fetch_s: float = 0.0
+    seated: float | None = None  # when it first had a seat
     first_token_at: float | None = None
     finished_at: float | None = None
 
@@ -107,16 +109,23 @@ class Request:
     def sit(self, seat: Seat) -> None:
         """Take a seat in the pool."""
         self.seat, self.seated_at = seat, len(self.token_ids)
+        self.seated = self.seated or time.perf_counter()
 
     def stand(self) -> None:
         """Leave it."""
         self.seat = Seat()
 
-    def count(self, modules: dict[bytes, tuple[SegmentSpec, Found | None]], beginnings: Sequence[Found | None]) -> None:
-        """Say how the prompt's tokens came about. modules, beginnings: what was stored; see placing.py."""
+    def count(
+        self, modules: dict[bytes, tuple[SegmentSpec, Found | None]], beginnings: Sequence[Found | None], known: bool
+    ) -> None:
+        """Say how the prompt's tokens came about.
+
+        modules, beginnings: what was stored; see placing.py. known: whether the last token was, too.
+        """
         if self.usage is None:
             stored = frozenset(key for key, (_, found) in modules.items() if found is not None)
-            self.usage = usage_of(self.splice, stored, [0 if found is None else found.tokens for found in beginnings])
+            begun = [0 if found is None else found.tokens for found in beginnings]
+            self.usage = usage_of(self.splice, stored, begun, recomputed=int(known))
 
     def force(self, tokens: Sequence[int]) -> None:
         """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""
@@ -178,10 +187,14 @@ class Request:
         family = self.family
         first = min((member.first_token_at for member in family if member.first_token_at is not None), default=None)
         last = max((member.finished_at or 0.0 for member in family), default=0.0)
+        seated = self.seated
         metrics = RequestMetrics(
             ttft_s=None if first is None else first - self.arrival,
             encode_s=self.encode_s,
             total_s=last - self.arrival if self.answered else None,
+            queue_s=None if seated is None else seated - self.arrival - self.fetch_s,
+            fetch_s=self.fetch_s,
+            compute_s=None if first is None or seated is None else first - seated,
         )
         return RequestOutput(
             request_id=self.id,
@@ -220,11 +233,12 @@ class Request:
             self.finish_reason = "length"
 
 
-def usage_of(splice: Splice, stored: frozenset[bytes], beginnings: Sequence[int]) -> Usage:
+def usage_of(splice: Splice, stored: frozenset[bytes], beginnings: Sequence[int], *, recomputed: int = 0) -> Usage:
     """How the tokens of a splice came about.
 
     stored: keys of the module segments that were stored when it was admitted.
     beginnings: for each part, how many tokens of it were stored as they stand here.
+    recomputed: how many were stored and are computed all the same.
     """
     total = exact = module = shifted = 0
     for part, begun in zip(splice, beginnings, strict=True):
@@ -238,4 +252,4 @@ def usage_of(splice: Splice, stored: frozenset[bytes], beginnings: Sequence[int]
             module += 0 if part.exact else part.length
             shifted += part.length if part.displaced else 0
     cached = exact + module
-    return Usage(total, cached, total - cached, exact, module, shifted)
+    return Usage(total, cached, total - cached, exact, module, shifted, recomputed)
