@@ -173,7 +173,7 @@ def test_cancelling_at_any_moment_gives_everything_back(victim):
         assert driver.all_free()
 
 
-def test_who_waited_for_a_cancelled_request_computes_for_itself():
+def test_who_waited_for_a_cancelled_request_computes_the_rest():
     driver = Driver(max_num_batched_tokens=8)
     one, other = driver.request(ids(40)), driver.request(ids(40))
     driver.add(one, other)
@@ -181,8 +181,41 @@ def test_who_waited_for_a_cancelled_request_computes_for_itself():
     assert driver.engine.scheduler.waiting == [other]
     driver.engine.release(one)
     driver.finish()
-    assert other.usage.cached_tokens == 0
+    assert other.usage.cached_tokens == 16
     check_stock(driver, other)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_what_a_cancelled_request_had_computed_of_its_prompt_is_found_by_the_next(name, steps):
+    """Also where it was in the middle of it."""
+    driver, alone = Driver(name, max_num_batched_tokens=8), Driver(name)
+    first, again = driver.request(ids(60), 4), driver.request(ids(60), 4)
+    driver.add(first)
+    driver.step(steps)
+    left = first.prompt_left
+    driver.engine.release(first)
+    assert driver.run(again) == alone.run(alone.request(ids(60), 4))
+    assert again.usage.computed_tokens == max(left, 1)
+    check_stock(driver, again)
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_modules_that_a_cancelled_request_had_computed_are_found_by_the_next(steps):
+    driver, alone = Driver(max_num_batched_tokens=8), Driver()
+    for each in (driver, alone):
+        each.schema(SCHEMA, encode=False)
+    first, again = driver.request(prompt_of("ab"), 4), driver.request(prompt_of("ab"), 4)
+    driver.add(first)
+    driver.step(steps)
+    modules = [prefill for prefill in first.seat.prefill if prefill.module]
+    left = sum(len(prefill.keep.ids) for prefill in modules)
+    own = first.prompt_left - sum(prefill.tokens_left for prefill in modules)
+    driver.engine.release(first)
+    assert driver.run(again) == alone.run(alone.request(prompt_of("ab"), 4))
+    assert again.usage.computed_tokens == max(left + own, 1)
+    assert driver.all_free()
 
 
 def test_what_a_cancelled_request_had_said_is_found_by_the_next():

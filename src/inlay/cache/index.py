@@ -115,7 +115,7 @@ class PrefixIndex:
             self.remove(other)
         behind = self._add(rest, cut(slots, tokens, len(rest.ids)))
         behind.used = used
-        segment.run = TokenRun(run.ids[:tokens], run.start, run.before, run.continues)
+        segment.run = run.beginning(tokens)
         segment.behind = behind.place
         segment.slots = cut(slots, 0, tokens)
         self.tokens -= len(rest.ids)

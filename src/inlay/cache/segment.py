@@ -133,6 +133,10 @@ class TokenRun:
         """The record behind the first ``tokens`` tokens."""
         return self.before.extend(self.ids[:tokens], self.start, self.digest, self.continues)
 
+    def beginning(self, tokens: int) -> TokenRun:
+        """The first ``tokens`` tokens."""
+        return TokenRun(self.ids[:tokens], self.start, self.before, self.continues)
+
     def rest(self, tokens: int) -> TokenRun:
         """What is left behind the first ``tokens`` tokens."""
         return TokenRun(self.ids[tokens:], self.start + tokens, self.after(tokens)) if tokens else self

@@ -98,11 +98,16 @@ class Placing:
     def release(self, request: Request) -> None:
         """Take back a request's slots; what it has computed stays in the store until others need the room.
 
+        That is also a prompt that is computed in part, unless the request has failed.
+
         Nothing stays of a request whose logits were damaged: its keys and values may be, too.
         """
         seat = request.seat
         for prefill in seat.prefill:
             self._forget(prefill)
+            begun = None if request.error is not None else prefill.begun()
+            if begun is not None:  # a failed pass would have computed some of it, and did not
+                self._store.insert(*begun)
         suspect = self._own(request, seat.hold.segments) if request.damaged else []
         kept = None if request.damaged else seat.kept(tuple(request.token_ids[request.seated_at :]))
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - seat.decoded):

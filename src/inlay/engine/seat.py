@@ -48,6 +48,15 @@ class Prefill:
     def tokens_left(self) -> int:
         return 0 if self.left is None else self.left.span.length
 
+    def begun(self) -> tuple[TokenRun, tuple[Run, ...]] | None:
+        """What the store may keep of the request's own text that is computed to some token and no further."""
+        if self.module or self.left is None or self.keep is None or self.pending is None:
+            return None
+        done = len(self.keep.ids) - self.tokens_left
+        if done == len(self.keep.ids) - len(self.pending.ids):
+            return None
+        return self.keep.beginning(done), cut(self.slots, 0, done)
+
     def take(self, tokens: int) -> Work:
         """The next part of at most that many tokens."""
         assert self.left is not None, "nothing is left to take"
