@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
+
 import pytest
 
 from inlay.chat import ChatTemplate
@@ -260,3 +262,14 @@ def test_modules_alone_in_turns_under_schema_positions() -> None:
 def test_a_schema_without_turns_and_a_prompt_with_an_own_turn() -> None:
     with pytest.raises(ModelError, match="has no chat template"):
         place('<module name="a">AA</module>', "<user><a/></user>", "packed", llama2())
+
+
+def test_ids_and_positions_are_put_together_once():
+    placed = place('<module name="m">abc</module>', "<m/>de")
+    assert placed.ids is placed.ids
+    assert placed.positions is placed.positions
+    shorter = replace(placed, parts=placed.parts[:1])
+    assert (shorter.ids, shorter.positions) == (placed.parts[0].ids, tuple(range(3)))
+    assert placed == place('<module name="m">abc</module>', "<m/>de")
+    with pytest.raises(FrozenInstanceError):
+        placed.text = ""

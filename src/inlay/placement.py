@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from inlay.chat import ChatTemplate, Trim
 from inlay.errors import Place, PMLError, Problem
@@ -57,11 +58,11 @@ class PromptLayout:
     place: Place | None = None
     public: bool = False
 
-    @property
+    @cached_property
     def ids(self) -> tuple[int, ...]:
         return tuple(token for part in self.parts for token in part.ids)
 
-    @property
+    @cached_property
     def positions(self) -> tuple[int, ...]:
         return tuple(p for part in self.parts for p in range(part.start, part.end))
 

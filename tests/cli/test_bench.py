@@ -15,12 +15,13 @@ from tests.conftest import tiny
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-NAMES = ("attention", "decode", "encode", "ttft")
+NAMES = ("attention", "decode", "encode", "throughput", "ttft")
 ATTENTION = "attention --quick --dtype float32 --heads 4/2 --prompt 64 --batches 1,2 --completions 0"
 COMMANDS = {
     "attention": f"{ATTENTION} --part table3,segments",
     "decode": "decode --model random:tiny --quick --context 8 --baselines transformers",
     "encode": "encode --model random:tiny --quick --modules 2 --batches 1,2",
+    "throughput": "throughput --model random:tiny --quick --part prefix --prefixes 8 --against off",
     "ttft": "ttft --model random:tiny --quick --cached 64 --new 8",
 }
 
@@ -28,7 +29,7 @@ COMMANDS = {
 @pytest.fixture(autouse=True)
 def quick_model(monkeypatch) -> None:
     """Models are a tiny one that is in memory already; tests/cli/test_cli.py runs a command with its own."""
-    for module in ("inlay.base", "inlay.bench.stock"):
+    for module in ("inlay.base", "inlay.bench.stock", "inlay.bench.throughput.measure"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 
 
@@ -49,6 +50,7 @@ def test_tables_and_then_one_line_of_json(name, capsys):
     assert f"{result['ceilings']['copy_gb_s']:.1f} GB/s" in table[-1]
     assert "a quick run" in table[-1]
     headings = {"attention": "/paged", "decode": "ms/token", "encode": "tokens/s", "ttft": "over_bound"}
+    headings["throughput"] = "first p50"
     assert any(headings[name] in line for line in table)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from inlay.llm import LLM
+from inlay.base import Base
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 
 
-def exact_text(llm: LLM, tokens: int, draw: random.Random) -> str:
+def exact_text(llm: Base, tokens: int, draw: random.Random) -> str:
     """Words that make that many tokens; a token or two off where the tokenizer joins what was cut."""
     text = " ".join(draw.choices(_WORDS, k=tokens))
     ids = llm.encoder.text(text)[:tokens]

@@ -2,104 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.bench_options import AsJson, Quick, counts, make_table, number, show, words
+from inlay.cli.bench_options import AsJson, Plot, Quick, check_plot, counts, show, words
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from inlay.bench.throughput.measure import News
 
-#: Times in milliseconds: of a request by its tokens, to the first token, between two of them; KV in MiB.
-_HEADINGS = ("who", "tok/s", "ms/tok", "first p50", "p99", "next p50", "p99", "KV", "batch", "floor", "×")
+_WAYS = "off,stock,transformers"
+#: Which parts an option is for; given without any of them it would change nothing.
+_USES = {
+    "against": ("prefix", "modules", "workloads"),
+    "arrivals": ("prefix", "modules"),
+    "rates": ("prefix", "modules"),
+    "requests": ("prefix", "modules", "workloads"),
+    "prefixes": ("prefix",),
+    "question": ("prefix", "modules"),
+    "completion": ("prefix",),
+    "workloads": ("workloads",),
+    "hit-rates": ("workloads",),
+    "clients": ("workloads",),
+    "documents": ("memory",),
+    "plot": ("workloads",),
+}
 
 
 def throughput(
     model: Annotated[list[str], typer.Option(help="random:<shape>, a directory, a hub name, or demo; repeatable.")],
-    part: Annotated[str, typer.Option(help="Of prefix, modules: one, or both with a comma.")] = "prefix,modules",
-    against: Annotated[str, typer.Option(help="Of off, stock, transformers; none for inlay alone.")] = (
-        "off,stock,transformers"
+    part: Annotated[str, typer.Option(help="Of prefix, modules, workloads, memory: one, or several with commas.")] = (
+        "prefix,modules"
     ),
-    arrivals: Annotated[str, typer.Option(help="Of batch (all at once), poisson.")] = "batch",
+    against: Annotated[
+        str | None, typer.Option(help=f"Of {_WAYS}, none for inlay alone; workloads know off only; all.")
+    ] = None,
+    arrivals: Annotated[str | None, typer.Option(help="Of batch (all at once), poisson; batch.")] = None,
     rates: Annotated[str | None, typer.Option(help="Requests a second of Poisson arrivals; 0.25,0.5,1,2.")] = None,
-    requests: Annotated[int | None, typer.Option(help="How many in a run; 16.")] = None,
+    requests: Annotated[int | None, typer.Option(help="How many in a run; 16, of workloads 20.")] = None,
     batch: Annotated[int | None, typer.Option(help="The most that run at once; 16.")] = None,
     prefixes: Annotated[str | None, typer.Option(help="Tokens that all prompts share; 0,512,1024,2048.")] = None,
     question: Annotated[int | None, typer.Option(help="Tokens of each prompt's own; 32.")] = None,
     completion: Annotated[int | None, typer.Option(help="Tokens of an answer behind a prefix; 64.")] = None,
+    workloads: Annotated[str | None, typer.Option(help="Of documents, passages, summaries; all.")] = None,
+    hit_rates: Annotated[
+        str | None, typer.Option(help="Percent of hits that workloads aim at; 0,25,50,75,90,95.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Of workloads, each with one request at a time; 4.")] = None,
+    documents: Annotated[str | None, typer.Option(help="Resident documents, for memory; 0,10,50,100.")] = None,
+    budget_s: Annotated[
+        float | None, typer.Option(help="Seconds for a cell: fewer requests where all would take longer; 120.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     runs: Annotated[int, typer.Option(help="Runs of each; the one of median time is reported.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Add every cell to this file of JSON lines; go on from those in it.")
+    ] = None,
     quick: Quick = False,
+    plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Many requests at once: behind a shared prefix, and over modules in any order."""
+    """Many requests at once: behind a shared prefix, over modules in any order, and as users ask."""
+    given: dict[str, Any] = {
+        "against": against, "arrivals": arrivals, "rates": rates, "requests": requests, "prefixes": prefixes,
+        "question": question, "completion": completion, "workloads": workloads, "hit-rates": hit_rates,
+        "clients": clients, "documents": documents, "plot": plot,
+    }  # fmt: skip
+    _check_uses(given, words(part))
+    check_plot(plot)
     sizes: dict[str, Any] = {"requests": requests, "batch": batch, "question": question, "completion": completion}
-    sizes["prefixes"] = None if prefixes is None else counts("--prefixes", prefixes)
-    sizes["rates"] = None if rates is None else _rates(rates)
-    if rates is not None and "poisson" not in words(arrivals):
-        raise ParameterError("--rates are those of Poisson arrivals; add --arrivals poisson, or drop --rates")
-    from inlay.bench.throughput.measure import ThroughputSetting, measure_throughput
-    from inlay.cli.progress import token_progress
+    sizes |= {"clients": clients, "budget_s": budget_s}
+    for name, text in (("prefixes", prefixes), ("documents", documents)):
+        sizes[name] = None if text is None else counts(f"--{name}", text)
+    sizes["rates"] = None if rates is None else _numbers("--rates", rates, "0.5,1,2")
+    sizes["hit_rates"] = None if hit_rates is None else _shares(hit_rates)
+    from inlay.bench.throughput.measure import measure_throughput
+    from inlay.bench.throughput.setting import ThroughputSetting
+    from inlay.bench.throughput.users import KINDS
+    from inlay.cli.bench_throughput_tables import tables
 
     base = ThroughputSetting(
         models=tuple(dict.fromkeys(model)),
         parts=words(part),
-        columns=() if against == "none" else words(against),
-        arrivals=words(arrivals),
+        columns=() if against == "none" else words(against or _WAYS),
+        arrivals=words(arrivals or "batch"),
+        workloads=KINDS if workloads is None else words(workloads),
         dtype=dtype,
         runs=runs,
+        out=out,
     )
     setting = base.small() if quick else base
     setting = replace(setting, **{name: value for name, value in sizes.items() if value is not None})
-    with token_progress("serving") as progress:
-        result = measure_throughput(setting, progress)
-    show(result, _tables(result), as_json)
+    result = measure_throughput(setting, _tell)
+    if plot is not None:
+        from inlay.bench.throughput.plot import draw_hit_rates
+
+        draw_hit_rates(result, plot)
+    show(result, tables(result), as_json)
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def _check_uses(given: Mapping[str, Any], parts: tuple[str, ...]) -> None:
+    """Raise ParameterError for an option that none of the parts would look at."""
+    for option, value in given.items():
+        if value is not None and not set(parts) & set(_USES[option]):
+            raise ParameterError(
+                f"--{option} is for --part {' or '.join(_USES[option])}; name it there, or drop --{option}"
+            )
+    if given["rates"] is not None and "poisson" not in words(given["arrivals"] or ""):
+        raise ParameterError("--rates are those of Poisson arrivals; add --arrivals poisson, or drop --rates")
+    others = {"stock", "transformers"} & set(words(given["against"] or ""))
+    if others and not {"prefix", "modules"} & set(parts):
+        raise ParameterError(f"--against {', '.join(sorted(others))}: workloads are compared with off alone; drop it")
+
+
+def _numbers(option: str, text: str, example: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ParameterError(f"--rates is '{text}'; write a number, or several with commas: 0.5,1,2") from None
+        raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: {example}") from None
 
 
-def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    skipped = make_table(("who", "because"))
-    for row in result["rows"]:
-        table = make_table(_HEADINGS)
-        for name, cell in row["columns"].items():
-            if "skipped" in cell:
-                table.add_row(name, *["—"] * (len(_HEADINGS) - 1))
-                skipped.add_row(name, cell["skipped"])
-            else:
-                table.add_row(name, *_cells(cell), _ratio(row, name))
-        yield _title(row), table
-    if skipped.row_count:
-        yield "left out", skipped
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(percent / 100 for percent in _numbers("--hit-rates", text, "0,50,90"))
 
 
-def _title(row: dict[str, Any]) -> str:
-    about = "6 of 12 modules in any order" if row["prefix"] is None else f"{row['prefix']:,} shared tokens"
-    when = "all at once" if row["rate"] is None else f"{row['rate']:g} a second"
-    saved = "" if row["kv_saved"] is None else f"; KV {-row['kv_saved']:+.0%} against off"
-    return f"{row['model']}, {row['dtype']}: {about}; {row['requests']} requests, {when}{saved}"
+def _tell(news: News) -> None:
+    """A line on stderr for every cell, on a terminal or not: this takes a while, and is often left alone."""
+    kept = ", kept" if news.kept else ""
+    line = f"[{news.done}/{news.total}{kept}] {_title(news.about)}: {_gist(news.about, news.cell)}"
+    print(line, file=sys.stderr, flush=True)
 
 
-def _cells(cell: dict[str, Any]) -> Iterator[str]:
-    yield number(cell["tokens_s"])
-    yield number(cell["latency_ms_per_token"])
-    for name in ("ttft_ms", "inter_token_ms"):
-        for percentile in ("p50", "p99"):
-            yield number(None if cell[name] is None else cell[name][percentile])
-    yield number(None if cell["kv_peak_bytes"] is None else cell["kv_peak_bytes"] / 2**20)
-    yield number(cell["peak_batch"])
-    yield "—" if cell["steps"] is None else f"{cell['steps']['of_floor']:.0%}"
+def _title(about: Mapping[str, Any]) -> str:
+    title = [about["model"], about["part"]]
+    title += [f"{about[name]:,} {name}" for name in ("prefix", "documents") if about.get(name) is not None]
+    if "workload" in about:
+        title.append(f"{about['workload']} at {about['aimed_hit_rate']:.0%}")
+    if about.get("rate") is not None:
+        title.append(f"{about['rate']:g} a second")
+    return ", ".join([*title, about.get("column", "inlay")])
 
 
-def _ratio(row: dict[str, Any], name: str) -> str:
-    ratio = (row["ratio"] or {}).get(name)
-    return "—" if ratio is None else f"{ratio:.2f}"
+def _gist(about: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
+    if "skipped" in cell:
+        return f"left out: {cell['skipped']}"
+    if "wall_s" not in cell:
+        return f"first token after {cell['ttft_ms']['p50']:,.0f} ms"
+    return f"{cell['requests']} of {about['requests']} requests in {cell['wall_s']:.1f} s"

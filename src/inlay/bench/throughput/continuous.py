@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from inlay.bench.throughput.record import Answer, Run
+from inlay.bench.throughput.record import Answer, Limit, Run
 from inlay.bench.throughput.workload import Workload
-from inlay.errors import ModelError
+from inlay.errors import DeadlineError, ModelError
 from inlay.models.interface import attention_implementation
 
 _PAGE = 64  # tokens of a page, as in our pool; its default is 256, which shares less
@@ -23,8 +24,12 @@ class Continuous:
         self._model = model
         self._most = most
 
-    def run(self, workload: Workload) -> Run:
-        """Answer all requests. Raises ModelError with its own reason where it cannot."""
+    def prompt_tokens(self, workload: Workload) -> int:
+        """How many tokens of prompts this computes: it finds beginnings, and no modules behind other text."""
+        return workload.prompt_tokens(sharing=workload.schema is None)
+
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
+        """Answer all requests. Raises ModelError with its own reason where it cannot, DeadlineError behind a limit."""
         pages = self._most * (-(-workload.longest // _PAGE) + 1)
         # eos -1: no token ends an answer; sdpa is what it takes on a CPU, where flash kernels are not there.
         make: Any = GenerationConfig
@@ -42,14 +47,14 @@ class Continuous:
                 attention_implementation(self._model, "sdpa"),
                 factory.continuous_batching_context_manager(generation, continuous_batching_config=settings) as manager,
             ):
-                return _ask(manager, workload)
-        except ModelError:
+                return _ask(manager, workload, Limit(limit_s))
+        except (ModelError, DeadlineError):
             raise
         except Exception as error:  # whatever its reason is, it is told
             raise ModelError(f"transformers' continuous batching: {_reason(error)}") from error
 
 
-def _ask(manager: Any, workload: Workload) -> Run:
+def _ask(manager: Any, workload: Workload, limit: Limit) -> Run:
     run = Run(time.perf_counter(), [])
     for number, ask in enumerate(workload.asks):
         time.sleep(max(0.0, run.started + ask.at - time.perf_counter()))
@@ -63,6 +68,7 @@ def _ask(manager: Any, workload: Workload) -> Run:
             made[result.request_id] = result
         elif result is None and not manager.is_running():
             raise ModelError("transformers' continuous batching: its thread has ended without a word")
+        limit.check()
     for number, ask in enumerate(workload.asks):
         result = made[str(number)]
         answer = Answer(run.started + ask.at, list(result.timestamps), tuple(result.generated_tokens), ask.ids)

@@ -4,161 +4,213 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
-import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import psutil
+from transformers import PreTrainedModel
 
 from inlay.async_llm import AsyncLLM
 from inlay.bench.machine import GB, Ceilings, describe_machine, measure_ceilings
 from inlay.bench.stock import check_another_fits, load_stock
+from inlay.bench.throughput.cases import Case, Group, groups
 from inlay.bench.throughput.continuous import Continuous
+from inlay.bench.throughput.ledger import Cell, Ledger
+from inlay.bench.throughput.memory import Shelf
 from inlay.bench.throughput.ours import Ours
 from inlay.bench.throughput.record import Run, figures
+from inlay.bench.throughput.rows import row_of
+from inlay.bench.throughput.setting import CHUNK, ThroughputSetting
 from inlay.bench.throughput.steps import Cost, summary
 from inlay.bench.throughput.stock import Stock
-from inlay.bench.throughput.workload import CHOSEN, MODULES, Workload, permuted_modules, shared_prefix
-from inlay.bench.timing import Progress
-from inlay.config import check_choice
-from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
+from inlay.bench.throughput.turns import Bounds, Column, Pace, in_turns, pace_of
+from inlay.errors import CapacityError, ContextError
 from inlay.models.adapter import ModelSpec, dtype_name
 from inlay.models.load import DTYPES, LoadedModel, load_model
 
-PARTS = ("prefix", "modules")
-COLUMNS = ("inlay", "off", "stock", "transformers")
-ARRIVALS = ("batch", "poisson")
-_CHUNK = 64
-
-
-class Column(Protocol):
-    """Runs a workload. Raises ModelError where it cannot."""
-
-    def run(self, workload: Workload) -> Run: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThroughputSetting:
-    """What to measure. Raises ParameterError.
-
-    prefixes: shared tokens. question: each request's own. completion, module_completion: tokens of an answer.
-    module_tokens: of each of 12 modules, 6 of which stand in a prompt. batch: the most requests that run at once.
-    rates: requests a second, for Poisson arrivals. columns: who runs; ``inlay`` always does.
-    """
-
-    models: tuple[str, ...]
-    parts: tuple[str, ...] = PARTS
-    columns: tuple[str, ...] = COLUMNS
-    arrivals: tuple[str, ...] = ("batch",)
-    rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
-    requests: int = 16
-    batch: int = 16
-    prefixes: tuple[int, ...] = (0, 512, 1024, 2048)
-    question: int = 32
-    completion: int = 64
-    module_tokens: int = 256
-    module_completion: int = 16
-    dtype: str = "auto"
-    runs: int = 1
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("parts", PARTS), ("columns", COLUMNS), ("arrivals", ARRIVALS)):
-            for word in getattr(self, name):
-                check_choice(name if name == "arrivals" else name.removesuffix("s"), word, allowed)
-        for name in ("requests", "batch", "question", "completion", "module_tokens", "module_completion", "runs"):
-            if getattr(self, name) < 1:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if min(self.prefixes) < 0:
-            raise ParameterError(f"prefix is {min(self.prefixes)}; it must be at least 0")
-        if not all(rate > 0 and math.isfinite(rate) for rate in self.rates):
-            raise ParameterError(f"rate is {min(self.rates)}; it must be a number of requests a second above 0")
-
-    def small(self) -> ThroughputSetting:
-        """The same questions at a size that takes seconds; such figures say little."""
-        return replace(
-            self,
-            requests=4,
-            batch=2,
-            prefixes=(0, 64),
-            question=8,
-            completion=4,
-            module_tokens=16,
-            module_completion=4,
-            rates=(50.0,),
-            runs=1,
-            quick=True,
-        )
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request with its answer, and a few more, since texts do not cut exactly."""
-        prefix = max(self.prefixes) + self.question + self.completion
-        modules = CHOSEN * self.module_tokens + self.question + self.module_completion + 16
-        return max({"prefix": prefix, "modules": modules}[part] for part in self.parts)
+_STOCK = {"stock", "transformers"}
 
 
 @dataclass(frozen=True)
-class Case:
-    """A workload and what its row says of it. rate: None where all requests are there at once."""
+class News:
+    """The latest cell, of how many by now and in all; about: what it is. kept: whether an earlier run measured it."""
 
-    part: str
-    workload: Workload
-    rate: float | None
-    prefix: int | None
+    done: int
+    total: int
+    about: Mapping[str, Any]
+    cell: Cell
+    kept: bool
 
 
-def measure_throughput(setting: ThroughputSetting, progress: Progress | None = None) -> dict[str, Any]:
+Tell = Callable[[News], None]
+
+
+def measure_throughput(setting: ThroughputSetting, tell: Tell | None = None) -> dict[str, Any]:
     """Measure every row; returns ``{"rows": […], …}``. Raises InlayError."""
-    ceilings = measure_ceilings(list(DTYPES), quick=setting.quick)
-    rows: list[dict[str, Any]] = []
-    for number, name in enumerate(setting.models):
-        for done, total, row in _model_rows(setting, name, ceilings):
-            rows.append(row)
-            if progress is not None:
-                progress(number * total + done, len(setting.models) * total)
-        gc.collect()
+    machine = describe_machine()
+    with Ledger(setting.out, machine) as ledger:
+        ceilings = measure_ceilings(list(DTYPES), quick=setting.quick)
+        report = _Report(setting, ledger, tell)
+        rows: list[dict[str, Any]] = []
+        for name in setting.models:
+            rows += _Subject(setting, name, ceilings, report).rows()
+            gc.collect()
     return {
         "rows": rows,
         "batch": setting.batch,
+        "budget_s": setting.budget_s,
+        "kept_cells": report.kept_cells,
         "quick": setting.quick,
         "ceilings": ceilings.report(),
-        "machine": describe_machine(),
+        "machine": machine,
     }
 
 
-def _model_rows(setting: ThroughputSetting, name: str, ceilings: Ceilings) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """The rows of one model, each with how many there are by now and in all."""
-    llm = _engine(setting, load_model(name, dtype=setting.dtype, seed=0))
+@dataclass
+class _Report:
+    """Keeps cells as they come, and tells of them."""
+
+    setting: ThroughputSetting
+    ledger: Ledger
+    tell: Tell | None
+    done: int = 0
+    kept_cells: int = 0
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        setting = self.setting
+        cases = [case for part in setting.parts for group in groups(setting, part) for case in group]
+        documents = len(set(setting.documents)) if "memory" in setting.parts else 0
+        self.total = len(setting.models) * (sum(len(case.columns) for case in cases) + documents)
+
+    def kept(self, about: Mapping[str, Any]) -> Cell | None:
+        """The cell, if an earlier run of the benchmark has measured it."""
+        cell = self.ledger.get(about)
+        if cell is not None:
+            self.kept_cells += 1
+            self._say(about, cell, kept=True)
+        return cell
+
+    def put(self, about: Mapping[str, Any], cell: Cell) -> Cell:
+        self.ledger.put(about, cell)
+        self._say(about, cell, kept=False)
+        return cell
+
+    def _say(self, about: Mapping[str, Any], cell: Cell, *, kept: bool) -> None:
+        self.done += 1
+        if self.tell is not None:
+            self.tell(News(self.done, self.total, about, cell, kept))
+
+
+class _Subject:
+    """One model, and its rows. The stock model is loaded when it is first asked for."""
+
+    def __init__(self, setting: ThroughputSetting, name: str, ceilings: Ceilings, report: _Report) -> None:
+        self._setting = setting
+        self._ceilings = ceilings
+        self._report = report
+        self._loaded = load_model(name, dtype=setting.dtype, seed=0)
+        self._about = {"model": name, "dtype": dtype_name(self._loaded.model.dtype)}
+        for part in setting.parts:  # an error now, not behind minutes of measuring
+            _kv_bytes(setting, part, self._loaded)
+            if _STOCK & {name for group in groups(setting, part) for name in group[0].columns}:
+                model = self._loaded.model
+                check_another_fits(model.config, model.dtype, "use a smaller model, or --against off")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of all parts, in their order."""
+        for part in self._setting.parts:
+            yield from self._part(part)
+            gc.collect()  # the part's engine has gone, and its memory goes with it
+
+    def _part(self, part: str) -> Iterator[dict[str, Any]]:
+        with _engine(self._setting, part, self._loaded) as llm:
+            if part == "memory":
+                yield from self._memory(llm)
+            for group in groups(self._setting, part):
+                yield from self._group(llm, group)
+
+    def _group(self, llm: AsyncLLM, group: Group) -> Iterator[dict[str, Any]]:
+        cost = Cost.of(llm, self._setting.longest(group[0].about["part"]))
+        paces: dict[str, Pace | str] = {}
+        shared: dict[str, Cell] = {}
+        for case in group:
+            cells = {name: self._report.kept(self._key(case, name)) for name in case.columns}
+            missing = {name: self._column(llm, name) for name, cell in cells.items() if cell is None}
+            for name, run in self._runs(llm, case, missing, paces):
+                cells[name] = self._report.put(self._key(case, name), _cell(run, cost, self._ceilings))
+            made = {name: cell for name, cell in cells.items() if cell is not None}
+            shared |= {name: cell | _when(case) for name, cell in made.items() if name != "inlay"}
+            yield row_of(self._about | case.about, made | shared)
+
+    def _runs(
+        self, llm: AsyncLLM, case: Case, columns: Mapping[str, Column], paces: dict[str, Pace | str]
+    ) -> Iterator[tuple[str, Run | str]]:
+        if not columns:
+            return
+        setting, workload = self._setting, asyncio.run(case.make(llm))
+        for name, column in columns.items():
+            if name not in paces:
+                paces[name] = pace_of(column, workload, setting.limit_s)
+        bounds = Bounds(turns=setting.runs, batch=setting.batch, budget_s=setting.budget_s, limit_s=setting.limit_s)
+        yield from in_turns(columns, workload, paces, bounds)
+
+    def _memory(self, llm: AsyncLLM) -> Iterator[dict[str, Any]]:
+        setting, shelf = self._setting, Shelf(llm, self._setting.users)
+        for documents in sorted(set(setting.documents)):
+            about = self._about | {"part": "memory", "documents": documents, "document_tokens": setting.users.document}
+            key = about | {"question": setting.users.question, "budget_s": setting.budget_s}
+            cell = self._report.kept(key)
+            if cell is None:
+                needed = shelf.seconds_for(documents)
+                late = f"its documents take about {needed:.0f} s to compute; give --budget-s as much"
+                cell = {"skipped": late} if needed > setting.budget_s else shelf.measure(documents)
+                self._report.put(key, cell)
+            yield about | cell
+
+    def _column(self, llm: AsyncLLM, name: str) -> Column:
+        if name in _STOCK:
+            return (Stock if name == "stock" else Continuous)(self._stock, self._setting.batch)
+        return Ours(llm, reuse=name == "inlay")
+
+    @cached_property
+    def _stock(self) -> PreTrainedModel:
+        return load_stock(self._loaded.name, self._about["dtype"])
+
+    def _key(self, case: Case, column: str) -> dict[str, Any]:
+        """All that makes a cell what it is."""
+        setting = self._setting
+        bounds = {"batch": setting.batch, "runs": setting.runs, "budget_s": setting.budget_s, "quick": setting.quick}
+        return self._about | case.about | case.sizes | bounds | {"column": column}
+
+
+@contextmanager
+def _engine(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> Iterator[AsyncLLM]:
+    """An engine of its own for every part: memory that another one has touched would count as taken."""
+    room = _kv_bytes(setting, part, loaded)
+    llm = AsyncLLM(loaded, seed=0, kv_memory=room, chunk_size=CHUNK, max_num_seqs=setting.batch)
     try:
-        columns = _columns(setting, llm)
-        cases = asyncio.run(_cases(setting, llm))
-        cost = Cost.of(llm)
-        for done, case in enumerate(cases):
-            runs, left_out = _in_turns(columns, case.workload, setting.runs)
-            cells = {column: _cell(run, cost, ceilings) for column, run in runs.items()} | left_out
-            yield done + 1, len(cases), _row(name, cost.dtype, case, {column: cells[column] for column in columns})
+        yield llm
     finally:
         llm.shutdown()
 
 
-def _engine(setting: ThroughputSetting, loaded: LoadedModel) -> AsyncLLM:
-    """An engine with room for a full batch in which nothing is shared, and for all modules."""
-    longest = loaded.spec.max_positions
-    if setting.longest >= longest:
-        raise ContextError(f"requests of {setting.longest} tokens do not fit the model's context of {longest}")
-    chunks = setting.batch * (-(-setting.longest // _CHUNK) + CHOSEN + 2)
-    chunks += -(-MODULES * setting.module_tokens // _CHUNK) + MODULES
-    needed = chunks * _CHUNK * token_bytes(loaded.spec, loaded.model.dtype.itemsize)
+def _kv_bytes(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> int:
+    """Bytes of KV that a part needs. Raises ContextError and CapacityError where it cannot run."""
+    longest, most = setting.longest(part), loaded.spec.max_positions
+    if longest >= most:
+        raise ContextError(f"{part}: requests of {longest} tokens do not fit the model's context of {most}")
+    needed = setting.chunks(part) * CHUNK * token_bytes(loaded.spec, loaded.model.dtype.itemsize)
     free = psutil.virtual_memory().available
     if needed > free:
         raise CapacityError(
-            f"{setting.batch} requests of {setting.longest} tokens take {needed / GB:.1f} GB of KV where nothing is "
-            f"shared, and {free / GB:.1f} GB are free; give a smaller batch or shorter prompts"
+            f"{part}: {setting.chunks(part) * CHUNK} tokens take {needed / GB:.1f} GB of KV where nothing is shared, "
+            f"and {free / GB:.1f} GB are free; give a smaller batch, shorter prompts or fewer documents"
         )
-    return AsyncLLM(loaded, seed=0, kv_memory=needed, chunk_size=_CHUNK, max_num_seqs=setting.batch)
+    return needed
 
 
 def token_bytes(spec: ModelSpec, itemsize: int) -> int:
@@ -166,91 +218,13 @@ def token_bytes(spec: ModelSpec, itemsize: int) -> int:
     return sum(2 * layer.kv_heads * layer.head_dim for layer in spec.layers) * itemsize
 
 
-def _columns(setting: ThroughputSetting, llm: AsyncLLM) -> dict[str, Column]:
-    made: dict[str, Column] = {"inlay": Ours(llm, reuse=True)}
-    if "off" in setting.columns:
-        made["off"] = Ours(llm, reuse=False)
-    if {"stock", "transformers"} & set(setting.columns):
-        model = llm.loaded.model
-        check_another_fits(model.config, model.dtype, "use a smaller model, or --against off")
-        stock = load_stock(llm.model_name, dtype_name(model.dtype))
-        others: dict[str, Callable[[], Column]] = {
-            "stock": lambda: Stock(stock, setting.batch),
-            "transformers": lambda: Continuous(stock, setting.batch),
-        }
-        made |= {column: make() for column, make in others.items() if column in setting.columns}
-    return made
+def _when(case: Case) -> dict[str, Any]:
+    """What tells at which hit rate a cell was measured that stands in the rows of all."""
+    return {name: value for name, value in case.about.items() if name == "aimed_hit_rate"}
 
 
-async def _cases(setting: ThroughputSetting, llm: AsyncLLM) -> list[Case]:
-    """The rows of a model, in the order of its tables."""
-    cases = []
-    for part in setting.parts:
-        for prefix, workload in await _workloads(part, setting, llm):
-            if "batch" in setting.arrivals:
-                cases.append(Case(part, workload, None, prefix))
-            if "poisson" in setting.arrivals:
-                cases += [Case(part, workload.arriving(rate, 0), rate, prefix) for rate in setting.rates]
-    return cases
-
-
-async def _workloads(part: str, setting: ThroughputSetting, llm: AsyncLLM) -> list[tuple[int | None, Workload]]:
-    """The workloads of a part, each with its shared prefix where it has one."""
-    sizes = {"requests": setting.requests, "question": setting.question}
-    if part == "modules":
-        tokens, completion = setting.module_tokens, setting.module_completion
-        return [(None, await permuted_modules(llm, tokens=tokens, completion=completion, **sizes))]
-    return [
-        (prefix, shared_prefix(llm.vocab_size, prefix=prefix, completion=setting.completion, **sizes))
-        for prefix in setting.prefixes
-    ]
-
-
-def _in_turns(
-    columns: dict[str, Column], workload: Workload, turns: int
-) -> tuple[dict[str, Run], dict[str, dict[str, Any]]]:
-    """Each column's run of median time, and a cell with the reason for those that cannot run.
-
-    A first, small run of each warms up and does not count. Every turn has an order of its own.
-    """
-    runs: dict[str, list[Run]] = {name: [] for name in columns}
-    left_out: dict[str, dict[str, Any]] = {}
-    shuffle = random.Random(0).shuffle
-    for turn in range(turns + 1):
-        order = [name for name in columns if name not in left_out]
-        shuffle(order)
-        for name in order:
-            try:
-                run = columns[name].run(workload if turn else workload.small())
-            except ModelError as error:
-                left_out[name] = {"skipped": str(error)}
-                continue
-            if turn:
-                runs[name].append(run)
-    done = {name: sorted(each, key=lambda run: run.wall_s) for name, each in runs.items() if name not in left_out}
-    return {name: each[len(each) // 2] for name, each in done.items()}, left_out
-
-
-def _cell(run: Run, cost: Cost, ceilings: Ceilings) -> dict[str, Any]:
-    return figures(run) | {"steps": summary(run.steps, cost, ceilings) if run.steps else None}
-
-
-def _row(model: str, dtype: str, case: Case, cells: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A row of the JSON, with our figures against the others'.
-
-    ratio: our tokens a second over theirs, where all requests were there at once; with what was prepared before
-    counted in as ``ratio_prepared``. kv_saved: the share of the unshared column's KV that we do without.
-    """
-    ours, off = cells["inlay"], cells.get("off", {})
-    saved = 1 - ours["kv_peak_bytes"] / off["kv_peak_bytes"] if off.get("kv_peak_bytes") else None
-    others = {name: cell for name, cell in cells.items() if name != "inlay" and "skipped" not in cell}
-    row: dict[str, Any] = {"model": model, "dtype": dtype, "part": case.part, "prefix": case.prefix, "rate": case.rate}
-    row |= {"arrivals": "batch" if case.rate is None else "poisson", "requests": len(case.workload.asks)}
-    row |= {"completion": case.workload.completion, "columns": cells, "ratio": None, "ratio_prepared": None}
-    if case.rate is None:
-        whole = ours["wall_s"] + ours["prepare_s"]
-        row["ratio"] = {name: round(cell["wall_s"] / ours["wall_s"], 3) for name, cell in others.items()}
-        row["ratio_prepared"] = {
-            name: round((cell["wall_s"] + cell["prepare_s"]) / whole, 3) for name, cell in others.items()
-        }
-    return row | {"kv_saved": None if saved is None else round(saved, 4)}
+def _cell(run: Run | str, cost: Cost | None, ceilings: Ceilings) -> Cell:
+    """A run as it stands in a row, or why there was none."""
+    if isinstance(run, str):
+        return {"skipped": run}
+    return figures(run) | {"steps": None if cost is None or not run.steps else summary(run.steps, cost, ceilings)}

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 from inlay.async_llm import AsyncLLM
-from inlay.bench.throughput.record import Answer, Run
+from inlay.bench.throughput.modules import POSITIONS, REUSE
+from inlay.bench.throughput.record import Answer, Limit, Run
 from inlay.bench.throughput.steps import held_chunks, recording
 from inlay.bench.throughput.workload import Ask, Workload
+from inlay.inputs import PromptInput
+from inlay.pml import Prompt
 from inlay.types import SamplingParams
 
 
 class Ours:
-    """Runs workloads through an engine that has nothing stored when a run begins.
+    """Runs workloads through an engine that has nothing stored when a run begins, but what the workload says.
 
-    reuse: whether anything is shared: prefixes are found as they are, modules are encoded ``isolated`` beforehand.
-        Otherwise every request computes its whole prompt, for itself (``reuse="off"``).
+    reuse: whether anything is shared: prefixes are found as they are, modules are encoded ``isolated``, and what is to
+        be resident is computed beforehand. Otherwise every request computes its whole prompt, for itself
+        (``reuse="off"``).
     """
 
     def __init__(self, llm: AsyncLLM, *, reuse: bool) -> None:
         self._llm = llm
         self._reuse = reuse
 
-    def run(self, workload: Workload) -> Run:
-        """Ask everything, each at its time. Raises InlayError."""
-        return asyncio.run(self._run(workload))
+    def prompt_tokens(self, workload: Workload) -> int:
+        """How many tokens of prompts this computes."""
+        return workload.prompt_tokens(sharing=self._reuse)
 
-    async def _run(self, workload: Workload) -> Run:
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
+        """Ask everything, each at its time. Raises InlayError; DeadlineError ``limit_s`` behind the first request."""
+        return asyncio.run(self._run(workload, limit_s))
+
+    async def _run(self, workload: Workload, limit_s: float) -> Run:
         pool = self._llm.store.pool
         self._llm.store.clear()
-        pool.peak_chunks = 0
         prepare_s = await self._prepare(workload)
+        pool.peak_chunks = 0
         with recording(self._llm) as steps:
             started = time.perf_counter()
-            answers = list(await asyncio.gather(*(self._answer(ask, workload, started) for ask in workload.asks)))
+            answers = await self._ask(workload, started, limit_s)
         size = pool.chunk_size * pool.bytes_per_token
         return Run(
             started,
@@ -46,20 +55,47 @@ class Ours:
             steps=steps,
         )
 
+    async def _ask(self, workload: Workload, started: float, limit_s: float) -> list[Answer]:
+        gate = asyncio.Semaphore(workload.clients or len(workload.asks))
+        limit = Limit(limit_s)
+        try:
+            async with asyncio.timeout(None if math.isinf(limit_s) else limit_s):
+                return list(
+                    await asyncio.gather(*(self._answer(ask, workload, started, gate) for ask in workload.asks))
+                )
+        except TimeoutError:
+            await self._at_rest()
+            raise limit.passed() from None
+
+    async def _at_rest(self) -> None:
+        """Wait until the engine has dropped what was given up: the next column must not run beside its last step."""
+        await asyncio.wrap_future(self._llm._thread.call(lambda: None))
+
     async def _prepare(self, workload: Workload) -> float:
-        """Make the schema known, and with reuse encode it; the seconds that took."""
+        """Make the schema known, and with reuse compute what is to be resident; the seconds that took."""
         started = time.perf_counter()
         if workload.schema is not None:
-            await self._llm.add_schema(workload.schema, encode=self._reuse, reuse="isolated", positions="packed")
+            await self._llm.add_schema(workload.schema, encode=False, reuse=REUSE, positions=POSITIONS)
+        for prompt in workload.resident if self._reuse else ():
+            await self._store(prompt)
         return time.perf_counter() - started
 
-    async def _answer(self, ask: Ask, workload: Workload, started: float) -> Answer:
-        answer = Answer(started + ask.at)
-        await asyncio.sleep(answer.arrived - time.perf_counter())
-        params = SamplingParams(max_tokens=workload.completion, temperature=0, ignore_eos=True)
-        reuse = "off" if not self._reuse else "exact" if workload.schema is None else "isolated"
-        positions = None if workload.schema is None else "packed"
-        async for output in self._llm.generate(ask.prompt, params, reuse=reuse, positions=positions):
-            answer.say(output.outputs[0].token_ids, time.perf_counter())
-        answer.prompt_ids = tuple(output.prompt_token_ids)
+    async def _store(self, prompt: PromptInput) -> None:
+        if isinstance(prompt, Prompt):
+            await self._llm.warm(prompt, reuse=REUSE, positions=POSITIONS)
+            return
+        async for _ in self._llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0), reuse="exact"):
+            pass
+
+    async def _answer(self, ask: Ask, workload: Workload, started: float, gate: asyncio.Semaphore) -> Answer:
+        async with gate:
+            # A client of several asks when its turn has come; a request with a time of its own is late if it waits.
+            answer = Answer(time.perf_counter() if workload.clients else started + ask.at)
+            await asyncio.sleep(max(0.0, answer.arrived - time.perf_counter()))
+            params = SamplingParams(max_tokens=workload.completion, temperature=0, ignore_eos=True)
+            reuse = "off" if not self._reuse else "exact" if workload.schema is None else REUSE
+            positions = None if workload.schema is None else POSITIONS
+            async for output in self._llm.generate(ask.prompt, params, reuse=reuse, positions=positions):
+                answer.say(output.outputs[0].token_ids, time.perf_counter())
+        answer.prompt_ids, answer.usage = tuple(output.prompt_token_ids), output.usage
         return answer

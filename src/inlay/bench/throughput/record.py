@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from inlay.bench.throughput.steps import Step
+from inlay.errors import DeadlineError
+from inlay.types import Usage
 
 _PERCENTILES = (50, 90, 99)
 
 
 @dataclass
 class Answer:
-    """One request's tokens. arrived, times: seconds of ``perf_counter``; one time a token."""
+    """One request's tokens. arrived, times: seconds of ``perf_counter``; one time a token.
+
+    usage: where its prompt's keys and values came from; None where a column cannot tell.
+    """
 
     arrived: float
     times: list[float] = field(default_factory=list)
     ids: tuple[int, ...] = ()
     prompt_ids: tuple[int, ...] = ()
+    usage: Usage | None = None
 
     def say(self, ids: tuple[int, ...], now: float) -> None:
         """All its tokens so far. Those that are new came together."""
@@ -51,6 +58,23 @@ class Run:
         return max(answer.times[-1] for answer in self.answers) - self.started
 
 
+class Limit:
+    """So many seconds from now, behind which a run ends without a result."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.perf_counter() + seconds
+
+    def check(self) -> None:
+        """Raise DeadlineError when they are over."""
+        if time.perf_counter() > self._end:
+            raise self.passed()
+
+    def passed(self) -> DeadlineError:
+        """What ends a run that takes too long."""
+        return DeadlineError(f"not done within {self._seconds:g} s; give a larger --budget-s or fewer --requests")
+
+
 def figures(run: Run) -> dict[str, Any]:
     """A run as it stands in the JSON; latency is normalized: the mean over requests of their time by their tokens."""
     tokens = sum(len(answer.times) for answer in run.answers)
@@ -63,14 +87,25 @@ def figures(run: Run) -> dict[str, Any]:
         "tokens_s": round(tokens / run.wall_s, 2),
         "requests_s": round(len(run.answers) / run.wall_s, 4),
         "latency_ms_per_token": round(float(np.mean(latency)) * 1000, 3),
-        "ttft_ms": _percentiles(first),
-        "inter_token_ms": _percentiles(between) if len(between) else None,
+        "ttft_ms": percentiles(first),
+        "inter_token_ms": percentiles(between) if len(between) else None,
+        "requests": len(run.answers),
+        "hit_rate": _hit_rate(run),
         "kv_peak_bytes": run.kv_peak,
         "pool_peak_bytes": run.pool_peak,
         "peak_batch": run.peak_batch,
     }
 
 
-def _percentiles(seconds: Any) -> dict[str, float]:
+def percentiles(seconds: Any) -> dict[str, float]:
+    """Milliseconds of some seconds: the one in the middle, and those that 10 % and 1 % exceed."""
     values = np.percentile(np.asarray(seconds) * 1000, _PERCENTILES)
     return {f"p{q}": round(float(value), 3) for q, value in zip(_PERCENTILES, values, strict=True)}
+
+
+def _hit_rate(run: Run) -> float | None:
+    """The share of all prompts' tokens whose keys and values were stored."""
+    used = [answer.usage for answer in run.answers if answer.usage is not None]
+    if not used:
+        return None
+    return round(sum(usage.cached_tokens for usage in used) / sum(usage.prompt_tokens for usage in used), 4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,10 +94,17 @@ class Cost:
     dtype: str
 
     @classmethod
-    def of(cls, llm: Base) -> Cost:
-        """The model that an engine runs, in its own dtype (weights that are not quantized)."""
+    def of(cls, llm: Base, longest: int) -> Cost | None:
+        """The model that an engine runs, in its own dtype (weights that are not quantized).
+
+        longest: tokens of the longest request. None where a sliding window is shorter: then layers read less than all.
+        """
         model: PreTrainedModel = llm.loaded.model
         config, dtype = model.config, model.dtype
+        window = getattr(config, "sliding_window", None)
+        sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ("sliding_attention",))
+        if window is not None and sliding and window < longest:
+            return None
         head = config.vocab_size * config.hidden_size
         body = bytes_read_per_token(config, dtype) // dtype.itemsize - head
         widths = sum(layer.head_dim for layer in llm.loaded.spec.layers)
@@ -118,7 +127,11 @@ class Cost:
 
 
 def summary(steps: Sequence[Step], cost: Cost, ceilings: Ceilings) -> dict[str, Any]:
-    """All steps of a run: the sum of their floors, and the share of their time that this is."""
+    """All steps of a run: the sum of their floors, and the share of their time that this is; and the full decode steps.
+
+    decode: the steps in which every request had one token, those with the most requests. Medians over them: of their
+    time, of their floor, and of the share that the floor is of the time. None where no step was such a step.
+    """
     floors = [ceilings.seconds(cost.flops(step), cost.bytes(step), cost.dtype) for step in steps]
     floor, took = sum(seconds for seconds, _ in floors), sum(step.seconds for step in steps)
     return {
@@ -128,6 +141,24 @@ def summary(steps: Sequence[Step], cost: Cost, ceilings: Ceilings) -> dict[str, 
         "floor_s": round(floor, 4),
         "floor_memory_s": round(sum(seconds for seconds, bound in floors if bound == "memory"), 4),
         "of_floor": round(floor / took, 4),
+        "decode": _full_decode(steps, floors),
+    }
+
+
+def _full_decode(steps: Sequence[Step], floors: Sequence[tuple[float, str]]) -> dict[str, Any] | None:
+    decode = [pair for pair in zip(steps, floors, strict=True) if all(span.length == 1 for span in pair[0].spans)]
+    rows = max((len(step.spans) for step, _ in decode), default=0)
+    full = [pair for pair in decode if len(pair[0].spans) == rows]
+    if not full:
+        return None
+    bounds = Counter(bound for _, (_, bound) in full)
+    return {
+        "rows": rows,
+        "count": len(full),
+        "ms": round(statistics.median(step.seconds for step, _ in full) * 1000, 3),
+        "floor_ms": round(statistics.median(floor for _, (floor, _) in full) * 1000, 3),
+        "of_floor": round(statistics.median(floor / step.seconds for step, (floor, _) in full), 4),
+        "bound": bounds.most_common(1)[0][0],
     }
 
 

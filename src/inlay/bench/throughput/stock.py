@@ -8,6 +8,7 @@ left. A batch takes whoever has arrived, up to its size, and who comes later wai
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from inlay.bench.throughput.record import Answer, Run
+from inlay.bench.throughput.record import Answer, Limit, Run
 from inlay.bench.throughput.workload import Ask, Workload
 from inlay.models.interface import attention_implementation
 
@@ -28,10 +29,14 @@ class Stock:
         self._model = model
         self._most = most
 
+    def prompt_tokens(self, workload: Workload) -> int:
+        """How many tokens of prompts this computes: what all begin with once, and nothing else is shared."""
+        return workload.prompt_tokens(sharing=workload.schema is None)
+
     @torch.inference_mode()
-    def run(self, workload: Workload) -> Run:
-        """Answer all requests, batch by batch in the order of arrival."""
-        waiting = list(workload.asks)
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
+        """Answer all requests, batch by batch in the order of arrival. Raises DeadlineError behind ``limit_s``."""
+        waiting, limit = list(workload.asks), Limit(limit_s)
         run = Run(time.perf_counter(), [], kv_peak=0, peak_batch=0)
         with attention_implementation(self._model, "sdpa"):
             shared = self._shared(workload.asks[0].ids[: workload.prefix])
@@ -40,7 +45,7 @@ class Stock:
                 now = time.perf_counter() - run.started
                 batch = [ask for ask in waiting[: self._most] if ask.at <= now]
                 del waiting[: len(batch)]
-                self._answer(batch, shared, workload, run)
+                self._answer(batch, shared, workload, run, limit)
         return run
 
     def _shared(self, ids: Sequence[int]) -> DynamicCache:
@@ -50,23 +55,26 @@ class Stock:
             self._model.base_model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
         return cache
 
-    def _answer(self, batch: list[Ask], shared: DynamicCache, workload: Workload, run: Run) -> None:
+    def _answer(self, batch: list[Ask], shared: DynamicCache, workload: Workload, run: Run, limit: Limit) -> None:
         cache = copy.deepcopy(shared)
         if workload.prefix:
             cache.batch_repeat_interleave(len(batch))
-        said, times = self._decode(batch, cache, workload)
+        said, times = self._decode(batch, cache, workload, limit)
         kept = kv_bytes(cache) + kv_bytes(shared)
         run.kv_peak, run.peak_batch = max(run.kv_peak or 0, kept), max(run.peak_batch or 0, len(batch))
         for ask, ids in zip(batch, said, strict=True):
             run.answers.append(Answer(run.started + ask.at, list(times), tuple(ids), ask.ids))
 
-    def _decode(self, batch: list[Ask], cache: DynamicCache, workload: Workload) -> tuple[list[list[int]], list[float]]:
+    def _decode(
+        self, batch: list[Ask], cache: DynamicCache, workload: Workload, limit: Limit
+    ) -> tuple[list[list[int]], list[float]]:
         """Every row's answer, and when each of its tokens was there."""
         ids, mask = padded([ask.ids[workload.prefix :] for ask in batch], workload.prefix)
         positions = None if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)[:, workload.prefix :]
         said: list[Tensor] = []
         times: list[float] = []
         while len(said) < workload.completion:
+            limit.check()
             if said:
                 ids = said[-1]
                 mask = None if mask is None else torch.cat((mask, mask.new_ones(len(batch), 1)), -1)

@@ -1,4 +1,4 @@
-"""What is asked: prompts as token ids and as what inlay is given, and when each of them arrives."""
+"""What is asked: prompts as token ids and as what inlay is given, what of them is stored, and when each arrives."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inlay.async_llm import AsyncLLM
-from inlay.bench.texts import exact_text
 from inlay.inputs import PromptInput
-from inlay.layout import SchemaLayout
-from inlay.pml import Prompt, Schema
-
-MODULES, CHOSEN = 12, 6  # of the workload of permuted modules: in the schema, and in each prompt
+from inlay.pml import Schema
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. ids: the whole prompt's. prompt: the same as inlay gets it. at: seconds behind the start."""
+    """One request.
+
+    ids: the whole prompt's. prompt: the same as inlay gets it. at: seconds behind the start.
+    shared: how many of its tokens are stored when it comes, where stored text is used: those of what was resident, and
+        of what was asked before it.
+    """
 
     ids: tuple[int, ...]
     prompt: PromptInput
     at: float = 0.0
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,26 @@ class Workload:
 
     prefix: how many tokens all prompts begin with in common, as far as a baseline is told of it.
     schema: what prompts of modules derive from; None where prompts are ids.
+    resident: what is computed before the run, where stored text is used: prompts of which nothing is asked.
+    clients: how many callers take turns, each asking when its last request was answered; None where requests come at
+        their own times, whoever waits.
     """
 
     asks: tuple[Ask, ...]
     completion: int
     prefix: int = 0
     schema: Schema | None = None
+    resident: tuple[PromptInput, ...] = ()
+    clients: int | None = None
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt with its answer."""
         return max(len(ask.ids) for ask in self.asks) + self.completion
+
+    def prompt_tokens(self, *, sharing: bool) -> int:
+        """How many tokens of prompts have to be computed, by whom uses what is stored and by whom does not."""
+        return sum(len(ask.ids) - (ask.shared if sharing else 0) for ask in self.asks)
 
     def arriving(self, rate: float, seed: int) -> Workload:
         """The same requests as a Poisson process of ``rate`` requests a second, the first one at 0."""
@@ -50,42 +60,29 @@ class Workload:
         times = itertools.accumulate(gaps, initial=0.0)
         return replace(self, asks=tuple(replace(ask, at=at) for ask, at in zip(self.asks, times, strict=True)))
 
+    def first(self, requests: int) -> Workload:
+        """Its first requests alone."""
+        return replace(self, asks=self.asks[:requests])
+
     def small(self) -> Workload:
         """Its first two requests at once, with short answers: to warm up."""
         few = tuple(replace(ask, at=0.0) for ask in self.asks[:2])
         return replace(self, asks=few, completion=min(2, self.completion))
 
 
+def random_ids(draw: random.Random, vocabulary: int, tokens: int) -> list[int]:
+    """Token ids whose meaning does not matter."""
+    return draw.choices(range(min(256, vocabulary)), k=tokens)
+
+
 def shared_prefix(vocabulary: int, *, requests: int, prefix: int, question: int, completion: int) -> Workload:
     """``prefix`` tokens that all prompts begin with, then ``question`` tokens of each one's own."""
     draw = random.Random(0)
-    ids = range(min(256, vocabulary))
-    first = draw.choices(ids, k=prefix)
-    prompts = [[*first, *draw.choices(ids, k=question)] for _ in range(requests)]
-    return Workload(tuple(Ask(tuple(prompt), prompt) for prompt in prompts), completion, prefix)
+    first = random_ids(draw, vocabulary, prefix)
+    prompts = [[*first, *random_ids(draw, vocabulary, question)] for _ in range(requests)]
+    return Workload(asked(prompts, [0] + [prefix] * (requests - 1)), completion, prefix)
 
 
-async def permuted_modules(llm: AsyncLLM, *, requests: int, tokens: int, question: int, completion: int) -> Workload:
-    """Prompts of 6 out of 12 modules of ``tokens`` tokens, in an order of their own, and a question behind them."""
-    draw = random.Random(0)
-
-    def text(size: int) -> str:
-        return exact_text(llm, size, draw)  # type: ignore[arg-type]  # takes what LLM and AsyncLLM have in common
-
-    texts = [text(tokens) for _ in range(MODULES)]
-    modules = "".join(f'<module name="m{number}">{each}</module>' for number, each in enumerate(texts))
-    schema = Schema.from_string(f'<schema name="bench">{modules}</schema>', source="bench.xml")
-    layout = await llm.add_schema(schema, encode=False, reuse="isolated", positions="packed")
-    asks = []
-    for _ in range(requests):
-        order = draw.sample(range(MODULES), CHOSEN)
-        asks.append(_ask(llm, layout, order, text(question)))
-    return Workload(tuple(asks), completion, schema=schema)
-
-
-def _ask(llm: AsyncLLM, layout: SchemaLayout, order: Sequence[int], question: str) -> Ask:
-    runs = [run.ids for run in layout.runs if run.owner]
-    ids = [*llm.encoder.bos, *(token for number in order for token in runs[number]), *llm.encoder.text(question)]
-    imports = "".join(f"<m{number}/>" for number in order)
-    prompt = Prompt.from_string(f'<prompt schema="bench">{imports}{question}</prompt>', source="bench-prompt.xml")
-    return Ask(tuple(ids), prompt)
+def asked(prompts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[Ask, ...]:
+    """Prompts of token ids, each with how many of its tokens are stored by then."""
+    return tuple(Ask(tuple(ids), list(ids), shared=stored) for ids, stored in zip(prompts, shared, strict=True))
