@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from inlay.base import Base
 from inlay.cache.segment import SegmentSpec
-from inlay.engine.encoder import Progress, groups
+from inlay.engine.encoder import Progress
 from inlay.engine.request import Request
-from inlay.errors import ParameterError
+from inlay.errors import InlayError, ParameterError
 from inlay.inputs import PromptInput
 from inlay.layout import SchemaLayout
 from inlay.pml import Prompt, PromptBuilder, Schema
@@ -102,10 +101,10 @@ class AsyncLLM(Base):
         progress: Progress | None = None,
         cache_salt: str | None = None,
     ) -> SchemaLayout:
-        """See LLM.add_schema. Requests go on meanwhile: they have a step after every ``prefill_chunk`` tokens or so.
+        """See LLM.add_schema. Requests go on meanwhile: they have a step after every ``prefill_chunk`` tokens.
 
-        progress: called with the number of tokens done and to do, those that were stored included.
-        After a CapacityError what was encoded before it stays.
+        progress: called with how many of the schema's tokens are encoded, and how many there are, on the engine's
+            thread.
         """
         layout, specs = await asyncio.to_thread(self._schema, schema, self._policy(reuse, positions, cache_salt))
         if encode:
@@ -141,12 +140,22 @@ class AsyncLLM(Base):
         }
 
     async def _encode(self, specs: Sequence[SegmentSpec], progress: Progress | None) -> None:
-        total, done = sum(len(spec.ids) for spec in specs), 0
-        for group in groups(specs, self.config.prefill_chunk):
-            await asyncio.wrap_future(self._thread.call(partial(self._engine.encode, group)))
-            done += sum(len(spec.ids) for spec in group)
+        passes = self._engine.encoding(specs, self.config.prefill_chunk)
+        total = sum(len(spec.ids) for spec in specs)
+
+        def one_pass() -> bool:
+            news = next(passes, None)
+            done, missing = news or (0, 0)
             if progress is not None:
-                progress(done, total)
+                progress(total - (missing - done), total)
+            return news is not None
+
+        try:
+            while await asyncio.wrap_future(self._thread.call(one_pass)):
+                pass
+        finally:
+            with suppress(InlayError):  # the engine may have been shut down meanwhile
+                self._thread.call(passes.close)
 
 
 class _News:

@@ -102,8 +102,7 @@ class Base:
 
     def schema(self, name: str, *, cache_salt: str | None = None) -> SchemaLayout | None:
         """The schema of that name as requests with this salt see it: their own, else the public one."""
-        with self._lock:
-            return self._library.layout(name, cache_salt or "")
+        return self._library.layout(name, cache_salt or "")
 
     def remove_schema(self, name: str, *, cache_salt: str | None = None) -> bool:
         """Forget a schema; returns whether there was one. Requests under way go on.
@@ -138,8 +137,9 @@ class Base:
         """Make a schema known; returns its layout and the segments that can be encoded beforehand."""
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
+        layout = self._library.lay_out(schema, policy.salt)  # a large one takes seconds, for which nobody else waits
         with self._lock:
-            layout = self._library.add(schema, policy.salt)
+            self._library.add(layout, policy.salt)
             return layout, self._library.all_specs(layout, policy)
 
     def _modules_of(self, name: str, policy: Policy) -> dict[str, list[SegmentSpec]]:

@@ -6,7 +6,7 @@ and the text that it is anchored to can be encoded in the same pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from inlay.attention.plan import Piece, Span, pieces_at
 from inlay.cache.contexts import in_encoding_order
@@ -38,6 +38,15 @@ class Encoder:
         progress: called with the number of tokens done and to do.
         Raises CapacityError; then nothing new is stored.
         """
+        for done, total in self.passes(specs, self._max_tokens):
+            if progress is not None:
+                progress(done, total)
+
+    def passes(self, specs: Iterable[SegmentSpec], max_tokens: int) -> Generator[tuple[int, int]]:
+        """The same, a forward pass of at most ``max_tokens`` tokens at a time; others may run between two of them.
+
+        Yields how many tokens are done and how many there are to do, after every pass.
+        """
         wanted = [spec for spec in specs if self._store.get(spec) is None]
         ordered = [(spec, self._store.get(spec)) for spec in in_encoding_order(wanted)]
         found = {spec.key: stored for spec, stored in ordered if stored is not None}
@@ -48,7 +57,7 @@ class Encoder:
             block = self._store.allocate(sum(len(spec.ids) for spec in missing))
             try:
                 slots = _side_by_side(missing, block)
-                self._compute(missing, found, slots, progress)
+                yield from self._compute(missing, found, slots, max_tokens)
                 for spec in missing:
                     self._store.insert(spec.run, slots[spec.key])
             finally:
@@ -59,8 +68,8 @@ class Encoder:
         missing: Sequence[SegmentSpec],
         found: dict[bytes, Found],
         slots: dict[bytes, tuple[Run, ...]],
-        progress: Progress | None,
-    ) -> None:
+        max_tokens: int,
+    ) -> Generator[tuple[int, int]]:
         def stored(spec: SegmentSpec) -> tuple[Piece, ...]:
             if spec.key in found:
                 return pieces(found[spec.key], spec.start, len(spec.ids))
@@ -71,11 +80,10 @@ class Encoder:
             context = tuple(piece for other in spec.context for piece in stored(other))
             work.append(Work(spec.ids, Span(spec.start, len(spec.ids), context, slots[spec.key])))
         total, done = sum(len(spec.ids) for spec in missing), 0
-        for batch in batches(work, self._max_tokens):
+        for batch in batches(work, max_tokens):
             self._runner.run(batch, rows=[])
             done += sum(w.span.length for w in batch)
-            if progress is not None:
-                progress(done, total)
+            yield done, total
 
 
 def _side_by_side(specs: Sequence[SegmentSpec], block: tuple[Run, ...]) -> dict[bytes, tuple[Run, ...]]:
@@ -85,19 +93,6 @@ def _side_by_side(specs: Sequence[SegmentSpec], block: tuple[Run, ...]) -> dict[
         slots[spec.key] = cut(block, at, len(spec.ids))
         at += len(spec.ids)
     return slots
-
-
-def groups(specs: Sequence[SegmentSpec], tokens: int) -> list[list[SegmentSpec]]:
-    """Cut a list of segments, in order, into groups of at most ``tokens`` tokens; a longer one is a group alone."""
-    made: list[list[SegmentSpec]] = []
-    room = 0
-    for spec in specs:
-        if len(spec.ids) > room:
-            made.append([])
-            room = tokens
-        made[-1].append(spec)
-        room -= len(spec.ids)
-    return made
 
 
 def batches(work: Sequence[Work], max_tokens: int) -> list[list[Work]]:

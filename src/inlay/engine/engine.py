@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inlay.attention.plan import Plan, advance, build_plan
@@ -72,6 +72,10 @@ class Engine:
     def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> None:
         """Make sure that these segments are stored. Raises CapacityError."""
         self._encoder.encode(specs, progress)
+
+    def encoding(self, specs: Iterable[SegmentSpec], max_tokens: int) -> Generator[tuple[int, int]]:
+        """The same in passes of at most ``max_tokens`` tokens, between which others may run; see Encoder.passes."""
+        return self._encoder.passes(specs, max_tokens)
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""

@@ -183,7 +183,7 @@ class Request:
 
     def output(self) -> RequestOutput:
         """What a leader's request has come to so far."""
-        usage = self.usage or Usage(len(self.ids), 0, 0, 0, 0, 0)  # none yet for one that still waits
+        usage = self.usage or Usage(len(self.ids), 0, len(self.ids), 0, 0, 0)  # one that still waits has found nothing
         family = self.family
         first = min((member.first_token_at for member in family if member.first_token_at is not None), default=None)
         last = max((member.finished_at or 0.0 for member in family), default=0.0)
