@@ -20,7 +20,7 @@ ERRORS = [
     '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 1}}',
     '{"method": "POST", "url": "/v1/chat/completions", "body": {}}',
     '{"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", '
-    '"body": {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}}',
+    '"body": {"messages": [{"role": "user", "content": "x"}], "echo": true}}',
 ]
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import openai
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,7 +25,8 @@ def blocks(language: str, file: str = "README.md") -> list[str]:
 COMMANDS = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
 BENCH = [command for command in COMMANDS if " bench " in command]
 EVAL = [command for command in COMMANDS if " eval " in command]
-INLAY = [command for command in COMMANDS if command.startswith("inlay ") and command not in BENCH + EVAL]
+SERVE = [command for command in COMMANDS if command.startswith("inlay serve")]
+INLAY = [command for command in COMMANDS if command.startswith("inlay ") and command not in BENCH + EVAL + SERVE]
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +39,8 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_command_is_known_here():
     assert {"make demo", "make test"} < set(COMMANDS)
-    assert set(COMMANDS) - set(INLAY) - set(BENCH) - set(EVAL) == {"make demo", "make test"}
+    assert set(COMMANDS) - set(INLAY) - set(BENCH) - set(EVAL) - set(SERVE) == {"make demo", "make test"}
+    assert len(SERVE) == 1
     assert len(EVAL) == 1
     assert len(INLAY) >= 4
     assert len(BENCH) == 2
@@ -46,6 +51,25 @@ def test_commands(command):
     result = run(command)
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+@pytest.mark.parametrize("command", SERVE)
+def test_serve_answers_and_stops(command):
+    words = [sys.executable, "-m", "inlay", *shlex.split(command)[1:], "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as server:
+        try:
+            (base,) = re.findall(r"http://\S+", server.stdout.readline().decode())
+            client = openai.OpenAI(base_url=base, api_key="none")
+            prompt = {"schema": "docs", "imports": ["bravel"], "text": "Who is the mayor of Bravel?"}
+            answer = client.chat.completions.create(
+                model="demo", messages=[], extra_body={"prompt": prompt}, temperature=0
+            )
+            assert answer.choices[0].message.content
+            assert answer.usage.prompt_tokens
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0, server.stderr.read().decode()
 
 
 @pytest.mark.parametrize("command", BENCH)

@@ -36,6 +36,8 @@ def usage(**changes: int) -> Usage:
         ("top_k", -2),
         ("top_k", 1.0),
         ("top_k", True),
+        ("top_k", 2**31),
+        ("repetition_penalty", 1e-300),
         ("min_p", -0.01),
         ("min_p", 1.01),
         ("min_p", math.nan),
@@ -120,7 +122,7 @@ def test_a_parameter_out_of_range_is_named_with_its_value(name, value):
             "logit_bias is {1: 101}; it must be None or a dict of token ids to numbers from -100 to 100.",
         ),
         ({"presence_penalty": 3}, "presence_penalty is 3; it must be a number from -2 to 2."),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a finite number above 0."),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; it must be a number from 0.01 to 100."),
         (
             {"structured_outputs": {"xml": 1}},
             "structured_outputs is {'xml': 1}; it must be None or a dict with exactly one of "
@@ -169,7 +171,7 @@ def test_the_sentence_names_the_allowed_range(changes, sentence):
         {"logprobs": 0},
         {"logprobs": 20},
         {"typical_p": 1},
-        {"repetition_penalty": 1e-3},
+        {"repetition_penalty": 0.01},
         {"presence_penalty": -2, "frequency_penalty": 2},
         {"logit_bias": {0: -100, 5: 100}},
         {"logit_bias": {}},

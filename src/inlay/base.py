@@ -165,6 +165,7 @@ class Base:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Request:
+        self._intake.prepare(params)  # nobody else waits for that
         with self._lock:
             layout = self._place(prompt, policy)
             offers = self._library.offers(layout, policy)
@@ -224,5 +225,4 @@ def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> L
     tokenizer = loaded.tokenizer
     encoder = TextEncoder(tokenizer)
     placeholder = placeholder_id(config.placeholders, encoder.unk_id)
-    special = frozenset(token.content for token in tokenizer.added_tokens_decoder.values())
-    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder, special)
+    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder)

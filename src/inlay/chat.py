@@ -2,6 +2,9 @@
 
 A template is rendered whole, with a sentinel for the body of every turn, and split on the sentinels: the pieces are
 what the template puts before, between and after the turns. So inlay follows any template without knowing it.
+
+Calls of tools and the tools themselves are rendered as they are, since a template may write them in any way; so may be
+their results. Seams (see seams.py) keep their texts from becoming special tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, product, takewhile
 from operator import eq
 from typing import Any
@@ -17,12 +20,31 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
+from inlay.seams import Seams, at_seams
 
 logger = logging.getLogger(__name__)
 
 _SENTINEL = "7310946{:04d}9512683"  # no letters: a template that changes their case shows it all the same
 _BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body, to see what the template leaves of it
 _STRIPPED = ("", "\n", None)
+
+Turn = str | Mapping[str, Any]
+"""A turn whose body is cut out: its role, or a message without content. Or a message that is rendered as it is."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""What a model may call, as OpenAI writes it: ``{"type": "function", "function": {"name", "parameters"?, …}}``."""
+
+# To see what a template does with tools. Mistral's takes ids of nine letters and digits.
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Finds a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "Which one."}}},
+    },
+}
+_QUESTION = {"role": "user", "content": "What is it?"}
+_RESULT = '"A bow\\", of steel.\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +66,10 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.values()
+        self._seams = Seams(token.content for token in added)
+        # A past answer may hold what the model itself writes, such as </think>: templates look for it.
+        self._answer_seams = Seams(token.content for token in added if token.special)
         self._warned: set[str] = set()
         self._pieces = lru_cache(maxsize=1024)(self._find_pieces)
         self._trims = lru_cache(maxsize=1024)(self._find_trims)
@@ -53,17 +79,69 @@ class ChatTemplate:
         """Whether the tokenizer has a chat template at all."""
         return bool(self._tokenizer.chat_template)
 
-    def pieces(self, roles: Sequence[str], *, generation: bool) -> tuple[str, ...]:
-        """What stands around the bodies of turns in these roles: one piece more than there are turns.
+    @property
+    def source_with_tools(self) -> str:
+        """The template's text; of several, that of the one for conversations with tools."""
+        return str(self._tokenizer.get_chat_template(tools=[_TOOL]))
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model which tools there are."""
+        try:
+            return self.render([_QUESTION], tools=[_TOOL]) != self.render([_QUESTION])
+        except ModelError:
+            return False
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether the template shows what was called in past turns, and what came of it."""
+        return all(word in self._called for word in ("look_up", "arbalest", "A bow"))
+
+    @cached_property
+    def shows_several_calls(self) -> bool:
+        """Whether it shows several calls of one turn: some refuse them."""
+        return "ballista" in self._with_calls("arbalest", "ballista")
+
+    @cached_property
+    def shows_results_verbatim(self) -> bool:
+        """Whether the result of a call stands in the rendering as it is, and not as JSON: then it can be cut out."""
+        return _RESULT.strip() in self._called
+
+    @cached_property
+    def _called(self) -> str:
+        return self._with_calls("arbalest")
+
+    def _with_calls(self, *words: str) -> str:
+        """A conversation in which one turn calls the tool for each word; "" where the template refuses it."""
+        called = [
+            {"id": f"call{n:05}", "type": "function", "function": {"name": "look_up", "arguments": {"word": word}}}
+            for n, word in enumerate(words)
+        ]
+        results = [
+            {"role": "tool", "name": "look_up", "tool_call_id": call["id"], "content": _RESULT} for call in called
+        ]
+        try:
+            answer = {"role": "assistant", "content": "", "tool_calls": called}
+            return self.render([_QUESTION, answer, *results], tools=[_TOOL])
+        except ModelError:
+            return ""
+
+    def pieces(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[str, ...]:
+        """What stands around the bodies that are cut out of these turns: one piece more than there are bodies.
 
         generation: whether the last piece opens the assistant's answer.
+        With tools or whole messages, pieces can have seams: split them with ``at_seams``.
         Raises ModelError where the tokenizer has no template, or its template refuses the turns or drops a body.
         """
-        return self._pieces(tuple(roles), generation)
+        if tools is None and all(isinstance(turn, str) for turn in turns):
+            return self._pieces(tuple(turns), generation)  # one of few: there are no texts of users in it
+        return self._split(turns, generation, tools)
 
-    def trims(self, roles: Sequence[str], *, generation: bool) -> tuple[Trim, ...]:
-        """What the template strips from the body of each of these turns. Arguments and errors as of ``pieces``."""
-        return self._trims(tuple(roles), generation)
+    def trims(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
+        """What the template strips from each of the bodies. Arguments and errors as of ``pieces``."""
+        if tools is None and all(isinstance(turn, str) for turn in turns):
+            return self._trims(tuple(turns), generation)
+        return self._find_trims(turns, generation, tools)
 
     def opening_pieces(self, roles: Sequence[str]) -> tuple[str, ...]:
         """The pieces before and between the turns of a schema, without what closes the last one.
@@ -78,23 +156,30 @@ class ChatTemplate:
         return self.trims(self._accepted(roles), generation=False)[: len(roles)]
 
     def verify(
-        self, roles: Sequence[str], bodies: Sequence[str], pieces: Sequence[str], *, generation: bool = True
+        self,
+        turns: Sequence[Turn],
+        bodies: Sequence[str],
+        pieces: Sequence[str],
+        *,
+        generation: bool = True,
+        tools: Tools | None = None,
     ) -> None:
         """Render once more with the real bodies, and warn, once for a difference, where the pieces do not give that."""
-        parts = [part for pair in zip(pieces, [*bodies, ""], strict=True) for part in pair]
+        parts = ["".join(at_seams(part)) for pair in zip(pieces, [*bodies, ""], strict=True) for part in pair]
         built = "".join(parts)
         try:
-            real = self._render(list(zip(roles, bodies, strict=True)), generation=generation)
+            real = "".join(at_seams(self._render(turns, bodies, generation, tools)))
         except ModelError as error:
             self.warn_once(f"the chat template refuses the text of this prompt: {error}")
             return
         if real != built:
             at = sum(takewhile(bool, map(eq, real, built)))
             ends = list(accumulate(map(len, parts)))[1::2]  # of the bodies
-            turn = next((number for number, end in enumerate(ends[: len(roles)]) if at < end), len(roles) - 1)
+            cut = _cut_out(turns)
+            turn = next((number for number, end in zip(cut, ends, strict=False) if at < end), len(turns) - 1)
             self.warn_once(
                 "the chat template changes the text of turns (it strips, merges or rewrites them): the prompt differs "
-                f"from its rendering, first at turn {turn + 1} ({roles[turn]}), near "
+                f"from its rendering, first at turn {turn + 1} ({_role(turns[turn])}), near "
                 f"{built[max(0, at - 20) : at + 20]!r}; inlay keeps the text as written"
             )
 
@@ -118,57 +203,90 @@ class ChatTemplate:
         return roles
 
     def _find_pieces(self, roles: tuple[str, ...], generation: bool) -> tuple[str, ...]:
-        return self._split(roles, generation, "", "")
+        return self._split(roles, generation, None)
 
-    def _find_trims(self, roles: tuple[str, ...], generation: bool) -> tuple[Trim, ...]:
-        bare = self.pieces(roles, generation=generation)
+    def _find_trims(self, turns: Sequence[Turn], generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
+        bare = self.pieces(turns, generation=generation, tools=tools)
         try:
-            padded = self._split(roles, generation, _BEFORE, _AFTER)
+            padded = self._split(turns, generation, tools, _BEFORE, _AFTER)
         except ModelError:
-            return tuple(Trim() for _ in roles)
-        whole = [_AFTER + padded[0], *padded[1:-1], padded[-1] + _BEFORE] if roles else []
+            return (Trim(),) * (len(bare) - 1)
+        whole = [_AFTER + padded[0], *padded[1:-1], padded[-1] + _BEFORE] if len(bare) > 1 else []
         stripped = list(chain.from_iterable(map(_stripped, bare, whole)))[1:-1]
         return tuple(Trim(left, right) for left, right in zip(stripped[::2], stripped[1::2], strict=True))
 
-    def _split(self, roles: tuple[str, ...], generation: bool, before: str, after: str) -> tuple[str, ...]:
+    def _split(
+        self, turns: Sequence[Turn], generation: bool, tools: Tools | None, before: str = "", after: str = ""
+    ) -> tuple[str, ...]:
         """The rendering of sentinels between ``before`` and ``after``, split on the sentinels alone."""
-        sentinels = [_SENTINEL.format(number) for number in range(len(roles))]
-        bodies = [before + sentinel + after for sentinel in sentinels]
-        rest = self._render(list(zip(roles, bodies, strict=True)), generation=generation)
-        for number, sentinel in enumerate(sentinels):
+        sentinels = {number: _SENTINEL.format(number) for number in _cut_out(turns)}
+        bodies = [before + sentinel + after for sentinel in sentinels.values()]
+        rest = self._render(turns, bodies, generation, tools)
+        order = ", ".join(map(_role, turns))
+        for number, sentinel in sentinels.items():
             if rest.count(sentinel) != 1:
                 raise ModelError(
-                    f"the chat template does not show the body of turn {number + 1} ({roles[number]}) once, "
-                    f"for turns in the order {', '.join(roles)}"
+                    f"the chat template does not show the body of turn {number + 1} ({_role(turns[number])}) once, "
+                    f"for turns in the order {order}"
                 )
         pieces = []
-        for number, sentinel in enumerate(sentinels):
+        for number, sentinel in sentinels.items():
             piece, found, rest = rest.partition(sentinel)
             if not found:
                 raise ModelError(
-                    f"the chat template moves the body of turn {number + 1} ({roles[number]}) in front of another one, "
-                    f"for turns in the order {', '.join(roles)}"
+                    f"the chat template moves the body of turn {number + 1} ({_role(turns[number])}) in front of "
+                    f"another one, for turns in the order {order}"
                 )
             pieces.append(piece)
         return (*pieces, rest)
 
-    def _render(self, turns: list[tuple[str, str]], *, generation: bool) -> str:
-        return self.render([{"role": role, "content": body} for role, body in turns], generation=generation)
+    def _render(self, turns: Sequence[Turn], bodies: Sequence[str], generation: bool, tools: Tools | None) -> str:
+        """The rendering of turns with these bodies in the place of those that are cut out; the rest has seams."""
+        left = iter(bodies)
+        messages = []
+        for turn in turns:
+            message = {"role": turn} if isinstance(turn, str) else self._with_seams(turn)
+            messages.append(message if "content" in message else {**message, "content": next(left)})
+        return self.render(messages, generation=generation, tools=self._seams.put(tools))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, generation: bool = True) -> str:
+    def render_with_seams(self, messages: Sequence[Mapping[str, Any]], *, tools: Tools | None = None) -> str:
+        """What ``render`` gives, with seams where a text of the messages or the tools spells a special token."""
+        return self.render([self._with_seams(message) for message in messages], tools=self._seams.put(tools))
+
+    def _with_seams(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        seamed: dict[str, Any] = self._seams.put(message)
+        if message["role"] == "assistant" and "content" in message:
+            seamed["content"] = self._answer_seams.put(message["content"])
+        return seamed
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, generation: bool = True, tools: Tools | None = None
+    ) -> str:
         """Chat messages as the template writes them. Raises ModelError where it refuses them."""
         if not self.exists:
             raise ModelError("the model's tokenizer has no chat template; write prompts without chat turns")
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] if tools else None,
+                    tokenize=False,
+                    add_generation_prompt=generation,
                 )
             )
         except Exception as error:  # a template is a program that came with the model: it can fail in any way
             roles = ", ".join(str(message.get("role")) for message in messages)
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ModelError(f"the chat template refuses turns in the order {roles}: {reason}") from error
+
+
+def _cut_out(turns: Sequence[Turn]) -> list[int]:
+    """The numbers of the turns whose bodies are cut out."""
+    return [number for number, turn in enumerate(turns) if isinstance(turn, str) or "content" not in turn]
+
+
+def _role(turn: Turn) -> str:
+    return turn if isinstance(turn, str) else str(turn["role"])
 
 
 def _stripped(bare: str, padded: str) -> tuple[str | None, str | None]:

@@ -1,7 +1,8 @@
 """A conversation whose messages come in parts, as numbers: every part is tokenized alone and stays one run of tokens.
 
 To such a prompt its system turn is what text outside modules is to a schema: always present. A part that the request
-marks is a module; another part of a later turn is looked up by its content.
+marks is a module; another part of a later turn is looked up by its content. What templates write in ways of their own
+(calls of tools, and results of these where they become JSON) has no parts.
 """
 
 from __future__ import annotations
@@ -10,32 +11,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inlay.chat import ChatTemplate, Trim
+from inlay.chat import ChatTemplate, Tools, Trim, Turn
 from inlay.placement import ContentPart, Placed, PromptLayout
+from inlay.seams import at_seams
 from inlay.tokens import TextEncoder
 
 
 def lay_out_conversation(
-    messages: Sequence[Mapping[str, Any]], encoder: TextEncoder, template: ChatTemplate
+    messages: Sequence[Mapping[str, Any]], encoder: TextEncoder, template: ChatTemplate, tools: Tools | None = None
 ) -> PromptLayout:
     """Place messages, some of whose contents are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
 
     Raises ModelError where the template refuses the turns.
     """
-    roles = [message["role"] for message in messages]
-    pieces = template.pieces(roles, generation=True)
-    trims = template.trims(roles, generation=True)
+    turns = [_turn(message, template) for message in messages]
+    pieces = template.pieces(turns, generation=True, tools=tools)
+    trims = template.trims(turns, generation=True, tools=tools)
     walk = _Walk(encoder)
     bodies = []
-    for message, piece, trim in zip(messages, pieces, trims, strict=False):
+    cut_out = [
+        message for message, turn in zip(messages, turns, strict=True) if isinstance(turn, str) or "content" not in turn
+    ]
+    for message, piece, trim in zip(cut_out, pieces, trims, strict=False):
         walk.template(piece)
         parts = _settled(_parts(message["content"]), trim)
         bodies.append("".join(part.text for part in parts))
         for part in parts:
             walk.content(part, system=message["role"] == "system")
     walk.template(pieces[-1])
-    template.verify(roles, bodies, pieces)
+    template.verify(turns, bodies, pieces, tools=tools)
     return PromptLayout(None, tuple(walk.parts), "".join(walk.texts))
+
+
+def _turn(message: Mapping[str, Any], template: ChatTemplate) -> Turn:
+    """A message as the template is asked for it: without its content, or whole where that cannot be cut out."""
+    if message.keys() == {"role", "content"} and message["role"] != "tool":
+        return str(message["role"])
+    if message.get("tool_calls") or (message["role"] == "tool" and not template.shows_results_verbatim):
+        return {**message, "content": "".join(part.text for part in _parts(message["content"]))}
+    return {key: value for key, value in message.items() if key != "content"}
 
 
 @dataclass(slots=True)
@@ -73,8 +87,9 @@ class _Walk:
     at: int = 0
 
     def template(self, piece: str) -> None:
-        self.texts.append(piece)
-        self._place(self.encoder.template(piece), None)
+        for text in at_seams(piece):
+            self.texts.append(text)
+            self._place(self.encoder.template(text), None)
 
     def content(self, part: _Text, *, system: bool) -> None:
         self.texts.append(part.text)

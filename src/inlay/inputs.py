@@ -11,6 +11,8 @@ from inlay.pml import Prompt, PromptBuilder
 Message: TypeAlias = Mapping[str, Any]
 PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
 
+_SHOWN = 200  # characters of a value that a sentence repeats
+
 
 def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") -> list[int]:
     """Token ids as a list. vocabulary: how many there are. Raises ParameterError for what is none of them."""
@@ -20,11 +22,66 @@ def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") ->
     return list(ids)
 
 
+class Conversation(tuple[Message, ...]):
+    """Chat messages, with the tools that the model may call: as OpenAI writes them, ``{"type", "function"}`` each."""
+
+    tools: Sequence[Mapping[str, Any]]
+
+    def __new__(cls, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Conversation:
+        made = super().__new__(cls, messages)
+        made.tools = tools
+        return made
+
+
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises ParameterError for a chat message without a role or content of text."""
+    """Raises ParameterError for a chat message without a role or content, and for a call or a tool without a name."""
     for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise ParameterError(f"a chat message is {dict(message)!r}; it needs a 'role' and a 'content' of text")
+        if not isinstance(message.get("role"), str) or not _is_content(message.get("content")):
+            raise ParameterError(
+                f"a chat message is {_shown(message)}; it needs a 'role' and a 'content' of text, or of parts "
+                "{'type': 'text', 'text': …}"
+            )
+        for call in _listed(message.get("tool_calls"), "tool_calls"):
+            if not isinstance(_function(call).get("arguments"), Mapping):
+                raise ParameterError(
+                    f"a tool call is {_shown(call)}; write {{'id': …, 'type': 'function', 'function': "
+                    "{'name': …, 'arguments': {…}}}"
+                )
+    if isinstance(messages, Conversation):
+        for tool in _listed(messages.tools, "tools"):
+            if not _function(tool):
+                raise ParameterError(
+                    f"a tool is {_shown(tool)}; write {{'type': 'function', 'function': {{'name': …, "
+                    "'parameters': {…}}}"
+                )
+
+
+def _is_content(content: Any) -> bool:
+    if isinstance(content, str):
+        return True
+    return isinstance(content, Sequence) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    )
+
+
+def _listed(value: Any, name: str) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ParameterError(f"{name} is {_shown(value)}; it must be a list")
+    return value
+
+
+def _function(value: Any) -> Mapping[str, Any]:
+    """What a call or a tool has under "function"; nothing where it has no name."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else {}
+
+
+def _shown(value: Any) -> str:
+    text = repr(dict(value) if isinstance(value, Mapping) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:
@@ -35,11 +92,15 @@ def as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:
 def unwrap(prompt: Mapping[str, Any]) -> Any:
     """What a prompt written as a mapping holds. Raises ParameterError for unknown keys."""
     keys = set(prompt)
+    if keys == {"messages", "tools"}:
+        if not is_conversation(prompt["messages"]):
+            raise ParameterError(f"messages is {_shown(prompt['messages'])}; it must be a list of chat messages")
+        return Conversation(prompt["messages"], prompt["tools"])
     if keys == {"prompt"} or keys == {"prompt_token_ids"} or keys == {"messages"}:
         return next(iter(prompt.values()))
     raise ParameterError(
-        f"a prompt has the keys {sorted(map(str, keys))}; write {{'prompt': …}}, {{'prompt_token_ids': …}} or "
-        "{'messages': …}"
+        f"a prompt has the keys {sorted(map(str, keys))}; write {{'prompt': …}}, {{'prompt_token_ids': …}}, "
+        "{'messages': […]} or {'messages': […], 'tools': […]}"
     )
 
 

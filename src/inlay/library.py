@@ -14,9 +14,11 @@ from inlay.cache.splice import Splice, open_end, splice_exact, splice_fresh, spl
 from inlay.chat import ChatTemplate
 from inlay.conversation import lay_out_conversation
 from inlay.errors import ParameterError, Place, PMLError, Problem
+from inlay.inputs import Conversation
 from inlay.layout import Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.pml import Prompt, Schema, resolve
+from inlay.seams import at_seams
 from inlay.tokens import TextEncoder
 
 _Name = tuple[str, str]  # a schema's: the salt of those who know it ("" for a public one), and its own
@@ -45,7 +47,6 @@ class Library:
 
     why_not_shift: the reason why this model's segments cannot be read at a shift, or None.
     placeholder: the token that fills holes while modules are encoded, or None.
-    special_tokens: the texts that the tokenizer takes for special tokens.
     """
 
     encoder: TextEncoder
@@ -53,19 +54,22 @@ class Library:
     keys: KeyMaker
     why_not_shift: str | None
     placeholder: int | None
-    special_tokens: frozenset[str]
     _layouts: dict[_Name, SchemaLayout] = field(default_factory=dict)
     _specs: dict[tuple[_Name, str, str], SchemaSpecs] = field(default_factory=dict)
 
-    def add(self, schema: Schema, salt: str = "") -> SchemaLayout:
-        """Lay a schema out and keep it under its name, in place of one that had that name. Raises PMLError."""
-        name = (salt, schema.name)
-        known = self._layouts.get(name)
-        if known is None or known.schema is not schema:
-            layout = lay_out_schema(schema, self.encoder, self.template)
-            self.remove(schema.name, salt)
-            self._layouts[name] = layout
-        return self._layouts[name]
+    def lay_out(self, schema: Schema, salt: str = "") -> SchemaLayout:
+        """A schema's layout, that of ``add`` if there is one. Changes nothing. Raises PMLError."""
+        known = self._layouts.get((salt, schema.name))
+        if known is not None and known.schema is schema:
+            return known
+        return lay_out_schema(schema, self.encoder, self.template)
+
+    def add(self, layout: SchemaLayout, salt: str = "") -> None:
+        """Keep a schema under its name, in place of one that had that name."""
+        name = layout.schema.name
+        if self._layouts.get((salt, name)) is not layout:
+            self.remove(name, salt)
+            self._layouts[salt, name] = layout
 
     def remove(self, name: str, salt: str = "") -> bool:
         """Forget a schema. Returns whether there was one."""
@@ -90,15 +94,16 @@ class Library:
     def chat(self, messages: Sequence[Mapping[str, Any]], encode: Callable[[str], list[int]]) -> PromptLayout:
         """Chat messages as the template writes them, without a schema. encode: the tokenizer's own, for whole texts.
 
-        The ids are those of the whole rendering, unless a message comes in parts, or spells a special token: then what
-        the template writes and what the messages hold are encoded apart, so that no message can open a role.
+        The ids are those of the whole rendering, unless a message comes in parts, which are encoded apart, or a text
+        spells a special token: then the rendering is cut there, so that no text can open a role.
         """
-        bodies = [message["content"] for message in messages]
-        whole = all(isinstance(body, str) for body in bodies)
-        if not whole or any(name in body for name in self.special_tokens for body in bodies):
-            return lay_out_conversation(messages, self.encoder, self.template)
-        text = self.template.render(messages)
-        return lay_out_ids(encode(text), text)
+        tools = messages.tools if isinstance(messages, Conversation) else None
+        if not all(isinstance(message["content"], str) for message in messages):
+            return lay_out_conversation(messages, self.encoder, self.template, tools)
+        texts = at_seams(self.template.render_with_seams(messages, tools=tools))
+        if len(texts) == 1:
+            return lay_out_ids(encode(texts[0]), texts[0])
+        return lay_out_ids([token for text in texts for token in self.encoder.template(text)], "".join(texts))
 
     def place(self, prompt: Prompt, policy: Policy) -> PromptLayout:
         """Token ids and positions of a prompt. Raises PMLError."""

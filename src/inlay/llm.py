@@ -82,7 +82,7 @@ class LLM(Base):
         """Answer one prompt or several, as one batch.
 
         prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of chat
-            messages, or a list of any of these.
+            messages, ``{"messages": messages, "tools": tools}``, or a list of any of these.
         sampling_params: for all prompts, or one for each; None for the defaults.
         use_tqdm: whether to show a progress bar of finished prompts.
         reuse, positions: the policy of these requests; None for the engine's defaults.

@@ -16,6 +16,8 @@ _MAX_LOGPROBS = 20
 _MAX_ANSWERS = 128
 _MAX_BIAS = 100
 _MAX_PENALTY = 2
+_MAX_REPETITION = 100.0
+_MAX_TOP_K = 2**31 - 1
 _SEEDS = 2**64
 _GRAMMARS = ("json", "json_object", "regex", "choice")
 
@@ -94,7 +96,8 @@ class SamplingParams:
         _require(warm, "temperature", self.temperature, f"a number from 0 to {_MAX_TEMPERATURE:g}")
         usable = _is_number(self.top_p, 0, 1) and self.top_p > 0
         _require(usable, "top_p", self.top_p, "a number above 0 and at most 1")
-        _require(_is_int(self.top_k, -1), "top_k", self.top_k, "a whole number of tokens, or 0 or -1 for all of them")
+        countable = _is_int(self.top_k, -1, _MAX_TOP_K)
+        _require(countable, "top_k", self.top_k, "a whole number of tokens below 2**31, or 0 or -1 for all of them")
         _require(_is_number(self.min_p, 0, 1), "min_p", self.min_p, "a number from 0 to 1")
         usable = _is_number(self.typical_p, 0, 1) and self.typical_p > 0
         _require(usable, "typical_p", self.typical_p, "a number above 0 and at most 1")
@@ -105,8 +108,9 @@ class SamplingParams:
 
     def _check_penalties(self) -> None:
         value = self.repetition_penalty
-        usable = _is_number(value, 0, math.inf) and 0 < value < math.inf
-        _require(usable, "repetition_penalty", value, "a finite number above 0")
+        usable = _is_number(value, 1 / _MAX_REPETITION, _MAX_REPETITION)  # beyond, its products stop being numbers
+        bounds = f"a number from {1 / _MAX_REPETITION:g} to {_MAX_REPETITION:g}"
+        _require(usable, "repetition_penalty", value, bounds)
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             allowed = _is_number(value, -_MAX_PENALTY, _MAX_PENALTY)

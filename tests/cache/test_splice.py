@@ -26,7 +26,7 @@ SCHEMA = Schema.from_string(
 def splice(prompt, reuse: str, positions: str = "packed"):
     llm = LLM(tiny("llama"), kv_memory="1MiB")
     policy = llm._policy(reuse, positions)
-    llm._library.add(SCHEMA)
+    llm._library.add(llm._library.lay_out(SCHEMA))
     return llm._library.splice(llm._library.place(prompt.build(), policy), policy)
 
 
@@ -128,7 +128,7 @@ def test_exact_knows_no_borders(tokens, cuts, start):
 def test_what_follows_two_modules_is_no_exact_continuation():
     """The record says how each token was made: two modules side by side are not the same text in one go."""
     llm = LLM(tiny("llama"), kv_memory="1MiB")
-    llm._library.add(SCHEMA)
+    llm._library.add(llm._library.lay_out(SCHEMA))
     runs = {}
     for reuse in ("isolated", "anchored", "exact"):
         policy = llm._policy(reuse, "packed")

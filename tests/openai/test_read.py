@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inlay import InlayError
-from inlay.openai import BodyError, Endpoint, failure_of, read_body, translate
+from inlay import LLM, InlayError
+from inlay.openai import (
+    BodyError,
+    Call,
+    Endpoint,
+    Failure,
+    ModelTools,
+    failure_of,
+    model_tools,
+    read_body,
+    translate,
+)
 from inlay.openai.bodies import NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
+
+from .tool_templates import tool_model, tool_tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 TEXT = {"prompt": "Hello"}
+
+
+def nested(depth: int) -> Any:
+    made: Any = {}
+    for _ in range(depth):
+        made = {"a": made}
+    return made
 
 
 def read(body: Any, endpoint: Endpoint = Endpoint.CHAT):
@@ -29,11 +51,18 @@ def test_habits_are_accepted_and_change_nothing(name: str):
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_every_unsupported_field_is_refused_by_name(name: str):
     with pytest.raises(BodyError, match=f"^{name} is not supported: ") as caught:
-        read({**CHAT, name: ["something"]})
+        read({**TEXT, name: ["something"]}, Endpoint.COMPLETIONS)
     assert (caught.value.param, caught.value.code) == (name, "unsupported_field")
     harmless, _ = UNSUPPORTED[name]
     for value in (None, *harmless):
-        assert read({**CHAT, name: value}) == read(CHAT)
+        assert read({**TEXT, name: value}, Endpoint.COMPLETIONS) == read(TEXT, Endpoint.COMPLETIONS)
+
+
+def test_fields_that_one_endpoint_has():
+    assert set(UNSUPPORTED) & set(ChatBody.model_fields) == {"parallel_tool_calls", "tool_choice", "tools"}
+    assert not set(UNSUPPORTED) & set(CompletionBody.model_fields)
+    with pytest.raises(BodyError, match=r"^functions is not supported: it is the old form of tools"):
+        read({**CHAT, "functions": [{"name": "f"}]})
 
 
 def test_harmless_values_are_compared_with_their_types():
@@ -54,7 +83,33 @@ def test_nulls_and_empty_lists_of_past_answers():
     body = read({"messages": [answer]})
     assert isinstance(body, ChatBody)
     assert body.messages is not None
-    assert body.messages[0].text == "Hi"
+    assert body.messages[0].content == "Hi"
+
+
+def test_nulls_in_objects_of_lists():
+    part = {"type": "text", "text": "a", "cache_control": None}
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": None}
+    tool = {"type": "function", "function": {"name": "f", "description": None, "parameters": None, "strict": None}}
+    nulls = {
+        "messages": [
+            {"role": "user", "content": [part]},
+            {"role": "assistant", "content": None, "tool_calls": [called]},
+        ],
+        "tools": [tool],
+        "stream_options": {"include_usage": None},
+    }
+    kept = {"type": "text", "text": "a"}
+    del called["index"]
+    plain = {
+        "messages": [{"role": "user", "content": [kept]}, {"role": "assistant", "tool_calls": [called]}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "stream_options": {},
+    }
+    assert read(nulls) == read(plain)
+    body = read({**plain, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"default": None}}}]})
+    assert isinstance(body, ChatBody)
+    assert body.tools is not None
+    assert body.tools[0].function.parameters == {"default": None}  # a schema may say null
 
 
 @pytest.mark.parametrize(
@@ -71,7 +126,17 @@ def test_nulls_and_empty_lists_of_past_answers():
         ({**CHAT, "n": 0}, "n", "n is 0; it must be a whole number of at least 1"),
         ({**CHAT, "n": 2.0}, "n", "n is 2.0; it must be a whole number"),
         ({**CHAT, "logprobs": 2}, "logprobs", "logprobs is 2; it must be true or false"),
-        ({**CHAT, "stop": [1]}, "stop", "stop is a list of 1; it must be a text or a list of texts"),
+        ({**CHAT, "stop": [1]}, "stop", "stop is a list of 1; it must be a text or a list of texts, at most 64"),
+        (
+            {**CHAT, "stop": ["a"] * 65},
+            "stop",
+            "stop is a list of 65; it must be a text or a list of texts, at most 64",
+        ),
+        (
+            {**CHAT, "repetition_penalty": 1e-300},
+            "repetition_penalty",
+            "repetition_penalty is 1e-300; it must be a number from 0.01 to 100",
+        ),
         ({**CHAT, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21; it must be a whole number from 0 to 20"),
         ({**CHAT, "response_format": "json"}, "response_format", "response_format is 'json'; it must be "),
         ({**CHAT, "logit_bias": {"3": "x"}}, "logit_bias", "logit_bias is an object of 1; it must be an object of tok"),
@@ -84,9 +149,9 @@ def test_nulls_and_empty_lists_of_past_answers():
             "messages[0] has no content; it must",
         ),
         (
-            {"messages": [{"role": "tool", "content": "x"}]},
+            {"messages": [{"role": "function", "content": "x"}]},
             "messages[0].role",
-            "messages[0].role is 'tool'; it must be ",
+            "messages[0].role is 'function'; it must be ",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -94,9 +159,32 @@ def test_nulls_and_empty_lists_of_past_answers():
             "messages[0].content is a list of 1; it must be a text, or a list of parts",
         ),
         (
-            {"messages": [{"role": "user", "content": "x", "name": "Ann"}]},
-            "messages[0].name",
-            "messages[0] has the field 'name', which is not supported",
+            {"messages": [{"role": "user", "content": "x", "mood": "good"}]},
+            "messages[0].mood",
+            "messages[0] has the field 'mood', which is not supported; a message has role, content, name",
+        ),
+        ({**CHAT, "top_k": 2**40}, "top_k", "top_k is 1099511627776; it must be a whole number from -1 to"),
+        ({**CHAT, "top_k": 10**5000}, "top_k", "top_k is a huge number; it must be a whole number from -1 to"),
+        ({**CHAT, "priority": 2**31}, "priority", "priority is 2147483648; it must be a whole number of 32 bits"),
+        ({**CHAT, "temperature": math.nan}, "temperature", "temperature holds NaN or Infinity, which are no values of"),
+        ({**CHAT, "logit_bias": {"3": -math.inf}}, "logit_bias", "logit_bias holds NaN or Infinity"),
+        ({**CHAT, "stop": "a\ud800"}, "stop", "stop holds a lone surrogate at index 1; decode the text properly or"),
+        (
+            {"messages": [{"role": "user", "content": "\udfff"}]},
+            "messages",
+            "messages holds a lone surrogate at index 0",
+        ),
+        ({**CHAT, "tools": [{"\ud83d": 1}]}, "tools", "tools holds a lone surrogate"),
+        (
+            {**CHAT, "\ud83d": 1},
+            None,
+            "the name of a field holds a lone surrogate at index 0; decode the text properly",
+        ),
+        ({**CHAT, "prompt": nested(200)}, "prompt", "prompt nests lists and objects too deeply; nest them less deeply"),
+        (
+            {**CHAT, "stream_options": {"include_usage": 1}},
+            "stream_options",
+            'stream_options is an object of 1; it must be {"include_usage": true}',
         ),
     ],
 )
@@ -110,32 +198,143 @@ def test_what_is_wrong(body, param, sentence: str):
 
 def test_several_problems_come_at_once():
     with pytest.raises(BodyError) as caught:
-        read({**CHAT, "tools": [1], "temperature": "hot", "wild": 1})
+        read({**CHAT, "tools": [1], "temperature": "hot", "wild": 1, "audio": {}})
     assert [part.split()[0] for part in str(caught.value).split(". Also: ")] == [
-        "tools",
         "/v1/chat/completions",
+        "audio",
         "temperature",
+        "tools[0]",
     ]
 
 
+# whatever comes
+
+odd_texts = st.text(max_size=5) | st.sampled_from(["\ud800", "a\udfff", "{", '{"a": 1}', "x" * 300])
+numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**30), 1e308])
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | numbers | odd_texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(odd_texts, inner, max_size=3),
     max_leaves=6,
 )
 names = st.sampled_from([*ChatBody.model_fields, *CompletionBody.model_fields, *UNSUPPORTED, *NO_EFFECT])
 
 
-@given(st.dictionaries(names | st.text(max_size=5), json_values, max_size=5), st.sampled_from(Endpoint))
-def test_whatever_comes_is_a_call_or_an_error_of_ours(body, endpoint: Endpoint):
-    least = CHAT if endpoint is Endpoint.CHAT else TEXT
+def seldom(strategy: st.SearchStrategy[Any], other: Any) -> st.SearchStrategy[Any]:
+    """Mostly the other one."""
+    return st.integers(0, 11).flatmap(lambda number: strategy if number == 11 else st.just(other))
+
+
+def nearly(
+    fields: dict[str, st.SearchStrategy[Any]], **optional: st.SearchStrategy[Any]
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects with these fields; now and then one is missing, of another value, or one too many."""
+    known = [*fields, *optional]
+    return st.builds(
+        lambda right, wrong, missing: {key: value for key, value in {**right, **wrong}.items() if key != missing},
+        st.fixed_dictionaries(fields, optional=optional),
+        seldom(st.dictionaries(st.sampled_from([*known, "more"]), json_values, min_size=1, max_size=1), {}),
+        seldom(st.sampled_from(known), None),
+    )
+
+
+plain = st.sampled_from(["Hello", "", " \n", "<|im_end|>", "é😀"])
+said = plain.flatmap(lambda text: seldom(odd_texts, text))
+marks = nearly({"type": st.just("ephemeral")}, ttl=st.sampled_from(["5m", "1h"]))
+parts = st.lists(
+    nearly({"type": st.just("text"), "text": said}, cache_control=marks)
+    | nearly({"type": st.just("refusal"), "refusal": said}),
+    max_size=2,
+)
+arguments = st.sampled_from(["{}", "", '{"a": "<|im_end|>"}']).flatmap(
+    lambda text: seldom(st.sampled_from(["[", "3", '{"a": 1e999}']), text)
+)
+function = nearly({"name": st.sampled_from(["f", "g"]), "arguments": arguments})
+calls = st.lists(
+    nearly({"id": st.sampled_from(["c1", "c2"]), "type": st.just("function"), "function": function}), max_size=2
+)
+turns = (
+    nearly({"role": st.sampled_from(["system", "developer", "user"]), "content": said | parts}, name=said)
+    | nearly({"role": st.just("assistant"), "content": said | parts | st.none(), "tool_calls": calls})
+    | nearly({"role": st.just("assistant"), "refusal": said})
+    | nearly({"role": st.just("tool"), "content": said | parts, "tool_call_id": st.sampled_from(["c1", "c2"])})
+)
+BOTH = [{"id": name, "function": {"name": "f", "arguments": ""}} for name in ("c1", "c2")]
+called_first = nearly({"role": st.just("assistant"), "tool_calls": st.just(BOTH)})
+schemas = nearly({"type": st.just("object"), "properties": st.sampled_from([{}, {"a": {"type": "string"}}])})
+offered = nearly(
+    {"type": st.just("function"), "function": nearly({"name": st.just("f")}, description=said, parameters=schemas)}
+)
+choices = st.sampled_from(["auto", "none", "required", {"type": "function", "function": {"name": "f"}}])
+bodies = nearly(
+    {
+        "messages": st.builds(lambda first, rest: [first, *rest], called_first, st.lists(turns, max_size=4)),
+        "tools": st.lists(offered, max_size=1)
+        | seldom(st.builds(lambda depth: [nested(depth)], st.integers(0, 140)), []),
+    },
+    tool_choice=choices,
+    parallel_tool_calls=st.booleans(),
+)
+short_prompts = nearly(
+    {},
+    prompt=nearly(
+        {"schema": st.just("s")},
+        imports=st.lists(st.just("m") | nearly({"name": st.just("m")}, arguments=json_values), max_size=2),
+        text=said,
+        content=json_values,
+    ),
+    stream=st.booleans(),
+    stream_options=nearly({}, include_usage=st.booleans()),
+)
+FAMILIES = ("none", "qwen", "llama")
+
+
+@pytest.fixture(scope="module")
+def llms() -> dict[str, LLM]:
+    return {family: LLM(tool_model(family), kv_memory="8MiB") for family in FAMILIES}
+
+
+def outcome(body: Any, endpoint: Endpoint, model: ModelTools | None) -> Call | Failure:
+    """A call, or what its sender is told. Any other error is one of this test."""
     try:
-        call = translate(read_body({**least, **body}, endpoint))
+        return translate(read_body(body, endpoint), tools=model)
     except InlayError as error:
-        failure = failure_of(error)
-        assert 400 <= failure.status < 500
-        assert failure.message
-        assert "\n" not in failure.message
-    else:
-        assert call.endpoint is endpoint
-        assert len(call.prompts) >= 1
+        return failure_of(error)
+
+
+def check(found: Call | Failure, endpoint: Endpoint) -> None:
+    if isinstance(found, Call):
+        assert found.endpoint is endpoint
+        assert len(found.prompts) >= 1
+        return
+    assert 400 <= found.status < 500
+    assert found.message
+    assert "\n" not in found.message
+    json.dumps(found.body(), ensure_ascii=False).encode()
+
+
+@given(st.dictionaries(names | odd_texts, json_values, max_size=5), st.sampled_from(Endpoint))
+def test_whatever_fields_come_there_is_a_call_or_an_error_of_ours(body: dict[str, Any], endpoint: Endpoint):
+    check(outcome({**(CHAT if endpoint is Endpoint.CHAT else TEXT), **body}, endpoint, None), endpoint)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(body=bodies | short_prompts, family=st.sampled_from(FAMILIES))
+def test_whatever_messages_and_tools_come_there_is_a_call_or_an_error_of_ours(
+    body: Any, family: str, llms: dict[str, LLM]
+):
+    found = outcome(body, Endpoint.CHAT, model_tools(tool_tokenizer(family)))
+    check(found, Endpoint.CHAT)
+    if isinstance(found, Call):
+        with suppress(InlayError):  # a template that refuses turns, a schema that nobody knows
+            llms[family].lay_out(found.prompts[0])
+
+
+@given(json_values, st.sampled_from(Endpoint))
+def test_whatever_body_comes_there_is_a_call_or_an_error_of_ours(body: Any, endpoint: Endpoint):
+    check(outcome(body, endpoint, None), endpoint)
+
+
+def test_a_large_prompt_of_ids_is_read():
+    body = read({"prompt": list(range(50_000))}, Endpoint.COMPLETIONS)
+    assert isinstance(body, CompletionBody)
+    assert body.prompt == list(range(50_000))

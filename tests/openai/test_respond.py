@@ -10,9 +10,12 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from inlay import LLM
-from inlay.openai import Endpoint, read_body, respond, translate
+from inlay.openai import Endpoint, model_tools, read_body, respond, system_fingerprint, translate
+from inlay.openai.respond import inlay_of, usage_of
+from inlay.types import RequestMetrics, RequestOutput, Usage
 
 from ..conftest import tiny
+from .tool_templates import tool_model
 
 MESSAGES = [{"role": "user", "content": "Héllo"}]
 
@@ -52,12 +55,78 @@ def test_usage_sums_over_prompts_and_answers(llm):
     assert usage.prompt_tokens_details.cached_tokens == sum(output.usage.cached_tokens for output in outputs)
     reused = body["inlay"]
     assert reused["exact_tokens"] + reused["module_tokens"] + reused["computed_tokens"] == usage.prompt_tokens
+    assert usage.completion_tokens_details is not None
+    told = {**usage.completion_tokens_details.model_dump(), **usage.prompt_tokens_details.model_dump()}
+    zero = (
+        "accepted_prediction_tokens",
+        "rejected_prediction_tokens",
+        "reasoning_tokens",
+        "audio_tokens",
+        "image_tokens",
+    )
+    assert [told[name] for name in zero] == [0] * 5
+    assert usage.completion_tokens_details.text_tokens == usage.completion_tokens
+    slowest = max(outputs, key=lambda output: output.metrics.total_s or 0).metrics
+    assert list(reused["timing"]) == ["queue_s", "fetch_s", "compute_s", "ttft_s", "total_s"]
+    for name, seconds in reused["timing"].items():
+        assert seconds == round(getattr(slowest, name), 6)
+    assert reused["timing"]["total_s"] >= reused["timing"]["ttft_s"] > 0
 
 
 def test_what_was_reused_is_told(llm):
     answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
     _, _, body = answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
-    assert body["inlay"] == {"exact_tokens": 19, "module_tokens": 0, "shifted_tokens": 0, "computed_tokens": 1}
+    counts = {name: count for name, count in body["inlay"].items() if name != "timing"}
+    assert counts == {
+        "exact_tokens": 19,
+        "module_tokens": 0,
+        "shifted_tokens": 0,
+        "recomputed_tokens": 1,
+        "computed_tokens": 1,
+    }
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 19
+
+
+def test_usage_before_anything_is_known():
+    waiting = RequestOutput("0", None, (1, 2), (0, 1), [], False, Usage(2, 0, 2, 0, 0, 0), RequestMetrics())
+    told = inlay_of([waiting])
+    assert told["timing"] == {"queue_s": None, "fetch_s": 0.0, "compute_s": None, "ttft_s": None, "total_s": None}
+    assert told["computed_tokens"] == 2
+    assert usage_of([waiting])["total_tokens"] == 2
+    assert usage_of([])["prompt_tokens"] == inlay_of([])["computed_tokens"] == 0
+
+
+def test_fingerprints(llm):
+    call, outputs, body = answer(llm, Endpoint.CHAT, messages=MESSAGES)
+    assert body["system_fingerprint"] is None
+    name = system_fingerprint(llm.loaded.fingerprint)
+    assert name.startswith("fp_")
+    assert name != system_fingerprint(tiny("qwen2").fingerprint)
+    told = respond(call, outputs, name="x", created=1, model="m", fingerprint=name)
+    assert ChatCompletion.model_validate(told, strict=True).system_fingerprint == name
+    assert {**told, "system_fingerprint": None} == body
+
+
+def test_calls_of_tools():
+    llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0)
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    function = {"name": "weather", "parameters": {**parameters, "additionalProperties": False}}
+    body = {"messages": MESSAGES, "tools": [{"type": "function", "function": function}], "n": 2, "seed": 3}
+    tools = model_tools(llm.tokenizer)
+    for more, reason in (({}, "tool_calls"), ({"max_tokens": 45}, "length")):
+        asked = {**body, "tool_choice": {"type": "function", "function": {"name": "weather"}}, **more}
+        call = translate(read_body(asked, Endpoint.CHAT), tools=tools)
+        outputs = llm.generate(list(call.prompts), call.params)
+        read = ChatCompletion.model_validate(respond(call, outputs, name="x", created=1, model="m"), strict=True)
+        for choice in read.choices:
+            assert choice.finish_reason == reason
+            assert choice.message.content is None
+            (called,) = choice.message.tool_calls or ()
+            assert called.type == "function"
+            assert called.function.name == "weather"
+            assert called.function.arguments in ('{"city": "Rome"}', '{"city": "Oslo"}') or reason == "length"
+        ids = [called.id for choice in read.choices for called in choice.message.tool_calls or ()]
+        assert len(set(ids)) == 2
 
 
 @pytest.mark.parametrize("top", [0, 1, 4])

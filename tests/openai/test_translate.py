@@ -91,7 +91,26 @@ def test_response_formats(response_format, expected):
 def test_messages():
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]
-    assert chat(messages=messages).prompts == ([{"role": "system", "content": "Be kind."}, USER],)
+    expected = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": parts}]
+    assert chat(messages=messages).prompts == (expected,)
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_what_is_not_of_the_model(make):
+    plain = make()
+    assert (plain.priority, plain.include_usage, plain.said_max_tokens, plain.tools) == (0, False, False, None)
+    given = make(priority=-3, stream=True, stream_options={"include_usage": True, "include_obfuscation": True})
+    assert (given.priority, given.stream, given.include_usage) == (-3, True, True)
+    assert not make(stream=True, stream_options={"include_usage": False}).include_usage
+    assert make(stream_options={"include_obfuscation": True}) == make(stream_options={}) == plain
+    assert make(max_tokens=5).said_max_tokens
+    assert not make(default=7).said_max_tokens
+
+
+def test_policies():
+    for reuse in ("off", "exact", "isolated", "anchored"):
+        assert chat(reuse=reuse).reuse == completion(reuse=reuse).reuse == reuse
+    assert chat(reuse="modular").reuse == "anchored"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +124,14 @@ def test_prompts_of_completions(prompt, prompts):
 @pytest.mark.parametrize("make", [chat, completion])
 def test_prompts_of_a_schema(make):
     document = {"schema": "trip", "content": [{"import": "miami"}, "Where?"]}
+    short = {"schema": "trip", "imports": ["miami"], "text": "Where?"}
     pml = '<prompt schema="trip"><miami/>Where?</prompt>'
     empty: dict[str, Any] = {"messages": []} if make is chat else {}
-    for call in (make(**empty, prompt=document), make(**{**empty, "prompt": None}, pml=pml)):
+    for call in (
+        make(**empty, prompt=document),
+        make(**empty, prompt=short),
+        make(**{**empty, "prompt": None}, pml=pml),
+    ):
         (prompt,) = call.prompts
         assert isinstance(prompt, Prompt)
         assert prompt.to_pml() == Prompt.from_string(pml).to_pml()
@@ -148,6 +172,12 @@ def test_a_prompt_of_a_schema_that_cannot_be_read():
         (chat, {"n": 2, "temperature": 0}, "n", "n is 2; it must be 1 where temperature is 0"),
         (chat, {"min_tokens": 5, "max_tokens": 3}, "min_tokens", "min_tokens is 5; it must be a whole number from 0"),
         (chat, {"structured_outputs": {}}, "structured_outputs", "structured_outputs is {}; it must be"),
+        (
+            completion,
+            {"stream_options": {"include_usage": True}},
+            "stream_options",
+            'stream_options are given without a stream; write "stream": true',
+        ),
     ],
 )
 def test_what_is_wrong(make, body, param, sentence):

@@ -62,6 +62,12 @@ SURF = {
     ],
 }
 
+SHORT = {
+    "schema": "trip",
+    "imports": ["budget", {"name": "plan", "arguments": {"duration": "3 days"}, "imports": [{"name": "miami"}]}],
+    "text": "Where can we surf?",
+}
+
 
 def inside(*content: Any) -> dict[str, Any]:
     return {"name": "s", "content": list(content)}
@@ -257,7 +263,10 @@ PROMPT_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
             "with the name of the prompt's schema"
         ],
     ),
-    "both": ({"name": "s", "schema": "s"}, ['p.json: a prompt takes no key "name"; it takes "schema", "content"']),
+    "both": (
+        {"name": "s", "schema": "s"},
+        ['p.json: a prompt takes no key "name"; it takes "schema", "content", "imports", "text"'],
+    ),
     "imports": (
         says({"import": "a b"}, {"import": "user"}, {"import": None}, {"imports": "a"}),
         [

@@ -18,7 +18,7 @@ import inlay.pml
 from inlay.errors import PMLError
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_form import json_schema
-from tests.pml.json_documents import PROBLEMS, SURF, TRIP, inside
+from tests.pml.json_documents import PROBLEMS, SHORT, SURF, TRIP, inside
 from tests.pml.node_strategies import bare
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -30,7 +30,7 @@ def test_the_published_json_schema_is_up_to_date() -> None:
     assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == json_schema()
 
 
-@pytest.mark.parametrize("document", [TRIP, SURF, inside("a"), {"name": "s", "content": None}, {"schema": "s"}])
+@pytest.mark.parametrize("document", [TRIP, SURF, SHORT, inside("a"), {"name": "s", "content": None}, {"schema": "s"}])
 def test_the_json_schema_takes_what_is_right(document: dict[str, Any]) -> None:
     VALIDATOR.validate(document)
 
@@ -52,7 +52,7 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 KEYS = st.sampled_from(
     ["name", "schema", "content", "scaffolds", "module", "src", "param", "len", "default", "union", "role", "import",
-     "arguments", "contents", "x", ""]
+     "arguments", "imports", "text", "contents", "x", ""]
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def containers(value: Any) -> Iterator[dict[str, Any] | list[Any]]:
 @st.composite
 def mutated(draw: st.DrawFn) -> Any:
     """A valid document with members put in, replaced and taken out."""
-    document = copy.deepcopy(draw(st.sampled_from([TRIP, SURF])))
+    document = copy.deepcopy(draw(st.sampled_from([TRIP, SURF, SHORT])))
     for _ in range(draw(st.integers(1, 3))):
         spots = list(containers(document))
         spot = spots[draw(st.integers(0, len(spots) - 1))]

@@ -18,7 +18,18 @@ from inlay.batch.lines import BatchLine
 from inlay.batch.order import sort_key
 from inlay.batch.output import Output
 from inlay.errors import InlayError
-from inlay.openai import BodyError, Call, Failure, failure_of, read_body, respond, translate
+from inlay.openai import (
+    BodyError,
+    Call,
+    Failure,
+    failure_of,
+    model_tools,
+    read_body,
+    respond,
+    system_fingerprint,
+    translate,
+)
+from inlay.openai.tools_formats import named_format
 from inlay.pml import Prompt, Schema
 from inlay.types import RequestOutput
 
@@ -38,7 +49,7 @@ class Job:
     input, output: files. names: what requests may call the model.
     schemas: those that prompts may name. reuse: the policy of requests that bring none.
     seed: what the seeds of requests that bring none come from, with their custom_id.
-    default_max_tokens: see ``openai.translate``.
+    default_max_tokens: see ``openai.translate``. tool_parser: see ``openai.model_tools``.
     """
 
     input: Path
@@ -48,6 +59,10 @@ class Job:
     reuse: str = "anchored"
     seed: int = 0
     default_max_tokens: int | None = None
+    tool_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        named_format(self.tool_parser)  # before a model is loaded
 
     def settings(self) -> dict[str, Any]:
         """What the answers depend on beside input and model."""
@@ -57,6 +72,7 @@ class Job:
             "reuse policy": self.reuse,
             "seed": self.seed,
             "default max_tokens": self.default_max_tokens,
+            "tool parser": self.tool_parser,
         }
 
 
@@ -87,6 +103,10 @@ class _Batch:
     progress: Progress
     counts: Counts
 
+    def __post_init__(self) -> None:
+        self.tools = model_tools(self.llm.tokenizer, self.job.tool_parser)
+        self.fingerprint = system_fingerprint(self.llm.loaded.fingerprint)
+
     async def run(self) -> None:
         for schema in self.job.schemas:
             await self.llm.add_schema(schema, encode=False)  # a module is encoded when a request needs it
@@ -113,13 +133,17 @@ class _Batch:
 
     def _call(self, line: BatchLine) -> Call:
         """A request as the model takes it. Raises InlayError for what is wrong with it, or not for a batch."""
-        call = translate(read_body(line.body, line.endpoint), default_max_tokens=self.job.default_max_tokens)
+        body = read_body(line.body, line.endpoint)
+        call = translate(body, default_max_tokens=self.job.default_max_tokens, tools=self.tools)
         self._check(call)
         return call
 
     def _check(self, call: Call) -> None:
         if call.stream:
             raise BodyError("stream is true; the answers of a batch come whole: leave it out", param="stream")
+        if call.priority:
+            message = f"priority is {call.priority}; a batch runs in the order of what prompts share: leave it out"
+            raise BodyError(message, param="priority")
         name, names = call.model, self.job.names
         if name is not None and name not in names:
             remedy = f"write that, leave it out, or add --served-model-name {name}"
@@ -159,7 +183,9 @@ class _Batch:
             self._refuse(entry, error)
             return
         name, model = f"batch-{entry.line}", call.model or self.job.names[0]
-        self.output.answer(entry, respond(call, outputs, name=name, created=int(time.time()), model=model))
+        created = int(time.time())
+        body = respond(call, outputs, name=name, created=created, model=model, fingerprint=self.fingerprint)
+        self.output.answer(entry, body)
         self.counts.add(outputs)
 
     async def _run(self, rank: int, entry: Entry, call: Call, number: int, prompts: asyncio.Semaphore) -> RequestOutput:

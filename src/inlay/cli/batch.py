@@ -43,6 +43,12 @@ def batch(
         typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of requests that bring none, with their custom_id.")] = 0,
+    tool_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model writes tool calls: hermes, llama3_json, mistral, … Told from its chat template."
+        ),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What requests may call the model beside its name. Several times.")
     ] = None,
@@ -68,6 +74,7 @@ def batch(
         reuse=reuse,
         seed=seed,
         default_max_tokens=default_max_tokens,
+        tool_parser=tool_parser,
     )
 
     def load() -> AsyncLLM:

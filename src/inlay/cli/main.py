@@ -14,10 +14,12 @@ from inlay.cli.batch import batch
 from inlay.cli.bench import app as bench_app
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.evaluate import app as eval_app
+from inlay.cli.keys import app as keys_app
 from inlay.cli.memory import memory
 from inlay.cli.program import app as program_app
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
+from inlay.cli.serve import serve
 from inlay.errors import InlayError
 
 # Typer carries its own copy of click and exports this one of its errors, from which the base is found.
@@ -31,12 +33,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(serve)
 app.command()(batch)
 app.command()(memory)
 app.command()(convert)
 schema_app.command(name="json-schema")(print_json_schema)
 app.add_typer(schema_app, name="schema")
 app.add_typer(program_app, name="program")
+app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 

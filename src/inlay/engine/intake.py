@@ -27,6 +27,11 @@ class Intake:
         self._grammars = Grammars(loaded.tokenizer, self._vocabulary, self._stop_ids)
         self._requests = 0
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what takes long, once for all requests alike: a grammar is compiled. Raises ParameterError."""
+        if params.structured_outputs is not None:
+            self._grammars.guide(params.structured_outputs)
+
     def request(self, layout: PromptLayout, splice: Splice, params: SamplingParams) -> Request:
         """The first of a prompt's answers; the others, where ``n`` asks for more, follow it.
 

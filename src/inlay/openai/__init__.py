@@ -1,13 +1,28 @@
 """OpenAI's protocol without HTTP: bodies of requests read and translated, outputs and errors as bodies of responses.
 
-One file a step: bodies (which fields there are), read (JSON → body, or sentences), translate (body → what a model
-takes), respond (RequestOutput → body), logprobs, failures (errors → body).
+One file a step: bodies (which fields there are), read (JSON → body, or sentences), messages and tools_request (what of
+it goes through the chat template), translate (body → what a model takes), respond (RequestOutput → body), logprobs,
+failures (errors → body). Calls of tools: tools_formats (one row a family), tools_schema (what holds an answer to a
+call), tools_free and tools_held (calls told from text), tools (their form in responses).
 """
 
 from inlay.openai.bodies import Endpoint
 from inlay.openai.failures import BodyError, Failure, failure_of
 from inlay.openai.read import read_body
-from inlay.openai.respond import respond
+from inlay.openai.respond import respond, system_fingerprint
+from inlay.openai.tools_formats import ModelTools, model_tools
 from inlay.openai.translate import Call, translate
 
-__all__ = ["BodyError", "Call", "Endpoint", "Failure", "failure_of", "read_body", "respond", "translate"]
+__all__ = [
+    "BodyError",
+    "Call",
+    "Endpoint",
+    "Failure",
+    "ModelTools",
+    "failure_of",
+    "model_tools",
+    "read_body",
+    "respond",
+    "system_fingerprint",
+    "translate",
+]

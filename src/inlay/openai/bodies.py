@@ -16,8 +16,8 @@ _MAX_LOGPROBS = 20
 #: Fields that clients send by habit, and that change nothing about an answer: accepted, and never looked at.
 NO_EFFECT = (
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
@@ -30,19 +30,19 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), "inlay writes text alone; leave it out"),
     "best_of": ((1,), "inlay returns every answer that it makes; ask for several with n"),
     "echo": ((False,), "an answer does not repeat its prompt; leave it out"),
-    "function_call": (("auto", "none"), "inlay calls no functions; leave it out, or ask for JSON with response_format"),
-    "functions": (([],), "inlay calls no functions; leave it out, or ask for JSON with response_format"),
+    "function_call": (("auto", "none"), "it is the old form of tool_choice; write that"),
+    "functions": (([],), "it is the old form of tools; write those"),
     "guided_choice": ((), 'write "structured_outputs": {"choice": […]}'),
     "guided_json": ((), 'write "structured_outputs": {"json": …}'),
     "guided_regex": ((), 'write "structured_outputs": {"regex": …}'),
     "modalities": ((["text"],), "inlay writes text alone; leave it out"),
     "moderation": ((), "inlay moderates nothing; leave it out"),
+    "parallel_tool_calls": ((True, False), "only chats call tools; leave it out"),
     "prediction": ((), "inlay takes no predicted output; leave it out"),
     "reasoning_effort": ((), "inlay has no setting for reasoning; write it into a message"),
-    "stream_options": (({},), "it is about streams; leave it out"),
     "suffix": (("",), "inlay does not fill gaps; leave it out"),
-    "tool_choice": (("auto", "none"), "inlay calls no tools; leave it out, or ask for JSON with response_format"),
-    "tools": (([],), "inlay calls no tools; leave it out, or ask for JSON with response_format"),
+    "tool_choice": (("auto", "none"), "only chats call tools; leave it out"),
+    "tools": (([],), "only chats call tools; send them to /v1/chat/completions"),
     "verbosity": ((), "inlay has no setting for verbosity; write it into a message"),
     "web_search_options": ((), "inlay does not search the web; leave it out"),
 }
@@ -52,7 +52,16 @@ _NUMBER = "a number"
 _SWITCH = "true or false"
 _TEXT = "a text"
 _POSITIVE = "a whole number of at least 1"
-_CONTENT = 'a text, or a list of parts {"type": "text", "text": "…"}; inlay reads text alone'
+_CONTENT = (
+    'a text, or a list of parts {"type": "text", "text": "…"}, each with or without '
+    '"cache_control": {"type": "ephemeral"}; inlay reads text alone'
+)
+_PROMPT = '{"schema": "…", "content": […]} or {"schema": "…", "imports": […], "text": "…"}'
+MAX_TOOLS = 128
+_MAX_STOPS = 64  # each is looked for behind every token
+_MAX_ID = 256  # characters
+_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+_NAMED = "letters, digits, _, . and -, at most 64 of them"
 
 
 class Endpoint(StrEnum):
@@ -68,28 +77,113 @@ class Form(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class CacheControl(Form):
+    """Marks a part of a message as worth keeping: until the room is needed, whatever ``ttl`` says."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class CacheBreakpoint(Form):
+    """OpenAI's own way to mark a part; it means the same as CacheControl."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
 class TextPart(Form):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+    @property
+    def marked(self) -> bool:
+        return self.cache_control is not None or self.prompt_cache_breakpoint is not None
+
+
+class RefusalPart(Form):
+    """A part of a past answer, in which a model said no. It is text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class CalledFunction(Form):
+    """What a past answer called: a name, and arguments as the text of a JSON object."""
+
+    name: str = Field(pattern=_NAME)
+    arguments: str
+
+
+class ToolCall(Form):
+    """A call in a past answer."""
+
+    id: str = Field(min_length=1, max_length=_MAX_ID)
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class Message(Form):
     """A turn of a conversation. What stands in past answers beside their text is accepted where it says nothing."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description='"system", "developer", "user" or "assistant"'
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description='"system", "developer", "user", "assistant" or "tool"'
     )
-    content: str | list[TextPart] = Field(description=_CONTENT)
+    content: str | list[TextPart | RefusalPart] | None = Field(None, description=_CONTENT)
+    name: str | None = Field(
+        None, description="the name of who speaks, a text of at most 64 characters", min_length=1, max_length=64
+    )
+    refusal: str | None = Field(None, description=_TEXT)
     annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="an empty list")
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="an empty list; inlay calls no tools"
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = Field(
+        None,
+        description=f"a list of at most {MAX_TOOLS} calls "
+        '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}',
+    )
+    tool_call_id: str | None = Field(
+        None, description="the id of the call that this is the result of", min_length=1, max_length=_MAX_ID
     )
 
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+class Function(Form):
+    """A function that a model may call. ``strict`` is accepted: arguments are enforced where a call is."""
+
+    name: str = Field(pattern=_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Form):
+    """What a model may call."""
+
+    type: Literal["function"] = Field(description='"function"; inlay knows no other tools')
+    function: Function = Field(
+        description='{"name": "…", "description": "…", "parameters": {a JSON Schema}}, its name of ' + _NAMED
+    )
+
+
+class FunctionName(Form):
+    """A function, by name."""
+
+    name: str
+
+
+class NamedTool(Form):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class StreamOptions(Form):
+    """What a stream holds. ``include_obfuscation`` asks for noise that hides lengths; there is none, ever."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class JSONSchemaFormat(Form):
@@ -114,7 +208,9 @@ class Body(Form):
     model: str | None = Field(None, description=_TEXT)
     n: int | None = Field(None, description=_POSITIVE, ge=1)
     max_tokens: int | None = Field(None, description=_POSITIVE, ge=1)
-    stop: str | list[str] | None = Field(None, description="a text or a list of texts")
+    stop: str | Annotated[list[str], Field(max_length=_MAX_STOPS)] | None = Field(
+        None, description=f"a text or a list of texts, at most {_MAX_STOPS}"
+    )
     seed: int | None = Field(None, description=f"{_WHOLE} of 64 bits", ge=-(2**63), lt=2**64)
     temperature: float | None = Field(None, description=_NUMBER)
     top_p: float | None = Field(None, description=_NUMBER)
@@ -127,11 +223,12 @@ class Body(Form):
         '{"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}',
     )
     stream: bool | None = Field(None, description=_SWITCH)
+    stream_options: StreamOptions | None = Field(None, description='{"include_usage": true}')
     # vLLM's
-    top_k: int | None = Field(None, description=_WHOLE)
+    top_k: int | None = Field(None, description=f"{_WHOLE} from -1 to {2**31 - 1}", ge=-1, lt=2**31)
     min_p: float | None = Field(None, description=_NUMBER)
     typical_p: float | None = Field(None, description=_NUMBER)
-    repetition_penalty: float | None = Field(None, description=_NUMBER)
+    repetition_penalty: float | None = Field(None, description=f"{_NUMBER} from 0.01 to 100", ge=0.01, le=100)
     min_tokens: int | None = Field(None, description=_WHOLE)
     ignore_eos: bool | None = Field(None, description=_SWITCH)
     stop_token_ids: list[int] | None = Field(None, description="a list of token ids")
@@ -140,8 +237,9 @@ class Body(Form):
     structured_outputs: dict[str, Any] | None = Field(
         None, description='{"json": schema}, {"regex": "…"} or {"choice": […]}'
     )
+    priority: int | None = Field(None, description=f"{_WHOLE} of 32 bits; lower goes first", ge=-(2**31), lt=2**31)
     # inlay's own
-    reuse: str | None = Field(None, description="off, exact, isolated or anchored")
+    reuse: str | None = Field(None, description="off, exact, modular, isolated or anchored")
     positions: str | None = Field(None, description="schema or packed")
     pml: str | None = Field(None, description="a prompt as PML: <prompt schema=…>…</prompt>")
 
@@ -150,10 +248,17 @@ class ChatBody(Body):
     """The body of /v1/chat/completions: messages, or in their place a prompt of a schema."""
 
     messages: list[Message] | None = Field(None, description='a list of messages {"role": "user", "content": "…"}')
-    prompt: dict[str, Any] | None = Field(None, description='a prompt of a schema: {"schema": "…", "content": […]}')
+    prompt: dict[str, Any] | None = Field(None, description=f"a prompt of a schema: {_PROMPT}")
     max_completion_tokens: int | None = Field(None, description=_POSITIVE, ge=1)
     logprobs: bool | None = Field(None, description=_SWITCH)
     top_logprobs: int | None = Field(None, description=f"{_WHOLE} from 0 to {_MAX_LOGPROBS}", ge=0, le=_MAX_LOGPROBS)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description=f'a list of at most {MAX_TOOLS} tools {{"type": "function", "function": {{…}}}}'
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description='"none", "auto", "required", or {"type": "function", "function": {"name": "…"}}'
+    )
+    parallel_tool_calls: bool | None = Field(None, description=_SWITCH)
 
 
 class CompletionBody(Body):
@@ -161,6 +266,6 @@ class CompletionBody(Body):
 
     prompt: str | list[str] | list[int] | list[list[int]] | dict[str, Any] | None = Field(
         None,
-        description='a text, token ids, a list of either, or a prompt of a schema: {"schema": "…", "content": […]}',
+        description=f"a text, token ids, a list of either, or a prompt of a schema: {_PROMPT}",
     )
     logprobs: int | None = Field(None, description=f"{_WHOLE} from 0 to {_MAX_LOGPROBS}", ge=0, le=_MAX_LOGPROBS)

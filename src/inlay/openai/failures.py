@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from inlay.errors import (
@@ -17,55 +17,71 @@ from inlay.errors import (
     QueueFullError,
 )
 
-_REQUEST = "invalid_request_error"
-_SERVER = "server_error"
+_QUEUE_RETRY_S = 1.0  # a place in the line is free again as soon as any request ends
 
-#: In this order: the first class that fits decides. status, type, code.
-_KINDS: tuple[tuple[type[InlayError], int, str, str | None], ...] = (
-    (ContextError, 400, _REQUEST, "context_length_exceeded"),
-    (PMLError, 400, _REQUEST, "invalid_prompt"),
-    (ParameterError, 400, _REQUEST, "invalid_value"),
-    (ModelError, 400, _REQUEST, "invalid_prompt"),  # of a loaded model: its chat template refuses the turns
-    (QueueFullError, 429, "rate_limit_error", "queue_full"),
-    (DeadlineError, 504, _SERVER, "deadline_exceeded"),
-    (AbortedError, 499, _SERVER, "aborted"),
-    (CapacityError, 507, _SERVER, "kv_memory_exceeded"),
-    (InlayError, 500, _SERVER, None),
+#: In this order: the first class that fits decides. status, code, when to try again in seconds.
+_KINDS: tuple[tuple[type[InlayError], int, str | None, float | None], ...] = (
+    (ContextError, 400, "context_length_exceeded", None),
+    (PMLError, 400, "invalid_prompt", None),
+    (ParameterError, 400, "invalid_value", None),
+    (ModelError, 400, "invalid_prompt", None),  # of a loaded model: its chat template refuses the turns
+    (QueueFullError, 429, "queue_full", _QUEUE_RETRY_S),
+    (DeadlineError, 504, "deadline_exceeded", None),
+    (AbortedError, 499, "aborted", None),
+    (CapacityError, 507, "kv_memory_exceeded", None),
+    (InlayError, 500, None, None),
 )
 
 
 class BodyError(ParameterError):
-    """A request's body is wrong. ``param`` is the field, ``code`` the kind of mistake, ``status`` that of HTTP."""
+    """A request is not answered, and why.
+
+    param: the field that is wrong. code: the kind of mistake. status: that of HTTP.
+    retry_after_s: when to send the same request again, where that may help.
+    """
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = "invalid_value", status: int = 400
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = "invalid_value",
+        status: int = 400,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as OpenAI describes one."""
+    """An error as OpenAI describes one. retry_after_s: when to try again, in seconds; None where that won't help."""
 
     status: int
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
         """The body of the response: ``{"error": {"message", "type", "param", "code"}}``."""
-        error = asdict(self)
-        del error["status"]
-        return {"error": error}
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 def failure_of(error: InlayError) -> Failure:
     """What to tell the sender of a request that ended so."""
-    status, kind, code = next((s, k, c) for cls, s, k, c in _KINDS if isinstance(error, cls))
     if isinstance(error, BodyError):
-        return Failure(error.status, str(error), kind, error.param, error.code)
-    return Failure(status, "; ".join(str(error).splitlines()), kind, None, code)
+        return Failure(error.status, str(error), _kind(error.status), error.param, error.code, error.retry_after_s)
+    status, code, retry_after_s = next((s, c, r) for cls, s, c, r in _KINDS if isinstance(error, cls))
+    return Failure(status, "; ".join(str(error).splitlines()), _kind(status), None, code, retry_after_s)
+
+
+def _kind(status: int) -> str:
+    """OpenAI's ``type`` of an error."""
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 499 else "invalid_request_error"

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
-from inlay.openai.bodies import NO_EFFECT, UNSUPPORTED, Body, ChatBody, CompletionBody, Endpoint, Message
+from inlay.openai.bodies import NO_EFFECT, UNSUPPORTED, Body, ChatBody, CompletionBody, Endpoint, Form, Message, Tool
 from inlay.openai.failures import BodyError
+from inlay.openai.messages import Problem, problems_of
+from inlay.pml.problems import lone_surrogate
 
 _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
 _SHOWN = 60  # characters of a value that a sentence repeats
+_MAX_BITS = 200
+_MAX_NESTING = 128  # lists and objects inside each other, the body's own counted
 
-Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
+#: Fields that are lists of objects: what is wrong in one of these is told with its number.
+_MEMBERS: dict[str, tuple[type[Form], str, str]] = {
+    "messages": (Message, "message", 'a message {"role": "user", "content": "…"}'),
+    "tools": (Tool, "tool", 'a tool {"type": "function", "function": {…}}'),
+}
+
+#: Where null is the same as leaving a key out: for each kind of object, its keys that hold other kinds.
+_NULLABLE: dict[str, dict[str, str]] = {
+    "messages": {"content": "part", "tool_calls": "call"},
+    "part": {"cache_control": "mark", "prompt_cache_breakpoint": "mark"},
+    "mark": {},
+    "call": {"function": "function"},
+    "tools": {"function": "function"},
+    "function": {},
+    "response_format": {"json_schema": "json_schema"},
+    "json_schema": {},
+    "stream_options": {},
+}
 
 
 def read_body(raw: Any, endpoint: Endpoint) -> Body:
@@ -22,6 +44,8 @@ def read_body(raw: Any, endpoint: Endpoint) -> Body:
     if not isinstance(raw, Mapping):
         raise BodyError(f"the body is {shown(raw)}; it must be an object")
     given = {str(name): value for name, value in raw.items() if value is not None and name not in NO_EFFECT}
+    for name, value in given.items():
+        _check_values(name, value)
     form = _FORMS[endpoint]
     problems = _unsupported(given, form, endpoint)
     kept = {name: _without_nulls(name, value) for name, value in given.items() if name in form.model_fields}
@@ -29,6 +53,9 @@ def read_body(raw: Any, endpoint: Endpoint) -> Body:
         body = form.model_validate(kept)
     except ValidationError as error:
         problems += _wrong(error, kept, form)
+    else:
+        if isinstance(body, ChatBody):
+            problems += problems_of(body.messages or ())
     if problems:
         param, code, _ = problems[0]
         raise BodyError(". Also: ".join(sentence for _, _, sentence in problems), param=param, code=code)
@@ -42,6 +69,8 @@ def shown(value: Any) -> str:
     if isinstance(value, list | Mapping):
         kind = "list" if isinstance(value, list) else "object"
         return f"{'a list' if kind == 'list' else 'an object'} of {len(value):,}" if value else f"an empty {kind}"
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return "a huge number"  # which Python may refuse to write
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -63,13 +92,43 @@ def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: Endpoint)
     return problems
 
 
-def _without_nulls(name: str, value: Any) -> Any:
-    """A field's value; null in a message or a format is the same as leaving the key out."""
-    if name == "messages" and isinstance(value, list):
-        return [_without_nulls("message", message) for message in value]
-    if name in ("message", "response_format", "json_schema") and isinstance(value, Mapping):
-        return {key: _without_nulls(key, inner) for key, inner in value.items() if inner is not None}
-    return value
+def _check_values(name: str, value: Any) -> None:
+    """Raises BodyError for what no tokenizer, template or grammar takes: see the sentences."""
+    if problem := lone_surrogate(name):
+        raise BodyError(f"the name of a field holds {problem}")
+    level, depth = [value], 1
+    while level:
+        inside: list[Any] = []
+        for one in level:
+            if type(one) is int:  # first, as there may be a prompt of them
+                continue
+            if isinstance(one, str):
+                if problem := lone_surrogate(one):
+                    raise BodyError(f"{name} holds {problem}", param=name)
+            elif isinstance(one, Mapping):
+                inside += one
+                inside += one.values()
+            elif isinstance(one, list):
+                inside += one
+            elif isinstance(one, float) and not math.isfinite(one):
+                message = f"{name} holds NaN or Infinity, which are no values of JSON; write a number"
+                raise BodyError(message, param=name)
+        level, depth = inside, depth + 1
+        if depth > _MAX_NESTING:
+            raise BodyError(f"{name} nests lists and objects too deeply; nest them less deeply", param=name)
+
+
+def _without_nulls(kind: str, value: Any) -> Any:
+    """A field's value; null where _NULLABLE says so is the same as leaving the key out."""
+    if kind not in _NULLABLE:
+        return value
+    if isinstance(value, list):
+        return [_without_nulls(kind, member) for member in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: _without_nulls(_NULLABLE[kind].get(key, ""), inner) for key, inner in value.items() if inner is not None
+    }
 
 
 def _wrong(error: ValidationError, given: Mapping[str, Any], form: type[Body]) -> list[Problem]:
@@ -78,8 +137,8 @@ def _wrong(error: ValidationError, given: Mapping[str, Any], form: type[Body]) -
     for one in error.errors(include_url=False, include_context=False, include_input=False):
         name, *inner = one["loc"]
         field = str(name)
-        if field == "messages" and inner:
-            param, sentence = _wrong_message(given["messages"], inner, one["type"])
+        if field in _MEMBERS and inner:
+            param, sentence = _wrong_member(field, given[field], inner, one["type"])
         else:
             param = field
             sentence = f"{field} is {shown(given[field])}; it must be {form.model_fields[field].description}"
@@ -87,17 +146,19 @@ def _wrong(error: ValidationError, given: Mapping[str, Any], form: type[Body]) -
     return list(found.values())
 
 
-def _wrong_message(messages: list[Any], inner: list[int | str], kind: str) -> tuple[str, str]:
-    """A message's field, and what is wrong with it. inner: where, from the message's number on."""
+def _wrong_member(name: str, members: list[Any], inner: list[int | str], kind: str) -> tuple[str, str]:
+    """A field of a member of a list, and what is wrong with it. inner: where, from the member's number on."""
+    form, called, example = _MEMBERS[name]
     number = int(inner[0])
-    place, message = f"messages[{number}]", messages[number]
+    place, member = f"{name}[{number}]", members[number]
     if len(inner) == 1:
-        return place, f'{place} is {shown(message)}; it must be a message {{"role": "user", "content": "…"}}'
+        return place, f"{place} is {shown(member)}; it must be {example}"
     field = str(inner[1])
     param = f"{place}.{field}"
-    if kind == "extra_forbidden":
-        return param, f"{place} has the field {shown(field)}, which is not supported; keep its role and its content"
-    what = f"it must be {Message.model_fields[field].description}"
-    if field not in message:
+    if kind == "extra_forbidden" and len(inner) == 2:
+        known = ", ".join(form.model_fields)
+        return param, f"{place} has the field {shown(field)}, which is not supported; a {called} has {known}"
+    what = f"it must be {form.model_fields[field].description}"
+    if field not in member:
         return param, f"{place} has no {field}; {what}"
-    return param, f"{param} is {shown(message[field])}; {what}"
+    return param, f"{param} is {shown(member[field])}; {what}"

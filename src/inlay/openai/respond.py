@@ -7,57 +7,101 @@ from typing import Any
 
 from inlay.openai.bodies import Endpoint
 from inlay.openai.logprobs import chat_logprobs, completion_logprobs
+from inlay.openai.tools import as_message, finish_reason
 from inlay.openai.translate import Call
-from inlay.types import CompletionOutput, RequestOutput
+from inlay.types import CompletionOutput, RequestMetrics, RequestOutput
 
 _OBJECTS = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _IDS = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
-_COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "computed_tokens")
+_COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "recomputed_tokens", "computed_tokens")
+_NO_TIMES = RequestMetrics()
+_TIMED = ("queue_s", "fetch_s", "compute_s", "ttft_s", "total_s")
 
 
-def respond(call: Call, outputs: Sequence[RequestOutput], *, name: str, created: int, model: str) -> dict[str, Any]:
+def respond(
+    call: Call,
+    outputs: Sequence[RequestOutput],
+    *,
+    name: str,
+    created: int,
+    model: str,
+    fingerprint: str | None = None,
+) -> dict[str, Any]:
     """The body of the response to a call.
 
-    outputs: one for each of the call's prompts, finished. name: what tells this response from others, a part of its id.
-    created: seconds since 1970. model: what it is called.
-    ``usage`` sums over the prompts; ``inlay`` says how prompt tokens came about, as types.Usage does.
+    outputs: one for each of the call's prompts, finished. name: what tells this response from others, a part of its id
+    and of the ids of its tool calls. created: seconds since 1970. model: what it is called.
+    fingerprint: see ``system_fingerprint``.
     """
     answers = [answer for output in outputs for answer in output.outputs]
-    choice = _chat_choice if call.endpoint is Endpoint.CHAT else _completion_choice
+    if call.endpoint is Endpoint.CHAT:
+        choices = [_chat_choice(call, name, number, answer) for number, answer in enumerate(answers)]
+    else:
+        choices = [_completion_choice(number, answer) for number, answer in enumerate(answers)]
     return {
         "id": f"{_IDS[call.endpoint]}-{name}",
         "object": _OBJECTS[call.endpoint],
         "created": created,
         "model": model,
-        "choices": [choice(call, number, answer) for number, answer in enumerate(answers)],
-        "usage": _usage(outputs),
-        "inlay": {name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
+        "system_fingerprint": fingerprint,
+        "choices": choices,
+        "usage": usage_of(outputs),
+        "inlay": inlay_of(outputs),
     }
 
 
-def _chat_choice(call: Call, number: int, answer: CompletionOutput) -> dict[str, Any]:
-    logprobs = None
-    if answer.logprobs is not None:
-        logprobs = chat_logprobs(answer.token_ids, answer.logprobs, call.params.logprobs or 0)
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    return {"index": number, "message": message, "logprobs": logprobs, **_end(answer)}
+def system_fingerprint(fingerprint: bytes) -> str:
+    """OpenAI's ``system_fingerprint`` of a model. fingerprint: ``LoadedModel.fingerprint``."""
+    return f"fp_{fingerprint.hex()[:10]}"
 
 
-def _completion_choice(call: Call, number: int, answer: CompletionOutput) -> dict[str, Any]:
-    logprobs = None if answer.logprobs is None else completion_logprobs(answer.token_ids, answer.logprobs)
-    return {"index": number, "text": answer.text, "logprobs": logprobs, **_end(answer)}
-
-
-def _end(answer: CompletionOutput) -> dict[str, Any]:
-    return {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
-
-
-def _usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """OpenAI's ``usage``, summed over the prompts of a call and their answers."""
     prompt = sum(output.usage.prompt_tokens for output in outputs)
     said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    cached = sum(output.usage.cached_tokens for output in outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
-        "prompt_tokens_details": {"cached_tokens": sum(output.usage.cached_tokens for output in outputs)},
+        "prompt_tokens_details": {"cached_tokens": cached, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
+        "completion_tokens_details": {
+            "text_tokens": said,
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
+
+
+def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """How the tokens of a call's prompts came about (types.Usage), summed, and where the time of the slowest went.
+
+    ``timing`` is in seconds (types.RequestMetrics); null for what is not yet known, as of a request that waits.
+    """
+    slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
+    times = {name: getattr(slowest, name) for name in _TIMED}
+    return {
+        **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
+        "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
+    }
+
+
+def _chat_choice(call: Call, name: str, number: int, answer: CompletionOutput) -> dict[str, Any]:
+    logprobs = None
+    if answer.logprobs is not None:
+        logprobs = chat_logprobs(answer.token_ids, answer.logprobs, call.params.logprobs or 0)
+    said = {"content": answer.text} if call.tools is None else as_message(call.tools, answer.text, name, number)
+    message = {"role": "assistant", **said, "refusal": None}
+    return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls="tool_calls" in said)}
+
+
+def _completion_choice(number: int, answer: CompletionOutput) -> dict[str, Any]:
+    logprobs = None if answer.logprobs is None else completion_logprobs(answer.token_ids, answer.logprobs)
+    return {"index": number, "text": answer.text, "logprobs": logprobs, **_end(answer, calls=False)}
+
+
+def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
+    reason = finish_reason(answer.finish_reason, calls=calls)
+    return {"finish_reason": reason, "stop_reason": answer.stop_reason}

@@ -11,9 +11,14 @@ from inlay.errors import ParameterError
 from inlay.inputs import PromptInput
 from inlay.openai.bodies import Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.openai.failures import BodyError
+from inlay.openai.messages import for_template
+from inlay.openai.tools import ToolUse
+from inlay.openai.tools_formats import ModelTools
+from inlay.openai.tools_request import Offer, offer_of
 from inlay.pml import Prompt
 from inlay.types import SamplingParams
 
+_MODULAR = "anchored"  # what the policy "modular" stands for: the better one of the two that are (docs/quality.md)
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
 
 #: Fields that SamplingParams has under the same name, and with the same meaning and default.
@@ -45,45 +50,69 @@ class Call:
         model: the model that it asks for, or None.
         prompts: as ``LLM.generate`` takes them; one, but for completions of several. Each gets ``params.n`` answers.
         params: how tokens are chosen; ``seed`` is None where the request brings none.
+        said_max_tokens: whether the request says how many tokens an answer may have.
         reuse, positions: its policy; None for the engine's defaults.
-        stream: whether the answer is wanted piece by piece.
+        priority: who goes first where not all can run; a lower one does.
+        stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage.
+        tools: how its answers call tools; None where they cannot.
     """
 
     endpoint: Endpoint
     model: str | None
     prompts: tuple[PromptInput, ...]
     params: SamplingParams
+    said_max_tokens: bool
     reuse: str | None
     positions: str | None
+    priority: int
     stream: bool
+    include_usage: bool
+    tools: ToolUse | None
 
 
-def translate(body: Body, *, default_max_tokens: int | None = None) -> Call:
+def translate(body: Body, *, default_max_tokens: int | None = None, tools: ModelTools | None = None) -> Call:
     """A body as a call.
 
     default_max_tokens: for requests that don't say; None for OpenAI's, which are 16 for completions and no bound but
         the context for chats.
+    tools: what the model does with tools, ``model_tools(tokenizer)``; None for a model that does nothing with them.
     Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
     """
-    chat = isinstance(body, ChatBody)
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    if include_usage and not body.stream:
+        raise BodyError('stream_options are given without a stream; write "stream": true', param="stream_options")
+    said = _said_max_tokens(body)
+    offer = offer_of(body, tools) if isinstance(body, ChatBody) else None
     return Call(
-        endpoint=Endpoint.CHAT if chat else Endpoint.COMPLETIONS,
+        endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
         model=body.model,
-        prompts=_chat_prompt(body) if isinstance(body, ChatBody) else _completion_prompts(cast(CompletionBody, body)),
-        params=_params(body, default_max_tokens),
-        reuse=body.reuse,
+        prompts=_prompts(body, offer),
+        params=_params(body, said if said is not None else default_max_tokens, offer),
+        said_max_tokens=said is not None,
+        reuse=_MODULAR if body.reuse == "modular" else body.reuse,
         positions=body.positions,
+        priority=body.priority or 0,
         stream=bool(body.stream),
+        include_usage=include_usage,
+        tools=None if offer is None else offer.use,
     )
 
 
-def _chat_prompt(body: ChatBody) -> tuple[PromptInput, ...]:
+def _prompts(body: Body, offer: Offer | None) -> tuple[PromptInput, ...]:
+    if isinstance(body, ChatBody):
+        return (_chat_prompt(body, offer),)
+    return _completion_prompts(cast(CompletionBody, body))
+
+
+def _chat_prompt(body: ChatBody, offer: Offer | None) -> PromptInput:
     conversation = body.messages or None  # clients that insist on messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
     if conversation is None:
-        return (_schema_prompt(body.prompt, body.pml),)
-    roles = {"developer": "system"}  # OpenAI's newer name for the same turn
-    return ([{"role": roles.get(one.role, one.role), "content": one.text} for one in conversation],)
+        if offer is not None:
+            raise BodyError("tools are given with a prompt of a schema; give them with messages", param="tools")
+        return _schema_prompt(body.prompt, body.pml)
+    messages = for_template(conversation)
+    return messages if offer is None else {"messages": messages, "tools": offer.tools}
 
 
 def _completion_prompts(body: CompletionBody) -> tuple[PromptInput, ...]:
@@ -119,29 +148,29 @@ def _schema_prompt(document: Mapping[str, Any] | None, pml: str | None) -> Promp
     return Prompt.from_json(document, source="prompt")
 
 
-def _params(body: Body, default_max_tokens: int | None) -> SamplingParams:
+def _params(body: Body, max_tokens: int | None, offer: Offer | None) -> SamplingParams:
     given = {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
-    given["max_tokens"] = _max_tokens(body, default_max_tokens)
+    unbounded = isinstance(body, ChatBody) or max_tokens is not None
+    given["max_tokens"] = max_tokens if unbounded else _COMPLETION_TOKENS
     given["logprobs"] = _logprobs(body)
-    given["structured_outputs"] = _structure(body)
+    given["structured_outputs"] = _structure(body) if offer is None else offer.structure
+    if offer is not None and offer.use.model.ends and not offer.use.held:
+        given["skip_special_tokens"] = False  # marks of calls are some; the parser leaves out the one at the end
     try:
         return SamplingParams(**given)
     except ParameterError as error:
         raise BodyError(str(error).rstrip("."), param=_field(str(error), body)) from None
 
 
-def _max_tokens(body: Body, default: int | None) -> int | None:
+def _said_max_tokens(body: Body) -> int | None:
     newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
     if newer is not None and body.max_tokens is not None:
         raise BodyError("max_tokens and max_completion_tokens are both given; keep one of them", param="max_tokens")
-    said = newer if newer is not None else body.max_tokens
-    if said is not None or default is not None:
-        return said if said is not None else default
-    return None if isinstance(body, ChatBody) else _COMPLETION_TOKENS
+    return newer if newer is not None else body.max_tokens
 
 
 def _logprobs(body: Body) -> int | None:

@@ -34,6 +34,10 @@ Label = Annotated[
 Value = Annotated[str, Field(max_length=MAX_ATTRIBUTE_CHARACTERS)]
 
 
+Arguments = dict[str, Value]
+ArgumentsField = Field(None, max_length=MAX_ATTRIBUTES, description="What fills the module's parameters, by name.")
+
+
 class Form(BaseModel):
     """What all objects have in common: no key beyond those that are listed, and nothing is converted."""
 
@@ -87,9 +91,7 @@ class Import(Form):
     """A module that a prompt imports."""
 
     module: Name = Field(alias="import")
-    arguments: dict[str, Value] | None = Field(
-        None, max_length=MAX_ATTRIBUTES, description="What fills the module's parameters, by name."
-    )
+    arguments: Arguments | None = ArgumentsField
     content: ImportContent | None = Field(None, description="Imports of the module's own modules, and new text.")
 
 
@@ -100,11 +102,24 @@ class PromptTurn(Form):
     content: ImportContent | None = None
 
 
+class ShortImport(Form):
+    """A module that a prompt in the short form imports."""
+
+    name: Name
+    arguments: Arguments | None = ArgumentsField
+    imports: ShortImports | None = Field(None, description="The module's own modules that are imported.")
+
+
 class Prompt(Form):
-    """A prompt of PML: which modules of a schema it imports, and what it says besides."""
+    """A prompt of PML: which modules of a schema it imports, and what it says besides.
+
+    In the short form, which has no content, its text stands behind all imports.
+    """
 
     of: Label = Field(alias="schema")
     content: PromptContent | None = None
+    imports: ShortImports | None = Field(None, description="The short form: the modules that are imported.")
+    text: Text | None = Field(None, description="The short form: what the prompt says behind them.")
 
 
 Text = Annotated[str, Field(description="Text, taken exactly as it is.")]
@@ -113,8 +128,9 @@ TurnContent = Text | list[SkipValidation[Text | Module | Union]]
 SchemaContent = Text | list[SkipValidation[Text | Module | Union | Turn]]
 ImportContent = Text | list[SkipValidation[Text | Import]]
 PromptContent = Text | list[SkipValidation[Text | Import | PromptTurn]]
+ShortImports = list[SkipValidation[Name | ShortImport]]
 
-for _form in (Module, Union, Turn, Schema, Import, PromptTurn, Prompt):
+for _form in (Module, Union, Turn, Schema, Import, PromptTurn, ShortImport, Prompt):
     _form.model_rebuild()
 
 

@@ -11,7 +11,7 @@ from inlay.pml.json_reader import JSONReader, StopError, shown
 from inlay.pml.json_text import JSONObject, parse_json
 from inlay.pml.names import TAGS
 from inlay.pml.nodes import ROLES, Argument, Import, PromptTurn, Text
-from inlay.pml.problems import Problems
+from inlay.pml.problems import Problems, quote
 from inlay.pml.prompt_reader import PromptParts
 
 _INSIDE = frozenset(("import",))
@@ -39,9 +39,35 @@ class _PromptReader(JSONReader):
             self.add(place, f'this is a schema, as it has the key "name"; {remedy}')
             return None
         self.check(root, forms.Prompt, place, 1)
-        return PromptParts(
-            self.label(root, "schema", place), self._content(root, place, _TOP_LEVEL, 2), place.key("schema")
-        )
+        given = [key for key in ("content", "imports", "text") if root.get(key) is not None]
+        if given[:1] == ["content"] and len(given) > 1:
+            self.add(place, f'a prompt has "content" or the short form, not both; leave {quote(given[1])} out')
+        nodes = self._content(root, place, _TOP_LEVEL, 2) or (*self._short(root, place, 2), *self._text(root, place))
+        return PromptParts(self.label(root, "schema", place), nodes, place.key("schema"))
+
+    def _short(self, parent: JSONObject, place: JSONPlace, depth: int) -> tuple[Import, ...]:
+        """The imports of the short form. depth: how many objects are nested in its list, its own members counted."""
+        nodes = []
+        for raw, where in self.members(parent, "imports", place):
+            if isinstance(raw, str):
+                self.count_object(where)
+                nodes.append(Import(self.name(raw, where, TAGS), (), (), where.named("import", raw)))
+            elif isinstance(raw, JSONObject):
+                nodes.append(self._short_import(raw, where, depth))
+            else:
+                self.add(where, f'this is {shown(raw)}; write the name of a module, or an object {{"name": …}}')
+        return tuple(nodes)
+
+    def _short_import(self, raw: JSONObject, place: JSONPlace, depth: int) -> Import:
+        if isinstance(raw.get("name"), str):
+            place = place.named("import", raw["name"])
+        self.check(raw, forms.ShortImport, place, depth)
+        name = self.name(raw.get("name"), place.key("name"), TAGS)
+        return Import(name, self._arguments(raw.get("arguments"), place), self._short(raw, place, depth + 1), place)
+
+    def _text(self, root: JSONObject, place: JSONPlace) -> tuple[Text, ...]:
+        text = root.get("text")
+        return (Text(text, place.key("text")),) if isinstance(text, str) and text else ()
 
     def _content(
         self, parent: JSONObject, place: JSONPlace, takes: frozenset[str], depth: int

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from inlay.errors import Place
 from inlay.pml import limits
-from inlay.pml.json_models import Form, Import, Module, Param, Prompt, PromptTurn, Schema, Turn, Union
+from inlay.pml.json_models import Form, Import, Module, Param, Prompt, PromptTurn, Schema, ShortImport, Turn, Union
 from inlay.pml.json_places import JSONPlace
 from inlay.pml.json_text import JSONObject
 from inlay.pml.names import objection
@@ -30,6 +30,7 @@ _CALLED: dict[type[Form], str] = {
     Prompt: "a prompt",
     Import: "an import",
     PromptTurn: "a turn",
+    ShortImport: "an import",
 }
 _VALUE = f"a text of at most {limits.MAX_ATTRIBUTE_CHARACTERS:,} characters"
 _LABEL = f"the name of the schema, a text of 1 to {limits.MAX_ATTRIBUTE_CHARACTERS:,} characters"
@@ -47,7 +48,10 @@ _EXPECTED = {
     "role": " or ".join(map(quote, ROLES)),
     "import": "a name",
     "arguments": "an object with a text for each parameter",
+    "imports": 'a list of names of modules, and objects {"name": …}',
+    "text": "a text",
 }
+_EXPECTED_IN: dict[type[Form], dict[str, str]] = {ShortImport: {**_EXPECTED, "name": "a name"}}
 
 
 class StopError(Exception):
@@ -149,6 +153,7 @@ class JSONReader:
     def _report(self, error: ValidationError, raw: JSONObject, form: type[Form], place: JSONPlace) -> None:
         """What pydantic found, in sentences of our own."""
         found = error.errors(include_url=False, include_context=False, include_input=False)
+        expected = _EXPECTED_IN.get(form, _EXPECTED)
         unknown = [str(one["loc"][0]) for one in found if one["type"] == "extra_forbidden"]
         missing = [str(one["loc"][0]) for one in found if one["type"] == "missing"]
         wrong = [one["loc"] for one in found if one["type"] not in ("extra_forbidden", "missing")]
@@ -161,11 +166,11 @@ class JSONReader:
             self.add(place, f"{_CALLED[form]} takes no key {quote(key)}; {remedy}")
         for key in missing:
             if key not in meant:
-                self.add(place, f"{_CALLED[form]} has no {quote(key)}; write {_EXPECTED[key]}")
+                self.add(place, f"{_CALLED[form]} has no {quote(key)}; write {expected[key]}")
         # two entries where one value fits neither of two types
         for key, argument in dict.fromkeys((str(loc[0]), _argument(loc)) for loc in wrong):
             if argument is None:
-                self.add(place.key(key), f"this is {shown(raw[key])}; write {_EXPECTED[key]}")
+                self.add(place.key(key), f"this is {shown(raw[key])}; write {expected[key]}")
             else:
                 value = raw[key][argument]
                 self.add(place.named(key, argument), f"this is {shown(value)}; write {_VALUE}")

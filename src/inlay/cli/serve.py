@@ -1,0 +1,115 @@
+"""``inlay serve``: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_NETWORK = "Listen elsewhere than on this machine although there are no keys: everybody there may use the model."
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help="A directory, a hub name, random:<shape>, or demo.")
+    ] = "demo",
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="What requests call the model, in place of MODEL; the first is shown. Several times."),
+    ] = None,
+    reuse: Annotated[str, typer.Option(help="For requests that do not say: off, exact, isolated, anchored.")] = "exact",
+    max_reuse: Annotated[
+        str, typer.Option(help="The most that requests may ask for: off, exact, modular.")
+    ] = "modular",
+    schema: Annotated[
+        list[Path] | None, typer.Option(help="A schema (PML or JSON) for everybody. Several times for several.")
+    ] = None,
+    keys: Annotated[Path | None, typer.Option(help="A file of 'inlay keys': nobody else is answered.")] = None,
+    open_to_network: Annotated[bool, typer.Option("--open-to-network", help=_NETWORK)] = False,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="The most answers that are written at the same time.")] = 64,
+    max_waiting: Annotated[int, typer.Option(help="The most answers that wait to begin; more are refused.")] = 1024,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    weights: Annotated[str, typer.Option(help="packed, or stock for the model as transformers makes it.")] = "packed",
+    quantization: Annotated[str | None, typer.Option(help="int8 or int4, for smaller weights.")] = None,
+    default_max_tokens: Annotated[
+        int | None,
+        typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request ends; 0 for never.")] = 300.0,
+    max_timeout: Annotated[
+        float | None, typer.Option(help="The most seconds that a request may ask for; --timeout, if not given.")
+    ] = None,
+    drain: Annotated[float, typer.Option(help="Seconds that requests may go on when the server is to stop.")] = 30.0,
+    slow_client: Annotated[float, typer.Option(help="Seconds that a client may leave its answer unread.")] = 30.0,
+    max_body: Annotated[int, typer.Option(help="Bytes of the largest body of a request.")] = 8 * 2**20,
+    tool_parser: Annotated[
+        str | None, typer.Option(help="How the model writes calls of tools; told from its chat template, if not given.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="A web page's origin whose scripts may ask; * for all. Several times.")
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text, or json for one object a line.")] = "text",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> int:
+    """Serve a model over HTTP, in the way of OpenAI's API.
+
+    One line on stdout says where, as soon as the model answers; the log goes to stderr. Ctrl-C or SIGTERM lets requests
+    under way end; a second one ends them.
+    """
+    from inlay.server.listen import listen, url
+
+    # Before anything slow: a port in use is to be told at once, not when a large model is loaded.
+    listener = listen(host, port, network=keys is not None or open_to_network, slow_client_s=slow_client)
+    with listener:
+        from inlay.pml import Schema
+        from inlay.server.settings import ServerSettings
+
+        settings = ServerSettings(
+            host=host,
+            port=port,
+            served_names=tuple(served_model_name or [model]),
+            reuse=reuse,
+            max_reuse=max_reuse,
+            keys_file=keys,
+            open_to_network=open_to_network,
+            cors_origins=tuple(cors_origin or []),
+            max_body_bytes=max_body,
+            timeout_s=timeout or None,
+            max_timeout_s=max_timeout,
+            slow_client_s=slow_client,
+            drain_s=drain,
+            default_max_tokens=default_max_tokens,
+            tool_parser=tool_parser,
+            log_format=log_format,
+            log_level=log_level,
+        )
+        first = [Schema.from_file(file) for file in schema or []]
+        from inlay.async_llm import AsyncLLM
+        from inlay.server.app import build_app
+        from inlay.server.log_format import configure
+        from inlay.server.run import Server
+
+        configure(format=log_format, level=log_level)
+        llm = AsyncLLM(
+            model,
+            reuse=reuse,
+            kv_memory=kv_memory,
+            max_num_seqs=max_num_seqs,
+            max_waiting=max_waiting,
+            dtype=dtype,
+            weights=weights,
+            quantization=quantization,
+        )
+        try:
+            app = build_app(llm, settings, first)
+            where = f"inlay: serving {settings.served_names[0]} on {url(listener)} (Ctrl-C ends)"
+            Server(app, lambda: print(where, flush=True)).run([listener])
+        finally:
+            llm.shutdown()
+    return 0

@@ -1,0 +1,108 @@
+"""The tools of a body → what a model's template is told of them, and what an answer may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.openai.bodies import ChatBody, Function, NamedTool
+from inlay.openai.failures import BodyError
+from inlay.openai.messages import first_of_tools
+from inlay.openai.tools import ToolUse
+from inlay.openai.tools_formats import ModelTools
+from inlay.openai.tools_schema import calls_schema, check_parameters
+
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tools of one request.
+
+    tools: as a chat template takes them. use: how to read the answer.
+    structure: the ``structured_outputs`` that hold the answer to calls, or None.
+    """
+
+    tools: tuple[dict[str, Any], ...]
+    use: ToolUse
+    structure: Mapping[str, Any] | None
+
+
+def offer_of(body: ChatBody, model: ModelTools | None) -> Offer | None:
+    """What a request offers its model to call; None for nothing. Raises BodyError.
+
+    model: what the model does with tools; None for a model that does nothing with them.
+    """
+    functions = [tool.function for tool in body.tools or ()]
+    _check_functions(functions)
+    _check_history(body, model)
+    choice = body.tool_choice or "auto"
+    if not functions or choice == "none":
+        _check_no_call(choice)
+        return None
+    if model is None:
+        message = "tools are given, and this model's chat template has no place for them; leave them out, or take a "
+        raise BodyError(f"{message}model that was trained to call tools", param="tools", code="unsupported_field")
+    _check_alone(body)
+    chosen = _chosen(functions, choice)
+    held = choice != "auto"
+    parallel = model.parallel and body.parallel_tool_calls is not False
+    use = ToolUse(model, frozenset(function.name for function in chosen), held, parallel)
+    structure = _structure(chosen, model, several=choice == "required" and parallel) if held else None
+    return Offer(tuple(map(_for_template, functions)), use, structure)
+
+
+def _check_functions(functions: Sequence[Function]) -> None:
+    names: dict[str, int] = {}
+    for number, function in enumerate(functions):
+        place = f"tools[{number}].function"
+        if function.name in names:
+            message = f"{place}.name is {function.name!r}, as is that of tools[{names[function.name]}]; rename one"
+            raise BodyError(message, param=f"{place}.name")
+        names[function.name] = number
+        check_parameters(function.parameters or _NOTHING, f"{place}.parameters")
+
+
+def _check_history(body: ChatBody, model: ModelTools | None) -> None:
+    number = first_of_tools(body.messages or ())
+    if number is not None and (model is None or not model.history):
+        place = f"messages[{number}]"
+        message = f"{place} calls a tool or is the result of a call, which this model's chat template does not show"
+        raise BodyError(f"{message}; leave it out", param=place, code="unsupported_field")
+
+
+def _check_no_call(choice: str | NamedTool) -> None:
+    if choice == "required" or isinstance(choice, NamedTool):
+        raise BodyError("tool_choice asks for a call, and there are no tools; give tools", param="tool_choice")
+
+
+def _check_alone(body: ChatBody) -> None:
+    """An answer is either a call or in a form of its own."""
+    formatted = body.response_format is not None and body.response_format.type != "text"
+    for name, given in (("response_format", formatted), ("structured_outputs", body.structured_outputs is not None)):
+        if given:
+            remedy = f'leave {name} out, or write "tool_choice": "none"'
+            raise BodyError(f"{name} and tools are both given, and no answer can follow both; {remedy}", param=name)
+
+
+def _chosen(functions: Sequence[Function], choice: str | NamedTool) -> list[Function]:
+    if not isinstance(choice, NamedTool):
+        return list(functions)
+    chosen = [function for function in functions if function.name == choice.function.name]
+    if not chosen:
+        message = f"tool_choice is {choice.function.name!r:.80}, and no tool has that name; name one of the tools"
+        raise BodyError(message, param="tool_choice")
+    return chosen
+
+
+def _structure(functions: Sequence[Function], model: ModelTools, *, several: bool) -> Mapping[str, Any]:
+    named = [(function.name, function.parameters or _NOTHING) for function in functions]
+    return {"json": calls_schema(named, key=model.format.key, several=several)}
+
+
+def _for_template(function: Function) -> dict[str, Any]:
+    """A tool as templates take it: some fail without parameters."""
+    described = {} if function.description is None else {"description": function.description}
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": function.name, **described, "parameters": parameters}}

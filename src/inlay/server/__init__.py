@@ -1,0 +1,1 @@
+"""`inlay serve`: the HTTP server, a file a concern."""

@@ -1,0 +1,147 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: an order, the model's news of it, and a response made of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import cast
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from inlay.errors import AbortedError, InlayError
+from inlay.openai import Endpoint, Failure, failure_of, respond
+from inlay.openai.chunks import Chunks
+from inlay.server.connection import ClientGoneError, Connection
+from inlay.server.documents import CHAT, COMPLETIONS
+from inlay.server.errors import JSONBytes
+from inlay.server.follow import News, Outputs, follow
+from inlay.server.gate import stopped
+from inlay.server.logs import SURPRISE
+from inlay.server.orders import Order, take_order
+from inlay.server.service import Service
+from inlay.server.sse import EventStream
+from inlay.server.tally import Tally
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter(tags=["answers"])
+
+
+@router.post(Endpoint.CHAT, **CHAT)
+async def chat_completions(request: Request) -> Response:
+    """The next turn of a conversation, or the answer to a prompt of a schema."""
+    return Answer(request.app.state.service, Endpoint.CHAT)
+
+
+@router.post(Endpoint.COMPLETIONS, **COMPLETIONS)
+async def text_completions(request: Request) -> Response:
+    """What comes behind a text."""
+    return Answer(request.app.state.service, Endpoint.COMPLETIONS)
+
+
+class Answer(Response):
+    """The response to one request. It is made while it is sent, in the request's own task."""
+
+    def __init__(self, service: Service, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._service = service
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, tenant = self._service, scope["state"]["tenant"]
+        tally = Tally(service.metrics, self._endpoint, tenant)
+        failure: Failure | None = None
+        try:
+            async with service.meter.request(tenant) as bill:
+                try:
+                    order = take_order(service, self._endpoint, scope, tally)
+                    async with Connection(scope, receive, send, service.settings.slow_client_s) as connection:
+                        failure = await self._answer(order, tally, connection)
+                finally:
+                    bill.tokens(tally.tokens)
+        except ClientGoneError:
+            pass
+        except Exception as error:
+            reason = self._reason(error)
+            failure = _failure(reason)
+            raise reason from error.__cause__
+        finally:
+            tally.end(failure)
+
+    async def _answer(self, order: Order, tally: Tally, connection: Connection) -> Failure | None:
+        """Answer, whole or piece by piece; returns what ended a stream behind its first byte."""
+        names = [order.request_id(number) for number in range(len(order.call.prompts))]
+        tally.asked(order.call.params)
+        with self._service.running(names):
+            async with aclosing(follow(self._ask(order, names))) as news:
+                if order.call.stream:
+                    return await self._stream(order, news, tally, connection)
+                async for changed in news:
+                    tally.note(changed)
+        await self._whole(order, tally, connection)
+        return None
+
+    async def _whole(self, order: Order, tally: Tally, connection: Connection) -> None:
+        began = time.perf_counter()
+        named = {"name": order.name, "model": order.model, "fingerprint": self._service.fingerprint}
+        response = JSONBytes(respond(order.call, tally.outputs, created=order.created, **named))
+        made = time.perf_counter()
+        tally.took("respond", made - began)
+        await connection.respond(response)
+        tally.took("write", time.perf_counter() - made)
+
+    async def _stream(
+        self, order: Order, news: AsyncGenerator[Sequence[News], None], tally: Tally, connection: Connection
+    ) -> Failure | None:
+        named = {"name": order.name, "model": order.model, "fingerprint": self._service.fingerprint}
+        chunks = Chunks(order.call, created=order.created, **named)
+        events = EventStream(connection.send)
+        try:
+            async for changed in news:
+                tally.note(changed)
+                began = time.perf_counter()
+                documents = [document for number, output in changed for document in chunks.news(number, output)]
+                made = time.perf_counter()
+                await events.write(documents)
+                tally.took("respond", made - began)
+                tally.took("write", time.perf_counter() - made)
+            await events.end([chunks.usage()] if order.call.include_usage else [])
+        except Exception as error:
+            if not events.begun:
+                raise  # it can still have a status of its own
+            failure = _failure(self._reason(error))
+            if failure is SURPRISE:
+                logger.exception("an exception that nobody expected ended a stream")
+            await events.fail(failure)
+            return failure
+        return None
+
+    def _reason(self, error: Exception) -> Exception:
+        """Why a request ended: where the server gave it up, that it stops."""
+        stops = isinstance(error, AbortedError) and self._service.flights.stopping
+        return stopped() if stops else error
+
+    def _ask(self, order: Order, names: Sequence[str]) -> list[Outputs]:
+        call = order.call
+        asked = [
+            self._service.llm.generate(
+                prompt,
+                call.params,
+                request_id=name,
+                priority=call.priority,
+                timeout_s=order.timeout_s,
+                reuse=order.reuse,
+                positions=call.positions,
+                cache_salt=order.tenant.salt,
+            )
+            for name, prompt in zip(names, call.prompts, strict=True)
+        ]
+        return cast(list[Outputs], asked)
+
+
+def _failure(error: Exception) -> Failure:
+    return failure_of(error) if isinstance(error, InlayError) else SURPRISE

@@ -1,0 +1,88 @@
+"""One client's connection while its answer is made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+
+class ClientGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Connection:
+    """A context that ends its task with ClientGoneError when the client hangs up, or leaves what was sent to it unread.
+
+    A server that has much unsent data for a client lets ``send`` wait. Meanwhile the engine goes on, and what it says
+    is kept once, however long the client sleeps.
+
+    scope, receive, send: of ASGI, behind the request's body.
+    slow_s: how long a client may leave data unread.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_s: float) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._slow_s = slow_s
+        self._sending_since: float | None = None
+        self._complete = False
+        self._gone = False
+
+    async def __aenter__(self) -> Connection:
+        task = asyncio.current_task()
+        assert task is not None, "an ASGI application runs in a task"
+        self._task = task
+        self._cancelled = task.cancelling()
+        self._loop = asyncio.get_running_loop()
+        self._listener = self._loop.create_task(self._listen())
+        self._timer = self._loop.call_later(self._slow_s, self._look)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._complete = True
+        self._listener.cancel()
+        self._timer.cancel()
+        if self._gone and self._task.uncancel() <= self._cancelled and kind is asyncio.CancelledError:
+            raise ClientGoneError from error
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send."""
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._complete = True  # a server says that the client has left behind the last byte, too
+        self._sending_since = self._loop.time()
+        await self._send(message)
+        self._sending_since = None
+
+    async def respond(self, response: Response) -> None:
+        """Send a whole response."""
+        await response(self._scope, self._receive, self.send)
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+    def _look(self) -> None:
+        """Every now and then: has what was sent last been waiting for too long?"""
+        left = self._slow_s
+        if self._sending_since is not None:
+            left -= self._loop.time() - self._sending_since
+        if left <= 0:
+            logger.warning("the client has read nothing for %g seconds; its request is given up", self._slow_s)
+            self._leave()
+        else:
+            self._timer = self._loop.call_later(left, self._look)
+
+    def _leave(self) -> None:
+        if not self._complete and not self._gone:
+            self._gone = True
+            self._task.cancel()

@@ -1,0 +1,160 @@
+"""Bodies of requests: read once, within bounds of size and time, checked and parsed before any route sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inlay.openai.failures import BodyError, failure_of
+from inlay.server.errors import failure_response
+from inlay.server.json_body import decoded, parse_json
+from inlay.server.refusal import has_body, refuse
+from inlay.server.tenants import EVERYBODY
+
+#: Where a body may be PML, as text.
+TEXT_PATHS = "/v1/schemas"
+
+_JSON = "application/json"
+_XML = frozenset({"application/xml", "text/xml"})
+_NO_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+_BODIES_AT_ONCE = 16  # of the largest size
+_BUSY_RETRY_S = 1.0
+_MIB = 2**20
+
+
+class Guard:
+    """ASGI middleware: the body of a request, parsed, at ``scope["state"]["body"]``; a refusal where it is no good.
+
+    A body of JSON becomes its value, a body of XML (under TEXT_PATHS) its text, and no body None. Routes read it from
+    there: its bytes are gone, and ``receive`` goes on behind them. Best inside Authenticate, so that no stranger's body
+    is read.
+
+    max_body_bytes: of one body; of all that one tenant is sending at the same time, 16 times as much.
+    max_nesting: lists and objects inside each other.
+    slow_s, slow_bytes_per_s: a body may take slow_s seconds, and more as it grows, at this rate.
+
+    Refuses with status 400, 408 (too slow), 413 (too large), 415 (of another type), and 429 where too many large bodies
+    come at the same time. A type that a web page may send anywhere without asking first (text/plain, forms) is not
+    taken: on a server without keys, a page could have the browser of its visitor write to it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body_bytes: int = 8 * _MIB,
+        max_nesting: int = 64,
+        slow_s: float = 30.0,
+        slow_bytes_per_s: float = _MIB / 64,
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_body_bytes
+        self._max_nesting = max_nesting
+        self._slow_s = slow_s
+        self._slow_bytes_per_s = slow_bytes_per_s
+        self._held: Counter[str] = Counter()  # by tenant: bytes of bodies that are not whole yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            data = await self._data(scope, receive) if has_body(scope) else None
+        except BodyError as error:
+            await refuse(error, scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        try:
+            body = None if data is None else self._parsed(data, scope)
+        except BodyError as error:
+            await failure_response(failure_of(error))(scope, receive, send)
+            return
+        del data  # the value stays, its bytes need not while the request is answered
+        scope.setdefault("state", {})["body"] = body
+        await self._app(scope, receive, send)
+
+    async def _data(self, scope: Scope, receive: Receive) -> bytearray:
+        """The bytes of a body. Raises BodyError while more of it may come, and ClientDisconnect."""
+        self._check_headers(scope)
+        tenant = scope.get("state", {}).get("tenant", EVERYBODY)
+        return await self._read(receive, tenant.name)
+
+    def _parsed(self, data: bytearray, scope: Scope) -> Any:
+        if _kind(scope) == _JSON:
+            return parse_json(data, self._max_nesting)
+        return decoded(data)
+
+    def _check_headers(self, scope: Scope) -> None:
+        """Refuse what can be told before the body has come."""
+        method, headers = scope["method"], Headers(scope=scope)
+        if method in _NO_BODY:
+            raise BodyError(f"{method} takes no body; leave it out", code="unexpected_body")
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._max_bytes:
+            raise self._too_large()
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise _other_type("the body is compressed; send it as it is, without Content-Encoding")
+        charset = headers.get("content-type", "").lower().partition("charset=")[2].partition(";")[0].strip(' "')
+        if charset not in ("", "utf-8", "utf8"):
+            raise _other_type(f"the body is in {charset!r:.40}; encode it as UTF-8")
+        kind = _kind(scope)
+        if kind != _JSON and not (kind in _XML and scope["path"].startswith(TEXT_PATHS)):
+            said = f"Content-Type is {kind!r:.60}" if kind else "there is no Content-Type"
+            raise _other_type(f"{said}; send JSON with 'Content-Type: {_JSON}'")
+
+    async def _read(self, receive: Receive, tenant: str) -> bytearray:
+        """The bytes of a body, as many as may be. Raises BodyError, and ClientDisconnect."""
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._slow_s) as timeout:
+                began = asyncio.get_running_loop().time()
+                while True:
+                    message = await receive()
+                    if self._take(message, data, tenant):
+                        return data
+                    timeout.reschedule(began + self._slow_s + len(data) / self._slow_bytes_per_s)
+        except TimeoutError:
+            sentence = f"the body came too slowly, {len(data):,} bytes so far; send it faster, or send less"
+            raise BodyError(sentence, code="request_timeout", status=408) from None
+        finally:
+            self._held[tenant] -= len(data)
+
+    def _take(self, message: Message, data: bytearray, tenant: str) -> bool:
+        """Add what has come of a body; returns whether that was all."""
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        if len(data) + len(piece) > self._max_bytes:
+            raise self._too_large()
+        if self._held[tenant] + len(piece) > _BODIES_AT_ONCE * self._max_bytes:
+            raise BodyError(
+                "you are sending as many large bodies at the same time as may be; wait for one to end",
+                code="too_many_bodies",
+                status=429,
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        data += piece
+        self._held[tenant] += len(piece)
+        return not message.get("more_body", False)
+
+    def _too_large(self) -> BodyError:
+        return BodyError(
+            f"the body has more than {self._max_bytes:,} bytes; send less, or several requests",
+            code="body_too_large",
+            status=413,
+        )
+
+
+def _kind(scope: Scope) -> str:
+    """The Content-Type of a request, without its parameters."""
+    return Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _other_type(message: str) -> BodyError:
+    return BodyError(message, code="unsupported_media_type", status=415)

@@ -1,0 +1,208 @@
+"""One log line for every request, and its id in every record that is made on its way: an ASGI middleware.
+
+A line says who asked for what, how long it took and how many tokens it was; never a prompt, an answer, a key or a
+header. Routes add what they know to ``current_line()``; ``metrics.Watch`` does so for completions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inlay.openai.failures import Failure
+from inlay.server.errors import failure_response
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("inlay.access")
+
+REQUEST_ID = b"x-request-id"
+UNKNOWN = "unknown"
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SANE_CODE = re.compile(r"[a-z0-9_]{1,64}")
+_PATH_CHARACTERS = 200
+_METHOD_CHARACTERS = 16
+_ERROR_BYTES = 65_536  # of an error's body: ours are short, and others are not looked into
+_CLIENT_LEFT = 499  # what nginx writes where the client left before it had an answer
+
+#: What a server says of its own faults.
+SURPRISE = Failure(500, "the server failed at this; its log says why", "server_error", None, "internal_error")
+
+_LINE: ContextVar[Line | None] = ContextVar("inlay_request", default=None)
+
+
+def current_line() -> Line | None:
+    """The line of the request that this code runs for, to be added to; None outside of requests."""
+    return _LINE.get()
+
+
+@dataclass(slots=True)
+class Line:
+    """What is logged of one request, at its end; None is what it has not, or what is not known.
+
+    endpoint: the path of the route that answered, as in "/v1/schemas/{name}"; "unknown" if none did.
+    seconds: from the request's arrival to the end of its response. ttft_s: to its first token, in seconds.
+    finish_reasons: of its answers, in order, once they are whole. disconnected: whether the client left before that.
+    error: the code of the error that it was answered with, or that ended its stream.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    endpoint: str = UNKNOWN
+    tenant: str | None = None
+    status: int | None = None
+    seconds: float = 0.0
+    ttft_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    module_tokens: int | None = None
+    generated_tokens: int | None = None
+    finish_reasons: tuple[str, ...] | None = None
+    disconnected: bool = False
+    error: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """What a log record says; times to the microsecond."""
+        return {
+            "tenant": self.tenant,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "seconds": round(self.seconds, 6),
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "module_tokens": self.module_tokens,
+            "generated_tokens": self.generated_tokens,
+            "finish_reasons": None if self.finish_reasons is None else list(self.finish_reasons),
+            "disconnected": self.disconnected,
+            "error": self.error,
+        }
+
+
+class Counts(Protocol):
+    """Whoever counts requests; see ``metrics.Metrics``."""
+
+    def http_began(self) -> None:
+        """A request has arrived."""
+
+    def http_ended(self, line: Line) -> None:
+        """It has been answered, or its client has left."""
+
+
+class RequestLog:
+    """The outermost middleware: gives every request an id, and one log line at its end.
+
+    The id is the request's own ``X-Request-Id`` if that is a sane token, and made otherwise; the response carries it,
+    ``scope["state"]["request_id"]`` holds it, and every log record of the request bears it.
+    An exception that nobody has answered is logged and answered with SURPRISE, which says nothing of it; behind the
+    first byte of a response it goes on to the HTTP server.
+    """
+
+    def __init__(self, app: ASGIApp, counts: Counts) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = quote(scope["path"], safe="/:@!$&'()*+,;=~")
+        line = Line(_request_id(scope), scope["method"][:_METHOD_CHARACTERS], path[:_PATH_CHARACTERS])
+        scope.setdefault("state", {})["request_id"] = line.request_id
+        token = _LINE.set(line)
+        began = time.perf_counter()
+        self._counts.http_began()
+        exchange = _Exchange(line, receive, send)
+        try:
+            await self._answer(scope, exchange)
+        finally:
+            line.seconds = time.perf_counter() - began
+            exchange.close(scope)
+            self._counts.http_ended(line)
+            level = logging.ERROR if line.status is not None and line.status >= 500 else logging.INFO
+            access.log(level, "%s %s %s", line.method, line.path, line.status, extra={"fields": line.fields()})
+        _LINE.reset(token)  # not behind an exception: what the HTTP server logs of it is to bear the id
+
+    async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:
+            if exchange.left and isinstance(error, OSError):
+                return  # so the HTTP server said that the client has left
+            exchange.line.error = SURPRISE.code
+            if exchange.line.status is not None:
+                raise  # the HTTP server logs it, and closes the connection
+            logger.exception("nobody expected this")
+            await failure_response(SURPRISE)(scope, exchange.receive, exchange.send)
+
+
+class _Exchange:
+    """What passes between a server and an application for one request, seen by its line."""
+
+    def __init__(self, line: Line, receive: Receive, send: Send) -> None:
+        self.line = line
+        self.left = False  # whether the client left before the response was complete
+        self._receive = receive
+        self._send = send
+        self._complete = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._complete:
+            self.left = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.line.status = message["status"]
+            named = (REQUEST_ID, self.line.request_id.encode())
+            others = [header for header in message.get("headers", ()) if header[0].lower() != REQUEST_ID]
+            message = {**message, "headers": [*others, named]}
+        elif message["type"] == "http.response.body":
+            if (self.line.status or 0) >= 400 and self.line.error is None:
+                self.line.error = _error_code(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
+        try:
+            await self._send(message)
+        except OSError:
+            self.left = True
+            raise
+
+    def close(self, scope: Scope) -> None:
+        """Note what is known at the end. A client that has its answer may leave when it likes."""
+        line = self.line
+        line.disconnected = line.disconnected or (self.left and line.finish_reasons is None)
+        if line.status is None and line.disconnected:
+            line.status = _CLIENT_LEFT
+        line.tenant = getattr(scope["state"].get("tenant"), "name", None)
+        line.endpoint = getattr(scope.get("route"), "path", UNKNOWN)
+
+
+def _request_id(scope: Scope) -> str:
+    given = [value for name, value in scope["headers"] if name == REQUEST_ID]
+    if len(given) == 1 and _SANE_ID.fullmatch(given[0]):
+        return str(given[0].decode())
+    return f"req-{secrets.token_hex(16)}"
+
+
+def _error_code(body: bytes) -> str | None:
+    """The code of an error in OpenAI's form, else its type; None for any other body."""
+    if not 0 < len(body) <= _ERROR_BYTES:
+        return None
+    try:
+        error = json.loads(body)["error"]
+        code = error["code"] or error["type"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return code if isinstance(code, str) and _SANE_CODE.fullmatch(code) else None

@@ -1,0 +1,196 @@
+"""What is counted: every metric of the server, with its name, its labels and its buckets.
+
+Names behind the prefix, labels and buckets are those of vLLM (docs/usage/metrics.md and vllm/v1/metrics there) wherever
+it has the metric, so that its dashboards need no more than another prefix; the rest is inlay's own. docs/metrics.md
+has the table, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from inlay.types import EngineStats
+
+PREFIX = "inlay:"
+STEPS = ("read", "translate", "lay_out", "respond", "write")
+REASONS = ("stop", "length", "abort", "error")
+Step = Literal["read", "translate", "lay_out", "respond", "write"]
+
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_BETWEEN_TOKENS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_ANSWERS = (1, 2, 5, 10, 20)
+_OVERHEAD = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1.0)
+
+
+class Engine(Protocol):
+    """Whatever says how the engine is doing; see AsyncLLM."""
+
+    def stats(self) -> EngineStats:
+        """What it is doing now."""
+
+
+def token_buckets(most: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50 … up to the longest context that the model has."""
+    series = (mantissa * 10**exponent for exponent in range(len(str(most))) for mantissa in (1, 2, 5))
+    return [bound for bound in series if bound <= most]
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """All metrics that requests write to. Those without labels of their own stand ready under the model's name."""
+
+    prompt_tokens: Counter
+    generation_tokens: Counter
+    prefix_queries: Counter
+    prefix_hits: Counter
+    cached_tokens: Counter
+    shifted_tokens: Counter
+    recomputed_tokens: Counter
+    first_token: Histogram
+    between_tokens: Histogram
+    per_token: Histogram
+    latency: Histogram
+    queue: Histogram
+    prefill: Histogram
+    decode: Histogram
+    inference: Histogram
+    fetch: Histogram
+    prompt_length: Histogram
+    answer_length: Histogram
+    longest_answer: Histogram
+    asked_answers: Histogram
+    asked_tokens: Histogram
+    in_flight: Gauge
+    source: dict[str, Counter]
+    overhead: dict[str, Histogram]
+    # with labels behind the model's name
+    success: Counter  # finished_reason
+    requests: Counter  # endpoint, tenant, status
+    tenant_tokens: Counter  # tenant, kind
+    http: Counter  # method, endpoint, status
+    rejected: Counter  # reason
+
+
+def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
+    """Make the metrics of a model that is called so. longest: tokens of its context."""
+    made = _Maker(registry, model)
+    count, time, sizes = made.counter, made.histogram, partial(made.histogram, buckets=token_buckets(longest))
+    success = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")
+    for reason in REASONS:  # a rate needs a zero to begin with
+        success.labels(model, reason)
+    source = made.labelled(Counter, "prompt_tokens_by_source", "Prompt tokens by how their KV came about.", "source")
+    overhead = made.labelled(
+        Histogram, "server_overhead_seconds", "Time of the server itself, by step.", "step", buckets=_OVERHEAD
+    )
+    return Families(
+        prompt_tokens=count("prompt_tokens", "Prompt tokens of requests that ran."),
+        generation_tokens=count("generation_tokens", "Tokens of answers."),
+        prefix_queries=count("prefix_cache_queries", "Prompt tokens, under whatever policy."),
+        prefix_hits=count("prefix_cache_hits", "Prompt tokens that were found there."),
+        cached_tokens=count("prompt_tokens_cached", "Prompt tokens whose KV came from the cache."),
+        shifted_tokens=count("prompt_tokens_shifted", "Cached tokens that were read at another offset."),
+        recomputed_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
+        first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
+        between_tokens=time("inter_token_latency_seconds", "Between two pieces of an answer.", _BETWEEN_TOKENS),
+        per_token=time(
+            "request_time_per_output_token_seconds", "Mean time per token behind the first one.", _BETWEEN_TOKENS
+        ),
+        latency=time("e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", _REQUEST),
+        queue=time("request_queue_time_seconds", "In line for a place.", _REQUEST),
+        prefill=time("request_prefill_time_seconds", "From its place to its first token.", _REQUEST),
+        decode=time("request_decode_time_seconds", "From its first token to its last.", _REQUEST),
+        inference=time("request_inference_time_seconds", "From its place to its last token.", _REQUEST),
+        fetch=time("request_fetch_time_seconds", "For finding and laying out what is stored.", _FIRST_TOKEN),
+        prompt_length=sizes("request_prompt_tokens", "Tokens of a prompt."),
+        answer_length=sizes("request_generation_tokens", "Tokens of an answer."),
+        longest_answer=sizes("request_max_num_generation_tokens", "Tokens of the longest answer to a prompt."),
+        asked_answers=made.histogram("request_params_n", "The parameter n.", _ANSWERS),
+        asked_tokens=sizes("request_params_max_tokens", "The parameter max_tokens, where it was given."),
+        in_flight=made.gauge("http_requests_in_flight", "HTTP requests that are being answered."),
+        source={name: source.labels(model, name) for name in ("computed", "exact", "module")},
+        overhead={step: overhead.labels(model, step) for step in STEPS},
+        success=success,
+        requests=made.labelled(
+            Counter, "requests", "Requests for answers by how they ended.", "endpoint", "tenant", "status"
+        ),
+        tenant_tokens=made.labelled(Counter, "tenant_tokens", "Tokens by tenant.", "tenant", "kind"),
+        http=made.labelled(Counter, "http_requests", "HTTP requests that ended.", "method", "endpoint", "status"),
+        rejected=made.labelled(Counter, "requests_rejected", "HTTP requests that were refused.", "reason"),
+    )
+
+
+class _Maker:
+    """Makes metrics whose first label is the model's name."""
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        self._registry = registry
+        self._model = model
+
+    def counter(self, name: str, says: str) -> Counter:
+        counter: Counter = self.labelled(Counter, name, says).labels(self._model)
+        return counter
+
+    def gauge(self, name: str, says: str) -> Gauge:
+        gauge: Gauge = self.labelled(Gauge, name, says).labels(self._model)
+        return gauge
+
+    def histogram(self, name: str, says: str, buckets: Sequence[float]) -> Histogram:
+        histogram: Histogram = self.labelled(Histogram, name, says, buckets=buckets).labels(self._model)
+        return histogram
+
+    def labelled(self, kind: type[Any], name: str, says: str, *labels: str, **settings: Any) -> Any:
+        names = ("model_name", *labels)
+        return kind(PREFIX + name, says, labelnames=names, registry=self._registry, **settings)
+
+
+class EngineCollector(Collector):
+    """What the engine and the shelf of schemas say at the moment of a scrape."""
+
+    def __init__(self, engine: Engine, schemas: Sized, model: str) -> None:
+        self._engine = engine
+        self._schemas = schemas
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats()
+        gauges: Iterable[tuple[str, str, float]] = (
+            ("num_requests_running", "Answers that are being computed.", stats.running),
+            ("num_requests_waiting", "Answers that wait for a place.", stats.waiting),
+            ("kv_cache_usage_perc", "Share of the KV pool that running requests need, 0 to 1.", _share(stats)),
+            ("kv_chunks", "Chunks of the KV pool.", stats.chunks),
+            ("kv_chunks_used", "Chunks in which anything lies.", stats.used_chunks),
+            ("kv_chunks_held", "Chunks that running requests need.", stats.held_chunks),
+            ("segments", "Segments in the store.", stats.segments),
+            ("stored_tokens", "Tokens in the store.", stats.stored_tokens),
+            ("schemas", "Schemas that the server knows.", len(self._schemas)),
+        )
+        counters: Iterable[tuple[str, str, float]] = (
+            ("num_preemptions", "Times that an answer lost its place to make room.", stats.preemptions),
+            ("engine_steps", "Forward passes.", stats.steps),
+        )
+        for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, says, value in rows:
+                family = kind(PREFIX + name, says, labels=("model_name",))
+                family.add_metric((self._model,), value)
+                yield family
+
+
+def _share(stats: EngineStats) -> float:
+    return stats.held_chunks / stats.chunks

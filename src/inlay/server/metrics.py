@@ -1,0 +1,246 @@
+"""Metrics for Prometheus: what requests, the engine and the server do, and ``GET /metrics`` for an admin's key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence, Sized
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from inlay.openai.failures import BodyError, Failure
+from inlay.server.logs import Line, current_line
+from inlay.server.metric_families import Engine, EngineCollector, Families, Step, families
+from inlay.server.tenants import Tenant
+from inlay.types import RequestOutput, SamplingParams
+
+_METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
+_OTHER = "other"
+_NOBODY = "none"  # the tenant of a request that none was found for
+_MOST_TENANTS = 1_000
+_MOST_REASONS = 64
+_CLIENT_LEFT = 499
+
+#: The only format that is sent: as OpenMetrics, prometheus-client writes other names (an underscore for the colon).
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+router = APIRouter()
+
+
+class Metrics:
+    """All that is counted of one server.
+
+    engine: whose state is read at every scrape. model_name: the label of all series. longest: tokens of the model's
+    context. schemas: how many the server knows is their length.
+    """
+
+    def __init__(self, engine: Engine, *, model_name: str, longest: int, schemas: Sized) -> None:
+        self._registry = CollectorRegistry()
+        self._tenants = _Bounded(_MOST_TENANTS)
+        self._reasons = _Bounded(_MOST_REASONS)
+        self._model = model_name
+        self._families = families(self._registry, model_name, longest)
+        self._registry.register(EngineCollector(engine, schemas, model_name))
+        ProcessCollector(registry=self._registry)
+
+    def begin(self, endpoint: str, tenant: Tenant | None) -> Watch:
+        """A request for answers has arrived at this path; see Watch."""
+        name = _NOBODY if tenant is None else self._tenants.label(tenant.name)
+        return Watch(self._families, self._model, endpoint, name)
+
+    def overhead(self, step: Step, seconds: float) -> None:
+        """The server itself took so long for a step of a request."""
+        self._families.overhead[step].observe(seconds)
+
+    def http_began(self) -> None:
+        """See logs.Counts."""
+        self._families.in_flight.inc()
+
+    def http_ended(self, line: Line) -> None:
+        """See logs.Counts. A refusal is an answer of 4xx or 503; its reason is the code of the error."""
+        self._families.in_flight.dec()
+        method = line.method if line.method in _METHODS else _OTHER
+        status = line.status or 0
+        self._families.http.labels(self._model, method, line.endpoint, str(status)).inc()
+        if (400 <= status < 500 and status != _CLIENT_LEFT) or status == 503:
+            self._families.rejected.labels(self._model, self._reasons.label(line.error or _OTHER)).inc()
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format, of type CONTENT_TYPE."""
+        return generate_latest(_WithoutBirthdays(self._registry))
+
+
+class Watch:
+    """One request for answers, from its arrival on.
+
+    Call ``asked`` when its parameters are known, ``tokens`` (or ``first_token``) whenever some arrive, and ``end``
+    once, however it ends: then it is counted, and its numbers stand in the request's log line.
+    """
+
+    def __init__(self, families: Families, model: str, endpoint: str, tenant: str) -> None:
+        self._families = families
+        self._model = model
+        self._endpoint = endpoint
+        self._tenant = tenant
+        self._line = current_line()
+        self._began = time.perf_counter()
+        self._first: float | None = None  # on the clock of _began
+        self._last: float | None = None
+        self._said = 0
+        self._ended = False
+
+    def asked(self, params: SamplingParams) -> None:
+        """What each of its prompts is sampled with."""
+        self._families.asked_answers.observe(params.n)
+        if params.max_tokens is not None:
+            self._families.asked_tokens.observe(params.max_tokens)
+
+    def first_token(self) -> None:
+        """The first token of any of its answers is here; what follows the first call changes nothing."""
+        if self._first is None:
+            self._first = time.perf_counter()
+            self._families.first_token.observe(self._first - self._began)
+
+    def tokens(self, count: int) -> None:
+        """So many tokens have arrived together, of all its answers; the first ones too."""
+        if not count:
+            return
+        now = time.perf_counter()
+        self.first_token()
+        if self._last is not None:
+            self._families.between_tokens.observe(now - self._last)
+        self._last = now
+        self._said += count
+        self._families.generation_tokens.inc(count)
+
+    def end(self, outputs: Sequence[RequestOutput] | None, failure: Failure | None) -> None:
+        """It is over; further calls change nothing, so that a ``finally`` may make one.
+
+        outputs: the last of each prompt, finished or not; None if there is none. failure: what it was answered with,
+        or what ended its stream; None where all went well, and where the client left.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        outputs = outputs or ()
+        whole = failure is None and bool(outputs) and all(output.finished for output in outputs)
+        status = failure.status if failure is not None else 200 if whole else _CLIENT_LEFT
+        self._families.requests.labels(self._model, self._endpoint, self._tenant, str(status)).inc()
+        for output in outputs:
+            self._count_prompt(output)
+        self._count_said(outputs)
+        if whole:
+            self._families.latency.observe(time.perf_counter() - self._began)
+            for output in outputs:
+                self._count_times(output)
+        for reason in _reasons(outputs, status):
+            self._families.success.labels(self._model, reason).inc()
+        self._tell(outputs, failure, whole)
+
+    def _count_prompt(self, output: RequestOutput) -> None:
+        usage, made = output.usage, self._families
+        made.prompt_tokens.inc(usage.prompt_tokens)
+        made.prefix_queries.inc(usage.prompt_tokens)
+        made.prefix_hits.inc(usage.cached_tokens)
+        made.cached_tokens.inc(usage.cached_tokens)
+        made.source["computed"].inc(usage.computed_tokens)
+        made.source["exact"].inc(usage.exact_tokens)
+        made.source["module"].inc(usage.module_tokens)
+        made.shifted_tokens.inc(usage.shifted_tokens)
+        made.recomputed_tokens.inc(usage.recomputed_tokens)
+        for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens)):
+            made.tenant_tokens.labels(self._model, self._tenant, kind).inc(tokens)
+
+    def _count_said(self, outputs: Sequence[RequestOutput]) -> None:
+        """The tokens of answers: those that ``tokens`` was told of, and what came without it."""
+        said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+        self._families.generation_tokens.inc(max(0, said - self._said))
+        self._families.tenant_tokens.labels(self._model, self._tenant, "generation").inc(max(said, self._said))
+
+    def _count_times(self, output: RequestOutput) -> None:
+        """A prompt whose answers are whole."""
+        made, spent = self._families, output.metrics
+        lengths = [len(answer.token_ids) for answer in output.outputs]
+        made.prompt_length.observe(output.usage.prompt_tokens)
+        made.longest_answer.observe(max(lengths))
+        for length in lengths:
+            made.answer_length.observe(length)
+        made.fetch.observe(spent.fetch_s)
+        if spent.ttft_s is None or spent.total_s is None:
+            return
+        decode, queue = spent.total_s - spent.ttft_s, spent.queue_s or 0.0
+        if self._first is None:
+            made.first_token.observe(spent.ttft_s)
+        made.queue.observe(queue)
+        made.prefill.observe(spent.ttft_s - queue)
+        made.decode.observe(decode)
+        made.inference.observe(spent.total_s - queue)
+        if max(lengths) > 1:
+            made.per_token.observe(decode / (max(lengths) - 1))
+
+    def _tell(self, outputs: Sequence[RequestOutput], failure: Failure | None, whole: bool) -> None:
+        """What the log line says."""
+        line = self._line
+        if line is None:
+            return
+        first = [output.metrics.ttft_s for output in outputs if output.metrics.ttft_s is not None]
+        line.ttft_s = self._first - self._began if self._first is not None else min(first, default=None)
+        if outputs:
+            line.prompt_tokens = sum(output.usage.prompt_tokens for output in outputs)
+            line.cached_tokens = sum(output.usage.cached_tokens for output in outputs)
+            line.module_tokens = sum(output.usage.module_tokens for output in outputs)
+            line.generated_tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+        if whole:
+            line.finish_reasons = tuple(_reasons(outputs, 200))
+        elif failure is None:
+            line.disconnected = True
+        else:
+            line.error = failure.code or failure.type
+
+
+def _reasons(outputs: Sequence[RequestOutput], status: int) -> list[str]:
+    """How answers ended, in vLLM's words; nothing for a request that was refused."""
+    if status == 200:
+        return [str(answer.finish_reason) for output in outputs for answer in output.outputs]
+    if status == _CLIENT_LEFT:
+        return ["abort"]
+    return ["error"] if status >= 500 else []
+
+
+class _Bounded:
+    """Keeps a label from taking more than so many values: those that come later are "other"."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def label(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if len(self._known) >= self._most:
+            return _OTHER
+        self._known.add(value)
+        return value
+
+
+class _WithoutBirthdays(Collector):
+    """A registry without the ``_created`` series, which double what is sent and which no dashboard reads."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(request: Request) -> Response:
+    """All metrics; with keys, for admins alone, since the series name the tenants."""
+    tenant: Tenant = request.state.tenant
+    if not tenant.admin:
+        raise BodyError("metrics tell of all tenants; ask with an admin's key", code="admin_only", status=403)
+    return Response(request.app.state.service.metrics.render(), media_type=CONTENT_TYPE)

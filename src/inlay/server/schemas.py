@@ -1,0 +1,252 @@
+"""``/v1/schemas``: schemas made, listed, changed, deleted, and encoded ahead of time. See docs/schemas-api.md."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from inlay.cache.contexts import CONTEXTS
+from inlay.errors import PMLError, Problem
+from inlay.openai.failures import BodyError, failure_of
+from inlay.pml.json_places import JSONPlace
+from inlay.server.errors import JSONBytes, failure_response, json_bytes
+from inlay.server.schema_source import SchemaBody, SchemaOptions, Source, read_body
+from inlay.server.schema_view import detail, encoding, summary
+from inlay.server.settings import approximation
+from inlay.server.shelf import MODULAR, Entry, SchemaShelf
+from inlay.server.tenants import Tenant
+from inlay.server.warming import Warming
+
+if TYPE_CHECKING:
+    from inlay.server.limits import Pass
+    from inlay.server.service import Service
+
+__all__ = ["SchemaShelf", "router"]
+
+router = APIRouter(prefix="/v1/schemas")
+
+Limit = Annotated[int, Query(ge=1, le=100, description="how many to list")]
+Public = Annotated[bool | None, Query(description="true for the public schema of that name, false for your own")]
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": SchemaBody.model_json_schema() | {"oneOf": [{"required": ["pml"]}, {"required": ["schema"]}]}
+            },
+            "application/xml": {"schema": {"type": "string", "description": "PML; options stand in the query"}},
+        },
+    },
+    "parameters": [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        for name in SchemaOptions.model_fields
+    ],
+}
+_WRONG = {
+    400: "A field or the schema is wrong; error.problems lists what is wrong with the schema.",
+    401: "The key is wrong.",
+    403: "More than the key or the server allows.",
+    404: "There is no such schema.",
+    408: "The body came too slowly.",
+    409: "There is one of that name.",
+    412: "If-Match names another version.",
+    413: "The body is too large.",
+    415: "The body is neither JSON nor XML.",
+    429: "Too many requests.",
+    503: "The server is stopping.",
+    507: "There is no memory for what is to be encoded.",
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says} for status, says in _WRONG.items()}
+
+
+@router.post("", status_code=201, openapi_extra=_BODY, responses=_RESPONSES)
+async def create(request: Request) -> Response:
+    service, tenant = _asking(request)
+    body = read_body(request.state.body, request.query_params)
+    salt = None if _is_public(body.public, tenant) else tenant.salt
+    reuse = _policy(body, tenant, service)
+    async with service.meter.request(tenant) as bill:
+        try:
+            source = await service.schemas.read(body)
+            entry = await service.schemas.create(source, salt=salt, reuse=reuse, positions=body.positions)
+        except PMLError as error:
+            return _refused(error, body)
+        await _encode(service.schemas, entry, body, bill)
+    return await _shown(service.schemas, entry, status=201)
+
+
+@router.get("", responses=_RESPONSES)
+async def all_schemas(request: Request, limit: Limit = 20, after: str = "") -> Response:
+    service, tenant = _asking(request, only=("limit", "after"))
+    left = [entry for entry in service.schemas.visible(tenant) if entry.name > after]
+    data = [summary(entry) for entry in left[:limit]]
+    names = [entry["name"] for entry in data] or [None]
+    return JSONBytes(
+        {"object": "list", "data": data, "first_id": names[0], "last_id": names[-1], "has_more": len(left) > limit}
+    )
+
+
+@router.get("/{name}", responses=_RESPONSES)
+async def one_schema(request: Request, name: str, public: Public = None, source: bool = False) -> Response:
+    service, tenant = _asking(request, only=("public", "source"))
+    return await _shown(service.schemas, service.schemas.find(name, tenant, public=public), source=source)
+
+
+@router.put("/{name}", openapi_extra=_BODY, responses=_RESPONSES)
+async def replace(request: Request, name: str) -> Response:
+    service, tenant = _asking(request)
+    body = read_body(request.state.body, request.query_params)
+    before = service.schemas.own(name, tenant, public=body.public)
+    reuse = _policy(body, tenant, service)
+    async with service.meter.request(tenant) as bill:
+        try:
+            source = await service.schemas.read(body)
+            _check_name(source, name)
+            entry = await service.schemas.replace(
+                before, source, reuse=reuse, positions=body.positions, if_match=request.headers.get("if-match")
+            )
+        except PMLError as error:
+            return _refused(error, body)
+        await _encode(service.schemas, entry, body, bill)
+    return await _shown(service.schemas, entry)
+
+
+@router.delete("/{name}", responses=_RESPONSES)
+async def delete(request: Request, name: str, public: Public = None) -> Response:
+    service, tenant = _asking(request, only=("public",))
+    entry = service.schemas.own(name, tenant, public=public)
+    await service.schemas.remove(entry, if_match=request.headers.get("if-match"))
+    return JSONBytes({"object": "schema.deleted", "name": name, "public": entry.public, "deleted": True})
+
+
+@router.post("/{name}/warm", responses=_RESPONSES)
+async def warm(request: Request, name: str, public: Public = None, stream: bool = False) -> Response:
+    service, tenant = _asking(request, only=("public", "stream"))
+    entry = service.schemas.find(name, tenant, public=public)
+    async with service.meter.request(tenant) as bill:
+        bill.tokens(await _missing(service.schemas, entry))
+        warming = await service.schemas.warm(entry)
+    if stream or "text/event-stream" in request.headers.get("accept", ""):
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_events(service.schemas, warming), media_type="text/event-stream", headers=headers)
+    await warming.result()
+    if warming.failure is not None:
+        return failure_response(warming.failure)
+    return JSONBytes(await _warmth(service.schemas, warming))
+
+
+def _asking(request: Request, only: tuple[str, ...] | None = None) -> tuple[Service, Tenant]:
+    """What the routes share, and who asks. only: what may stand in the query of a request without a body."""
+    if only is not None:
+        for name in request.query_params:
+            if name not in only:
+                raise BodyError(f"the query holds {name!r:.60}; it may hold {', '.join(only)}", param="query")
+        if request.state.body is not None:
+            raise BodyError("this takes no body; leave it out", code="unexpected_body")
+    return request.app.state.service, request.state.tenant
+
+
+def _is_public(asked: bool | None, tenant: Tenant) -> bool:
+    """Whose a new schema is: everybody's or the tenant's alone."""
+    if tenant.salt is None:
+        if asked is False:
+            raise BodyError("this server has no keys, so all on it is public; leave public out", param="public")
+        return True
+    if asked and not tenant.admin:
+        message = "only an admin may make a schema public; leave public out, and it is yours alone"
+        raise BodyError(message, param="public", code="admin_only", status=403)
+    return bool(asked)
+
+
+def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None:
+    """What modules are encoded for; None where nobody asks for it and it is not allowed. Raises ParameterError."""
+    most = service.settings.max_reuse
+    allowed = min(most, tenant.limits.max_reuse or most, key=approximation)
+    reuse = MODULAR if body.reuse in (None, "modular") else body.reuse
+    if reuse not in CONTEXTS:
+        message = f"reuse is {reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
+        raise BodyError(message, param="reuse")
+    if approximation(reuse) > approximation(allowed):
+        wanted = body.model_fields_set & {"reuse", "positions"} or ("encode" in body.model_fields_set and body.encode)
+        if wanted:
+            message = f"the most that you may ask for is reuse {allowed!r}, so nothing is encoded ahead; leave reuse, "
+            raise BodyError(f"{message}positions and encode out", param="reuse", code="reuse_not_allowed", status=403)
+        return None
+    service.llm.positions_for(reuse, body.positions)
+    return reuse
+
+
+def _check_name(source: Source, name: str) -> None:
+    given = source.schema.name
+    if given != name:
+        message = f"the schema is named {given!r:.100} and the path says {name!r:.100}; write the same name in both"
+        raise BodyError(message, param="name", code="invalid_name")
+
+
+async def _missing(shelf: SchemaShelf, entry: Entry) -> int:
+    """How many tokens there are to be encoded."""
+    return sum(of - tokens for of, tokens in (await shelf.stored(entry)).values())
+
+
+async def _encode(shelf: SchemaShelf, entry: Entry, body: SchemaOptions, bill: Pass) -> None:
+    if body.encode is False or entry.reuse is None:
+        return
+    bill.tokens(await _missing(shelf, entry))
+    warming = await shelf.warm(entry)
+    if body.encode is True:
+        await warming.result()
+
+
+async def _shown(shelf: SchemaShelf, entry: Entry, *, status: int = 200, source: bool = False) -> Response:
+    """A schema as it is now."""
+    body = detail(entry, await shelf.stored(entry), shelf.warming(entry), shelf.bytes_per_token)
+    if source:
+        body["source"] = {entry.source.form: entry.source.document()}
+    headers = {"ETag": entry.etag}
+    if status == 201:
+        headers["Location"] = f"{router.prefix}/{quote(entry.name)}"
+    return JSONBytes(body, status, headers)
+
+
+async def _warmth(shelf: SchemaShelf, warming: Warming) -> dict[str, Any]:
+    """What came of an encoding."""
+    entry = warming.entry
+    counts = (await shelf.stored(entry)).values()
+    return {
+        "object": "schema.encoding",
+        "name": entry.name,
+        "version": entry.version,
+        **encoding(warming),
+        "encoded": sum(tokens for _, tokens in counts),
+        "of": sum(of for of, _ in counts),
+    }
+
+
+async def _events(shelf: SchemaShelf, warming: Warming) -> AsyncIterator[bytes]:
+    """Server-sent events: how far it is, what came of it, and the end."""
+    async for done, total in warming.watch():
+        yield _event({"done": done, "total": total})
+    yield _event(await _warmth(shelf, warming) if warming.failure is None else warming.failure.body())
+    yield b"data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def _refused(error: PMLError, body: SchemaBody) -> Response:
+    """All that is wrong with a schema."""
+    said = failure_of(error).body()["error"]
+    said |= {"param": "pml" if body.pml is not None else "schema", "code": "invalid_schema"}
+    return JSONBytes({"error": {**said, "problems": [_described(problem) for problem in error.problems]}}, 400)
+
+
+def _described(problem: Problem) -> dict[str, Any]:
+    place = problem.place
+    path = {"path": place.path} if isinstance(place, JSONPlace) else {}
+    return {"line": place.line, "column": place.column, **path, "message": problem.message}

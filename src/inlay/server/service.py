@@ -1,0 +1,93 @@
+"""What the routes of one server share, and how it begins and ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from inlay.async_llm import AsyncLLM
+from inlay.openai.tools_formats import model_tools
+from inlay.pml import Schema
+from inlay.server.gate import Flights
+from inlay.server.limits import Meter
+from inlay.server.metrics import Metrics
+from inlay.server.settings import ServerSettings, approximation
+from inlay.server.shelf import Entry, SchemaShelf
+from inlay.server.tenants import Tenants
+from inlay.types import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 2.0  # for errors to reach those who listen
+
+
+class Service:
+    """A model with its tenants, its schemas and its counts.
+
+    schemas: public ones, there from the first request on.
+    ready: whether the model has answered, and these schemas are encoded. created: when, in seconds since 1970.
+    """
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings, schemas: Sequence[Schema] = ()) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.tenants = Tenants.open() if settings.keys_file is None else Tenants.from_file(settings.keys_file)
+        self.tools = model_tools(llm.tokenizer, settings.tool_parser)
+        self.meter = Meter()
+        self.schemas = SchemaShelf(llm)
+        self.metrics = Metrics(
+            llm, model_name=settings.served_names[0], longest=llm.loaded.spec.max_positions, schemas=self.schemas
+        )
+        self.flights = Flights()
+        self.created = int(time.time())
+        self.ready = False
+        self._first_schemas = schemas
+        self._entries: list[Entry] = []
+        self._running: set[str] = set()
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's ``system_fingerprint``; changes with the model's weights and with how they are kept."""
+        return f"fp_{self.llm.loaded.fingerprint.hex()[:10]}"
+
+    async def open(self) -> None:
+        """Make the schemas of the start known, once, before anybody can ask for them. Raises InlayError."""
+        for schema in self._first_schemas[len(self._entries) :]:
+            self._entries.append(await self.schemas.publish(schema))
+
+    async def warm_up(self) -> None:
+        """Encode these schemas, where anybody may use that, and let the model answer once. Raises InlayError."""
+        if approximation(self.settings.max_reuse) == approximation("modular"):
+            for entry in self._entries:
+                await (await self.schemas.warm(entry)).result()
+        async for _ in self.llm.generate([0], SamplingParams(max_tokens=1), reuse="off"):
+            pass
+        self.ready = True
+
+    @contextmanager
+    def running(self, names: Sequence[str]) -> Iterator[None]:
+        """Requests of the engine under these names are under way."""
+        self._running.update(names)
+        try:
+            yield
+        finally:
+            self._running.difference_update(names)
+
+    async def stop(self) -> None:
+        """Let nobody in, and wait for those who are under way; after the time they have, tell them that it is over.
+
+        Called once more while it waits: their time is over now.
+        """
+        flights = self.flights
+        if flights.stopping:
+            flights.hurry()
+            return
+        flights.stopping = True
+        if await flights.landed(self.settings.drain_s):
+            return
+        logger.warning("the server stops; requests that are still under way end with an error")
+        for name in list(self._running):
+            self.llm.abort(name)
+        await flights.landed(_LAST_WORDS_S)

@@ -1,0 +1,87 @@
+"""What a server is told once, at the start."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from inlay.config import REUSE, check_choice
+from inlay.errors import ParameterError
+from inlay.server.allowance import CEILINGS
+
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of a server; checked once, here. Raises ParameterError.
+
+    host, port: where it listens; port 0 takes a free one.
+    served_names: what requests may call the model; the first is what answers call it.
+    reuse: the policy of requests that bring none. max_reuse: the most reuse that a request may ask for.
+    keys_file: of ``inlay keys``; None answers everybody.
+    open_to_network: whether it may listen elsewhere than on this machine without keys.
+    cors_origins: of web pages whose scripts may call it; "*" for all.
+    max_body_bytes, max_nesting: of a request's body.
+    timeout_s: after which a request ends, unless it asks for another time; None for never.
+    max_timeout_s: the most that a request may ask for; None for ``timeout_s``.
+    slow_client_s: how long a client may leave what was sent to it unread.
+    drain_s: how long requests under way may go on when the server is told to stop.
+    default_max_tokens: see ``openai.translate``.
+    tool_parser: how answers write tool calls, a name of ``openai.tools_formats``; None to tell it from the template.
+    log_format, log_level: of the log on stderr.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_names: tuple[str, ...] = ("demo",)
+    reuse: str = "exact"
+    max_reuse: str = "modular"
+    keys_file: Path | None = None
+    open_to_network: bool = False
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 8 * 2**20
+    max_nesting: int = 64
+    timeout_s: float | None = 300.0
+    max_timeout_s: float | None = None
+    slow_client_s: float = 30.0
+    drain_s: float = 30.0
+    default_max_tokens: int | None = None
+    tool_parser: str | None = None
+    log_format: str = "text"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        check_choice("reuse", self.reuse, REUSE)
+        check_choice("max_reuse", self.max_reuse, CEILINGS)
+        check_choice("log_format", self.log_format, LOG_FORMATS)
+        check_choice("log_level", self.log_level, LOG_LEVELS)
+        if approximation(self.reuse) > approximation(self.max_reuse):
+            raise ParameterError(
+                f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
+                "policy out; lower the one or raise the other"
+            )
+        if not self.served_names or not all(self.served_names):
+            raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")
+        if not 0 <= self.port <= 65535:
+            raise ParameterError(f"port is {self.port}; it must be a number from 1 to 65535, or 0 for any that is free")
+        for name in ("max_body_bytes", "max_nesting", "default_max_tokens"):
+            value = getattr(self, name)
+            if not (value is None and name == "default_max_tokens") and value < 1:
+                raise ParameterError(f"{name} is {value}; it must be at least 1")
+        for name in ("timeout_s", "max_timeout_s", "slow_client_s", "drain_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ParameterError(f"{name} is {value:g}; it must be a finite number of seconds above 0")
+
+    @property
+    def longest_s(self) -> float | None:
+        """The most seconds that a request may take; None for no bound."""
+        return self.timeout_s if self.max_timeout_s is None else self.max_timeout_s
+
+
+def approximation(policy: str) -> int:
+    """The place of a policy among CEILINGS: those that are not listed there are modular."""
+    return CEILINGS.index(policy) if policy in CEILINGS else len(CEILINGS) - 1

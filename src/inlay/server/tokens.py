@@ -1,0 +1,102 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them: prompts of all kinds as token ids, and these as text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from inlay.async_llm import AsyncLLM
+from inlay.inputs import check_ids
+from inlay.openai import BodyError, Call, Endpoint, read_body, translate
+from inlay.openai.read import shown
+from inlay.server.documents import DETOKENIZE, TOKENIZE
+from inlay.server.errors import JSONBytes
+from inlay.server.orders import check_name, check_schemas, policy_of
+from inlay.server.service import Service
+from inlay.server.tenants import Tenant
+
+router = APIRouter(tags=["tokens"])
+
+#: What a prompt may be given as, in the fields of completions; and two of this route's own.
+_PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", "tools")
+_OWN = ("add_special_tokens", "return_token_strs")
+
+
+@router.post("/tokenize", **TOKENIZE)
+async def tokenize(request: Request) -> Response:
+    """The ids of a prompt, exactly as a completion would take it."""
+    service: Service = request.app.state.service
+    tenant: Tenant = request.state.tenant
+    async with service.meter.request(tenant):
+        body = _object(request.state.body, "/tokenize", (*_PROMPT, *_OWN))
+        special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
+        call = _call({name: value for name, value in body.items() if name not in _OWN}, service, tenant)
+        ids = await asyncio.to_thread(
+            _ids, service.llm, call, policy_of(call, tenant, service.settings), tenant, special
+        )
+    said = {"count": len(ids), "max_model_len": service.llm.loaded.spec.max_positions, "tokens": ids}
+    if strings:
+        said["token_strs"] = service.llm.tokenizer.convert_ids_to_tokens(ids)
+    return JSONBytes(said)
+
+
+@router.post("/detokenize", **DETOKENIZE)
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    service: Service = request.app.state.service
+    async with service.meter.request(request.state.tenant):
+        body = _object(request.state.body, "/detokenize", ("model", "tokens"))
+        check_name(_text(body, "model"), service.settings)
+        given = body.get("tokens")
+        if not isinstance(given, list) or not given:
+            raise BodyError(f"tokens is {shown(given)}; it must be a list of token ids", param="tokens")
+        ids = check_ids(given, service.llm.vocab_size, what="tokens")
+        text = await asyncio.to_thread(service.llm.tokenizer.decode, ids, clean_up_tokenization_spaces=False)
+    return JSONBytes({"prompt": text})
+
+
+def _object(body: Any, path: str, fields: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(body, Mapping):
+        raise BodyError(f"the body is {shown(body)}; it must be an object")
+    for name in body:
+        if name not in fields:
+            message = f"{path} takes no field {shown(name)}; it takes {', '.join(sorted(fields))}"
+            raise BodyError(message, param=str(name), code="unknown_field")
+    return body
+
+
+def _switch(body: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BodyError(f"{name} is {shown(value)}; it must be true or false", param=name)
+    return value
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BodyError(f"{name} is {shown(value)}; it must be a text", param=name)
+    return value
+
+
+def _call(body: Mapping[str, Any], service: Service, tenant: Tenant) -> Call:
+    endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
+    call = translate(read_body(body, endpoint), tools=service.tools)
+    check_name(call.model, service.settings)
+    check_schemas(call, service, tenant)
+    if len(call.prompts) > 1:
+        raise BodyError(f"prompt is a list of {len(call.prompts)} prompts; tokenize them one by one", param="prompt")
+    return call
+
+
+def _ids(llm: AsyncLLM, call: Call, reuse: str, tenant: Tenant, special: bool) -> list[int]:
+    prompt = call.prompts[0]
+    if isinstance(prompt, str) and not special:
+        return list(llm.tokenizer.encode(prompt, add_special_tokens=False))
+    return list(llm.lay_out(prompt, reuse=reuse, positions=call.positions, cache_salt=tenant.salt).ids)

@@ -1,0 +1,124 @@
+"""``inlay serve``: a process that says where it is, answers, and goes as it is told; one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from inlay.cli import main as command_line
+from openai import OpenAI
+
+MODEL = ("random:tiny", "--dtype", "float32", "--kv-memory", "16MiB", "--port", "0")
+LINE = r"inlay: serving (\S+) on http://127\.0\.0\.1:(\d+)/v1 \(Ctrl-C ends\)\n"
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """A server in a process of its own, what it calls the model, and its port; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "inlay", "serve", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            said = process.stdout.readline()
+            found = re.fullmatch(LINE, said)
+            assert found, said + process.stderr.read()
+            yield process, found[1], int(found[2])
+        finally:
+            process.kill()
+
+
+def client(port: int) -> OpenAI:
+    return OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
+
+
+def test_it_answers_and_goes_when_it_is_told(tmp_path: Path):
+    schema = tmp_path / "trip.xml"
+    schema.write_text('<schema name="trip">Plan. <module name="miami">Miami.</module></schema>')
+    options = ("--served-model-name", "mine", "--schema", str(schema), "--log-format", "json", "--drain", "20")
+    with started(*MODEL, *options) as (process, name, port):
+        assert name == "mine"
+        one = client(port)
+        prompt = {"schema": "trip", "content": [{"import": "miami"}, "?"]}
+        said = one.chat.completions.create(model="mine", messages=[], extra_body={"prompt": prompt}, max_tokens=3)
+        assert said.choices[0].finish_reason in ("stop", "length")
+        long = {"prompt": "x", "max_tokens": 300, "extra_body": {"ignore_eos": True}}
+        slow = one.completions.create(model="mine", stream=True, **long)
+        next(slow)
+        process.send_signal(signal.SIGTERM)
+        *_, last = slow
+        assert last.choices[0].finish_reason == "length", "what is under way may end"
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (0, "")
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert {"/v1/chat/completions", "/v1/completions"} <= {line.get("path") for line in lines}
+    assert "Traceback" not in err
+
+
+def test_a_second_signal_ends_it_at_once():
+    with started(*MODEL) as (process, _, port):
+        endless = {"prompt": "x", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
+        stream = client(port).completions.create(model="random:tiny", stream=True, **endless)
+        next(stream)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(Exception, match="the server is stopping"):
+            list(stream)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert time.monotonic() - began < 10
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "TAKEN"], "port TAKEN of 127.0.0.1 is in use, perhaps by another server; give another --port"),
+        (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid' is not known here"),
+        (
+            ["--host", "0.0.0.0"],
+            "--host 0.0.0.0 can be reached from other machines, and without keys",
+        ),
+        (["--port", "70000"], "port is 70000; it must be a number from 1 to 65535"),
+        (["--reuse", "some"], "reuse is 'some'; use one of"),
+        (["--max-reuse", "off"], "reuse is 'exact' and max_reuse is 'off'"),
+        (["--timeout", "-1"], "timeout_s is -1; it must be"),
+        (["--log-format", "xml"], "log_format is 'xml'; use one of text, json"),
+        (["--keys", "none.json"], "none.json"),
+        (["--schema", "none.xml"], "none.xml"),
+        (["--max-num-seqs", "0"], "max_num_seqs is 0"),
+        (["--tool-parser", "none"], "tool_parser is 'none'; it must be one of"),
+        (["--kv-memory", "much"], "kv_memory is 'much'"),
+    ],
+)
+def test_what_ends_with_one_sentence(capsys, tmp_path: Path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = [port if argument == "TAKEN" else argument for argument in arguments]
+        rest = [] if "--port" in given else ["--port", "0"]
+        status = command_line.main(["serve", "random:tiny", "--kv-memory", "16MiB", *rest, *given])
+        sentence = sentence.replace("TAKEN", port)
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_a_model_that_is_not_there(capsys):
+    assert command_line.main(["serve", "none/at/all", "--port", "0"]) == 2
+    assert "none/at/all" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""Prompts in the short form: the same nodes as in the long one, and located problems."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.pml import Prompt, limits
+from inlay.pml.json_form import json_schema
+from tests.pml.helpers import sentences
+from tests.pml.json_documents import NAME, SHORT, VALUE
+from tests.pml.node_strategies import bare
+
+VALIDATOR = jsonschema.Draft202012Validator(json_schema())
+PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+
+
+def long_form(document: dict[str, Any]) -> dict[str, Any]:
+    """The same prompt with content."""
+
+    def imported(one: Any) -> dict[str, Any]:
+        if isinstance(one, str):
+            return {"import": one}
+        return {
+            "import": one["name"],
+            "arguments": one.get("arguments"),
+            "content": [imported(inner) for inner in one.get("imports") or ()],
+        }
+
+    text = document.get("text")
+    content = [*map(imported, document.get("imports") or ()), *([] if text is None else [text])]
+    return {"schema": document["schema"], "content": content}
+
+
+names = st.sampled_from(["plan", "miami", "unit.py", "é"])
+imports = st.recursive(
+    names | st.fixed_dictionaries({"name": names}),
+    lambda inner: st.fixed_dictionaries(
+        {"name": names},
+        optional={
+            "arguments": st.none() | st.dictionaries(names, st.text(max_size=5), max_size=2),
+            "imports": st.none() | st.lists(inner, max_size=3),
+        },
+    ),
+    max_leaves=6,
+)
+prompts = st.fixed_dictionaries(
+    {"schema": st.sampled_from(["trip", "a b"])},
+    optional={"imports": st.none() | st.lists(imports, max_size=3), "text": st.none() | st.text(max_size=5)},
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(prompts)
+def test_it_says_what_the_long_form_says(document: dict[str, Any]) -> None:
+    VALIDATOR.validate(document)
+    prompt = Prompt.from_json(document)
+    assert bare(prompt) == bare(Prompt.from_json(long_form(document)))
+    assert bare(Prompt.from_json(prompt.to_json())) == bare(prompt)
+
+
+def test_the_page() -> None:
+    short, long = (
+        re.search(rf"^```json {kind}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for kind in ("short", "prompt")
+    )
+    assert short is not None
+    assert long is not None
+    assert bare(Prompt.from_json(short[1])) == bare(Prompt.from_json(long[1]))
+
+
+def test_places_are_paths() -> None:
+    prompt = Prompt.from_json(SHORT, source="p.json")
+    budget, plan, text = prompt.children
+    assert str(budget.place) == 'p.json: imports[0].import "budget"'
+    assert str(plan.place) == 'p.json: imports[1].import "plan"'
+    assert str(plan.children[0].place) == 'p.json: imports[1].import "plan".imports[0].import "miami"'  # type: ignore[union-attr]
+    assert str(text.place) == "p.json: text"
+
+
+NAMES = 'a list of names of modules, and objects {"name": …}'
+PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "both forms": (
+        {"content": "a", "imports": ["m"]},
+        ['p.json: a prompt has "content" or the short form, not both; leave "imports" out'],
+    ),
+    "both forms, one of them empty": (
+        {"content": [], "text": ""},
+        ['p.json: a prompt has "content" or the short form, not both; leave "text" out'],
+    ),
+    "no list": ({"imports": "m"}, [f'p.json: imports: this is the text "m"; write {NAMES}']),
+    "no text": ({"text": ["a"]}, ["p.json: text: this is a list of 1; write a text"]),
+    "members of other types": (
+        {"imports": [3, None, []]},
+        [
+            'p.json: imports[0]: this is the number 3; write the name of a module, or an object {"name": …}',
+            'p.json: imports[1]: this is null; write the name of a module, or an object {"name": …}',
+            'p.json: imports[2]: this is an empty list; write the name of a module, or an object {"name": …}',
+        ],
+    ),
+    "names": (
+        {"imports": ["a b", {"name": "user"}, {"name": 5}]},
+        [
+            f'p.json: imports[0]: "a b" is not a name; {NAME}',
+            'p.json: imports[1].import "user".name: "user" is a tag of PML, which no module is named like; '
+            "write another name",
+            "p.json: imports[2].name: this is the number 5; write a name",
+        ],
+    ),
+    "keys": (
+        {"imports": [{"nam": "a"}, {"name": "a", "content": "b"}, {}]},
+        [
+            'p.json: imports[0]: an import takes no key "nam"; did you mean "name"?',
+            'p.json: imports[1].import "a": an import takes no key "content"; it takes "name", "arguments", "imports"',
+            'p.json: imports[2]: an import has no "name"; write a name',
+        ],
+    ),
+    "arguments": (
+        {"imports": [{"name": "a", "arguments": {"x": 1}}]},
+        [f'p.json: imports[0].import "a".arguments "x": this is the number 1; {VALUE}'],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "expected"), PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_problems(document: dict[str, Any], expected: list[str]) -> None:
+    written = json.dumps({"schema": "s", **document})
+    assert sentences(lambda: Prompt.from_json(written, source="p.json")) == expected
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep: Any = "m"
+    for _ in range(31):
+        deep = {"name": "m", "imports": [deep]}
+    Prompt.from_json({"schema": "s", "imports": [deep]})
+    (problem,) = sentences(lambda: Prompt.from_json({"schema": "s", "imports": [{"name": "m", "imports": [deep]}]}))
+    assert problem.endswith("objects are nested more than 32 deep; nest less deeply")
+    monkeypatch.setattr(limits, "MAX_ELEMENTS", 9)
+    Prompt.from_json({"schema": "s", "imports": ["m"] * 8})
+    (problem,) = sentences(lambda: Prompt.from_json({"schema": "s", "imports": ["m"] * 9}))
+    assert problem.endswith("imports[8]: there are more than 9 objects; split this into several files")

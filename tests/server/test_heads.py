@@ -1,0 +1,69 @@
+"""Connections that bring no request, or half of a head, do not stay."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from inlay.server.heads import PromptHeads
+
+from .asgi import Echo
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Quick(PromptHeads):
+    head_s = 0.3
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    config = uvicorn.Config(Echo(), port=0, http=Quick, log_config=None, lifespan="off", timeout_keep_alive=30)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+def ended(port: int, *pieces: bytes) -> tuple[bool, bytes]:
+    """Whether the server ends a connection on which these arrive, a little apart, and what came back."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(0.1)
+            while more := client.recv(2**16):
+                answer += more
+        except TimeoutError:
+            return False, answer
+        except OSError:  # it was while we sent
+            pass
+    return True, answer
+
+
+@pytest.mark.parametrize("pieces", [(), (GET[:5],), [bytes([byte]) for byte in GET]])
+def test_half_a_head_is_not_waited_for(port: int, pieces):
+    assert ended(port, *pieces) == (True, b"")
+
+
+def test_neither_is_half_of_a_second_one(port: int):
+    closed, answer = ended(port, GET, GET[:5])
+    assert closed
+    assert answer.count(b"HTTP/1.1 200") == 1
+
+
+def test_quiet_between_requests_is_left_alone(port: int):
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    closed, answer = ended(port, GET[:5], GET[5:], b"", b"", b"", b"", b"", last)
+    assert closed
+    assert answer.count(b"HTTP/1.1 200") == 2

@@ -1,0 +1,37 @@
+"""A server for its own machine alone answers to that machine's names."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay.server.hosts import LocalHosts
+
+from .asgi import Echo, send
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "LOCALHOST.:80", "127.0.0.1", "127.0.0.1:8000", "127.3.4.5", "[::1]:8000"]
+)
+def test_its_own_names(host: str):
+    assert send(LocalHosts(Echo()), headers={"host": host}).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "[::2]",
+        "1",
+    ],
+)
+def test_other_names(host: str):
+    app = Echo()
+    found = send(LocalHosts(app), headers={"host": host} if host else {})
+    assert not app.states
+    assert (found.status, found.error["code"]) == (421, "misdirected_request")
+    assert found.error["message"].startswith(f"the Host is {host!r}, and a server without keys ")

@@ -1,0 +1,335 @@
+"""Metrics: what requests did is what they say, in names that dashboards and docs/metrics.md know, and in bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from starlette.testclient import TestClient
+
+from inlay import SamplingParams, Schema
+from inlay.openai.failures import Failure
+from inlay.server.logs import Line
+from inlay.server.metric_families import STEPS, token_buckets
+from inlay.server.metrics import Metrics
+from inlay.types import CompletionOutput, EngineStats, RequestMetrics, RequestOutput, Usage
+
+from ..pages import DOCS, rows
+from .watching import TENANTS, model, server, service
+
+PAGE = DOCS / "metrics.md"
+ANN = TENANTS["Bearer ann"]
+STATS = EngineStats(
+    running=3,
+    waiting=4,
+    chunks=40,
+    used_chunks=30,
+    held_chunks=10,
+    segments=7,
+    stored_tokens=99,
+    steps=12,
+    preemptions=2,
+)
+
+#: All that vLLM's own dashboard (examples/observability/prometheus_grafana/grafana.json) asks for, with its labels.
+DASHBOARD = {
+    "e2e_request_latency_seconds_bucket": {"model_name", "le"},
+    "e2e_request_latency_seconds_sum": {"model_name"},
+    "e2e_request_latency_seconds_count": {"model_name"},
+    "prompt_tokens_total": {"model_name"},
+    "generation_tokens_total": {"model_name"},
+    "inter_token_latency_seconds_bucket": {"model_name", "le"},
+    "num_requests_running": {"model_name"},
+    "num_requests_waiting": {"model_name"},
+    "time_to_first_token_seconds_bucket": {"model_name", "le"},
+    "kv_cache_usage_perc": {"model_name"},
+    "request_prompt_tokens_bucket": {"model_name", "le"},
+    "request_generation_tokens_bucket": {"model_name", "le"},
+    "request_success_total": {"model_name", "finished_reason"},
+    "request_queue_time_seconds_sum": {"model_name"},
+    "request_prefill_time_seconds_sum": {"model_name"},
+    "request_decode_time_seconds_sum": {"model_name"},
+    "request_max_num_generation_tokens_sum": {"model_name"},
+}
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def made(**settings: Any) -> Metrics:
+    engine = SimpleNamespace(stats=lambda: STATS)
+    return Metrics(engine, **{"model_name": "demo", "longest": 2048, "schemas": ["one"], **settings})
+
+
+def samples(metrics: Metrics) -> Samples:
+    """Name and labels but for the model's → value, read back from what is sent."""
+    text = metrics.render().decode()
+    return {
+        (sample.name, frozenset((k, v) for k, v in sample.labels.items() if k != "model_name")): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics | Samples, name: str, **labels: str) -> float:
+    counted = samples(metrics) if isinstance(metrics, Metrics) else metrics
+    return counted[f"inlay:{name}", frozenset(labels.items())]
+
+
+def finished(answers: list[int], usage: Usage, *, whole: bool = True, **times: float) -> RequestOutput:
+    """An output whose answers have so many tokens."""
+    metrics = RequestMetrics(
+        **{"ttft_s": 0.5, "total_s": 2.5, "queue_s": 0.2, "fetch_s": 0.1, "compute_s": 0.2, **times}
+    )
+    outputs = [
+        CompletionOutput(n, "", tuple(range(length)), finish_reason="length" if whole else None)
+        for n, length in enumerate(answers)
+    ]
+    ids = (0,) * usage.prompt_tokens
+    return RequestOutput("1", None, ids, ids, outputs, whole, usage, metrics)
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> RequestOutput:
+    exact, module, computed = (draw(st.integers(0, 50)) for _ in range(3))
+    shifted, again = draw(st.integers(0, exact + module)), draw(st.integers(0, computed))
+    usage = Usage(exact + module + computed, exact + module, computed, exact, module, shifted, again)
+    answers = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    return finished(answers, usage, whole=draw(st.booleans()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(outputs(), max_size=4), st.lists(st.integers(0, 10), max_size=5), st.booleans())
+def test_totals_are_the_sums_of_what_requests_say(given_outputs, told, failed):
+    metrics = made()
+    watch = metrics.begin("/v1/completions", ANN)
+    said = sum(len(answer.token_ids) for output in given_outputs for answer in output.outputs)
+    for count in told:
+        watch.tokens(count)
+    watch.end(given_outputs, Failure(504, "late", "server_error", None, "deadline_exceeded") if failed else None)
+    watch.end(given_outputs, None)
+    counted = samples(metrics)
+    usages = [output.usage for output in given_outputs]
+    by_source = {
+        name: value(counted, "prompt_tokens_by_source_total", source=name) for name in ("exact", "module", "computed")
+    }
+    assert by_source["exact"] == sum(usage.exact_tokens for usage in usages)
+    assert by_source["module"] == sum(usage.module_tokens for usage in usages)
+    assert (
+        sum(by_source.values()) == value(counted, "prompt_tokens_total") == sum(usage.prompt_tokens for usage in usages)
+    )
+    assert value(counted, "prefix_cache_queries_total") == value(counted, "prompt_tokens_total")
+    assert value(counted, "prefix_cache_hits_total") == by_source["exact"] + by_source["module"]
+    assert value(counted, "prompt_tokens_cached_total") == value(counted, "prefix_cache_hits_total")
+    assert value(counted, "prompt_tokens_shifted_total") == sum(usage.shifted_tokens for usage in usages)
+    assert value(counted, "prompt_tokens_recomputed_total") == sum(usage.recomputed_tokens for usage in usages)
+    assert value(counted, "generation_tokens_total") == max(said, sum(told))
+    whole = not failed and bool(given_outputs) and all(output.finished for output in given_outputs)
+    status = "504" if failed else "200" if whole else "499"
+    assert value(counted, "requests_total", endpoint="/v1/completions", tenant="ann", status=status) == 1
+    answers = [answer for output in given_outputs for answer in output.outputs]
+    reasons = {"error": failed, "abort": not failed and not whole, "length": whole * len(answers), "stop": 0}
+    for reason, count in reasons.items():
+        assert value(counted, "request_success_total", finished_reason=reason) == count
+    assert value(counted, "request_generation_tokens_count") == whole * len(answers)
+    assert value(counted, "e2e_request_latency_seconds_count") == whole
+
+
+def test_times_of_a_whole_request():
+    metrics = made()
+    watch = metrics.begin("/v1/completions", ANN)
+    watch.asked(SamplingParams(n=2, max_tokens=7))
+    watch.end([finished([5, 3], Usage(9, 4, 5, 4, 0, 0))], None)
+    sums = {name: value(metrics, f"{name}_sum") for name in ("request_params_n", "request_params_max_tokens")}
+    assert sums == {"request_params_n": 2, "request_params_max_tokens": 7}
+    expected = {
+        "time_to_first_token_seconds": 0.5,  # of the engine, where nobody called first_token
+        "request_queue_time_seconds": 0.2,
+        "request_prefill_time_seconds": 0.3,
+        "request_fetch_time_seconds": 0.1,
+        "request_decode_time_seconds": 2.0,
+        "request_inference_time_seconds": 2.3,
+        "request_time_per_output_token_seconds": 0.5,
+        "request_prompt_tokens": 9,
+        "request_generation_tokens": 8,
+        "request_max_num_generation_tokens": 5,
+    }
+    for name, total in expected.items():
+        assert value(metrics, f"{name}_sum") == pytest.approx(total), name
+
+
+def test_tokens_are_counted_as_they_come():
+    metrics = made()
+    watch = metrics.begin("/v1/completions", None)
+    for count in (0, 1, 2, 0, 3):
+        watch.tokens(count)
+    assert value(metrics, "generation_tokens_total") == 6
+    assert value(metrics, "time_to_first_token_seconds_count") == 1
+    assert value(metrics, "inter_token_latency_seconds_count") == 2
+    watch.end(None, None)
+    assert value(metrics, "generation_tokens_total") == 6
+    assert value(metrics, "tenant_tokens_total", tenant="none", kind="generation") == 6
+
+
+def test_a_refusal_is_no_answer():
+    metrics = made()
+    metrics.begin("/v1/completions", ANN).end(None, Failure(400, "no", "invalid_request_error", None, "invalid_value"))
+    assert value(metrics, "requests_total", endpoint="/v1/completions", tenant="ann", status="400") == 1
+    assert sum(v for (name, _), v in samples(metrics).items() if name == "inlay:request_success_total") == 0
+
+
+def test_the_engine_is_asked_at_every_scrape():
+    metrics = made()
+    assert value(metrics, "num_requests_running") == 3
+    assert value(metrics, "num_requests_waiting") == 4
+    assert value(metrics, "kv_cache_usage_perc") == 0.25
+    assert (value(metrics, "kv_chunks"), value(metrics, "kv_chunks_used"), value(metrics, "kv_chunks_held")) == (
+        40,
+        30,
+        10,
+    )
+    assert (value(metrics, "segments"), value(metrics, "stored_tokens"), value(metrics, "schemas")) == (7, 99, 1)
+    assert (value(metrics, "num_preemptions_total"), value(metrics, "engine_steps_total")) == (2, 12)
+
+
+def test_http_requests_are_counted_by_how_they_end():
+    metrics = made()
+    for status, error in (
+        (200, None),
+        (429, "rate_limit_exceeded"),
+        (503, "stopping"),
+        (504, "late"),
+        (499, None),
+        (None, None),
+    ):
+        metrics.http_began()
+        assert value(metrics, "http_requests_in_flight") == 1
+        metrics.http_ended(Line("1", "BREW", "/x", status=status, error=error))
+        assert value(metrics, "http_requests_total", method="other", endpoint="unknown", status=str(status or 0)) == 1
+    assert value(metrics, "http_requests_in_flight") == 0
+    rejected = {labels for name, labels in samples(metrics) if name == "inlay:requests_rejected_total"}
+    assert rejected == {frozenset({("reason", "rate_limit_exceeded")}), frozenset({("reason", "stopping")})}
+
+
+def test_labels_are_bounded():
+    metrics = made()
+    for n in range(1_100):
+        metrics.begin("/v1/completions", SimpleNamespace(name=f"tenant {n}")).end(None, None)
+        metrics.http_ended(Line("1", "GET", "/", status=400, error=f"code_{n}"))
+    tenants = {dict(labels)["tenant"] for name, labels in samples(metrics) if name == "inlay:requests_total"}
+    reasons = {dict(labels)["reason"] for name, labels in samples(metrics) if name == "inlay:requests_rejected_total"}
+    assert (len(tenants), len(reasons)) == (1_001, 65)
+    assert "other" in tenants & reasons
+    assert value(metrics, "requests_total", endpoint="/v1/completions", tenant="other", status="499") == 100
+
+
+def test_the_servers_own_time_is_kept_by_step():
+    metrics = made()
+    for number, step in enumerate(STEPS, 1):
+        metrics.overhead(step, number / 1000)
+    for number, step in enumerate(STEPS, 1):
+        assert value(metrics, "server_overhead_seconds_sum", step=step) == pytest.approx(number / 1000)
+
+
+@given(st.integers(1, 10**7))
+def test_buckets_of_tokens_reach_the_longest_context(longest):
+    bounds = token_buckets(longest)
+    assert bounds == sorted(set(bounds))
+    assert bounds[0] == 1
+    assert bounds[-1] <= longest < bounds[-1] * 2.5
+    assert all(str(bound)[0] in "125" and set(str(bound)[1:]) <= {"0"} for bound in bounds)
+
+
+def test_the_page_lists_every_metric_and_no_other():
+    listed = {}
+    for name, kind, labels, says, _ in rows(PAGE, "metric", "type", "labels", "what it says", "as in vLLM"):
+        assert says
+        listed[name.strip("`")] = (kind, frozenset(re.findall(r"`(\w+)`", labels)))
+    metrics = made()
+    watch = metrics.begin("/v1/completions", ANN)
+    watch.end(None, None)
+    metrics.http_ended(Line("1", "GET", "/", status=400))
+    live = {}
+    for family in parse_text(metrics.render().decode()):
+        if family.name.startswith("inlay:"):
+            labels = {label for sample in family.samples for label in sample.labels} - {"le", "model_name"}
+            assert all("model_name" in sample.labels for sample in family.samples), family.name
+            live[family.name + "_total" * (family.type == "counter")] = (family.type, frozenset(labels))
+    assert listed == live
+
+
+def test_vllms_dashboard_finds_all_that_it_asks_for():
+    block = re.search(
+        r"^metric_relabel_configs:\n.*?regex: \"(.*?)\".*?replacement: \"(.*?)\"", PAGE.read_text(), re.M | re.S
+    )
+    assert block is not None
+    replacement = block[2].replace("$1", r"\1")
+    found: dict[str, set[str]] = {}
+    for name, labels in samples(made()):
+        renamed = re.fullmatch(block[1], name)
+        if renamed:
+            found.setdefault(renamed.expand(replacement), set()).update({"model_name"} | {label for label, _ in labels})
+    for name, labels in DASHBOARD.items():
+        assert found[f"vllm:{name}"] == labels, name
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    llm = model()
+    with TestClient(server(service(llm))) as client:
+        yield client
+    llm.shutdown()
+
+
+def test_metrics_are_for_admins(client):
+    assert client.get("/metrics").status_code == 401
+    refused = client.get("/metrics", headers={"Authorization": "Bearer ann"})
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "admin_only"
+    answered = client.get("/metrics", headers={"Authorization": "Bearer root"})
+    assert answered.status_code == 200
+    assert answered.headers["content-type"].startswith("text/plain; version=")
+    counted = [sample for family in parse_text(answered.text) for sample in family.samples]
+    refusals = [s for s in counted if s.name == "inlay:http_requests_total" and s.labels["status"] == "403"]
+    assert [sample.labels["endpoint"] for sample in refusals] == ["/metrics"]
+
+
+def test_what_a_model_does_is_what_is_counted():
+    schema = Schema.from_string('<schema name="s">Always. <module name="a">A module of some length.</module></schema>')
+
+    async def run() -> tuple[Metrics, list[RequestOutput]]:
+        llm = model()
+        metrics = Metrics(llm, model_name="demo", longest=2048, schemas=())
+        await llm.add_schema(schema, reuse="isolated")
+        ended = []
+        for reuse in ("off", "exact", "exact", "anchored", "isolated"):
+            watch = metrics.begin("/v1/completions", ANN)
+            params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+            said = 0
+            async for output in llm.generate(schema.prompt().use("a").text("?"), params, reuse=reuse):
+                now = len(output.outputs[0].token_ids)
+                watch.tokens(now - said)
+                said = now
+            watch.end([output], None)
+            ended.append(output)
+        counted = samples(metrics)
+        stats = llm.stats()
+        assert counted["inlay:segments", frozenset()] == stats.segments > 0
+        assert counted["inlay:engine_steps_total", frozenset()] == stats.steps > 0
+        llm.shutdown()
+        return metrics, ended
+
+    metrics, ended = asyncio.run(run())
+    assert value(metrics, "generation_tokens_total") == 30
+    assert value(metrics, "request_success_total", finished_reason="length") == 5
+    for source in ("exact", "module", "computed"):
+        total = sum(getattr(output.usage, f"{source}_tokens") for output in ended)
+        assert value(metrics, "prompt_tokens_by_source_total", source=source) == total > 0
+    for name in ("time_to_first_token_seconds", "request_queue_time_seconds", "request_decode_time_seconds"):
+        assert value(metrics, f"{name}_count") == 5

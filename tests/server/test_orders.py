@@ -1,0 +1,106 @@
+"""What a request may ask for: policies, lengths, priorities, by the server's settings and by its tenant's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inlay.server.key_store import editing
+from inlay.server.limits import Limits
+
+from .conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model
+
+PROMPT = {"schema": "trip", "content": [{"import": "miami"}, "Where?"]}
+LIMITS = {
+    "free": Limits(),
+    "exact": Limits(max_reuse="exact"),
+    "off": Limits(max_reuse="off"),
+    "short": Limits(max_tokens=4),
+}
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, dict[str, str]]]:
+    """A server that reuses modules where nobody says otherwise, and keys by the name of a tenant."""
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    with editing(path) as file:
+        keys = {name: file.add(name, admin=name == "root")[0] for name in ("root", *LIMITS)}
+        for name, limits in LIMITS.items():
+            file.tenants[name].limits = limits
+    llm = small_model()
+    with running(llm, [SCHEMA], keys_file=path, reuse="anchored") as site:
+        yield site, keys
+    llm.shutdown()
+
+
+def ask(keyed: tuple[Site, dict[str, str]], tenant: str, path: str = COMPLETIONS, **body: Any) -> tuple[int, Any]:
+    site, keys = keyed
+    given = {"temperature": 0, "ignore_eos": True, **body}
+    status, _, answer = site.call("POST", path, given, Authorization=f"Bearer {keys[tenant]}")
+    return status, answer
+
+
+@pytest.mark.parametrize(
+    ("tenant", "allowed", "default"),
+    [
+        ("free", {"off", "exact", "isolated", "anchored", "modular"}, "modular"),
+        ("exact", {"off", "exact"}, "exact"),
+        ("off", {"off"}, "off"),
+    ],
+)
+def test_the_ceiling_of_a_tenant(keyed, tenant, allowed, default):
+    for reuse in ("off", "exact", "isolated", "anchored", "modular"):
+        status, answer = ask(keyed, tenant, prompt=PROMPT, max_tokens=2, reuse=reuse)
+        assert (status == 200) == (reuse in allowed), answer
+        if reuse not in allowed:
+            assert (status, answer["error"]["code"], answer["error"]["param"]) == (403, "reuse_not_allowed", "reuse")
+            asked = "anchored" if reuse == "modular" else reuse
+            sentence = f"reuse is {asked!r} and your key allows no more than {tenant!r}; ask for that, or leave it out"
+            assert answer["error"]["message"] == sentence
+    ask(keyed, tenant, prompt=PROMPT, max_tokens=2)  # what it finds is there now
+    reused = ask(keyed, tenant, prompt=PROMPT, max_tokens=2)[1]["inlay"]
+    found = {"off": reused["exact_tokens"] == 0, "exact": reused["exact_tokens"] > 0 == reused["module_tokens"]}
+    assert found.get(default, reused["exact_tokens"] + reused["module_tokens"] > 15)
+
+
+def test_the_ceiling_of_the_server():
+    llm = small_model()
+    with running(llm, [SCHEMA], max_reuse="exact") as site:
+        status, error = site.refusal(COMPLETIONS, {"prompt": PROMPT, "reuse": "modular"})
+        assert (status, error["code"]) == (403, "reuse_not_allowed")
+        assert error["message"].startswith("reuse is 'anchored' and this server allows no more than 'exact'")
+        assert site.post(COMPLETIONS, prompt=PROMPT, max_tokens=2)["inlay"]["module_tokens"] == 0
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_the_longest_answer_of_a_tenant(keyed, field):
+    messages = [{"role": "user", "content": "Hello"}]
+    status, answer = ask(keyed, "short", CHAT, messages=messages, **{field: 5})
+    assert (status, answer["error"]["code"]) == (403, "max_tokens_not_allowed")
+    assert answer["error"]["message"] == "max_tokens is 5 and your key allows 4; ask for fewer"
+    assert ask(keyed, "short", CHAT, messages=messages, **{field: 4})[0] == 200
+    status, answer = ask(keyed, "short", CHAT, messages=messages)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
+    assert ask(keyed, "short", prompt="Hello")[1]["usage"]["completion_tokens"] == 4
+
+
+def test_only_an_admin_may_pass_others(keyed):
+    status, answer = ask(keyed, "free", prompt="x", priority=-1)
+    assert (status, answer["error"]["code"]) == (403, "priority_not_allowed")
+    assert ask(keyed, "free", prompt="x", priority=3)[0] == 200
+    assert ask(keyed, "root", prompt="x", priority=-1)[0] == 200
+
+
+def test_a_longer_time_than_the_usual_one_can_be_allowed():
+    llm = small_model()
+    with running(llm, timeout_s=0.05, max_timeout_s=20.0) as site:
+        long = {"prompt": "x", "max_tokens": 300, "ignore_eos": True}
+        assert site.refusal(COMPLETIONS, long)[0] == 504
+        assert site.call("POST", COMPLETIONS, long, X_Request_Timeout="20")[0] == 200
+        assert site.refusal(COMPLETIONS, long, X_Request_Timeout="21")[0] == 400
+    with running(llm, timeout_s=None) as site:
+        assert site.call("POST", COMPLETIONS, long, X_Request_Timeout="100000")[0] == 200
+    llm.shutdown()

@@ -1,0 +1,110 @@
+"""docs/schemas-api.md: its curl lines run one after the other, answer as it says, and no error or option is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from inlay import AsyncLLM
+from inlay.server.app import build_app
+from inlay.server.schema_source import SchemaOptions
+from inlay.server.settings import ServerSettings
+from inlay.server.shelf import ShelfLimits
+
+from ..pages import DOCS, blocks, rows
+
+SOURCES = DOCS.parent / "src/inlay/server"
+PAGE = DOCS / "schemas-api.md"
+SHELL = [line for block in blocks(PAGE) if block.language == "sh" for line in block.text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[list[str]]:
+    """What every line of the page gives, in order, on a server that has just begun."""
+    llm = AsyncLLM("demo", kv_memory="64MiB")
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    one = uvicorn.Server(uvicorn.Config(build_app(llm, ServerSettings()), log_config=None, access_log=False))
+    thread = threading.Thread(target=one.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    while not one.started:
+        time.sleep(0.01)
+    port = bound.getsockname()[1]
+    yield [run(line.replace(":8000", f":{port}")) for line in SHELL]
+    one.should_exit = True
+    thread.join()
+    llm.shutdown()
+
+
+def run(line: str) -> str:
+    command, *rest = shlex.split(line)
+    assert command == "curl"
+    done = subprocess.run([command, "-sS", *rest], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def like(shown: Any, came: Any) -> bool:
+    """Whether this is what is shown, but for numbers, which are another model's, and for what stands behind "…"."""
+    if isinstance(shown, dict):
+        return (
+            isinstance(came, dict) and list(shown) == list(came) and all(like(shown[key], came[key]) for key in shown)
+        )
+    if isinstance(shown, list):
+        return isinstance(came, list) and len(shown) == len(came) and all(map(like, shown, came))
+    if isinstance(shown, str) and "…" in shown and shown != came:
+        return isinstance(came, str) and re.fullmatch(re.escape(shown).replace("…", ".*"), came) is not None
+    return shown == came or (isinstance(shown, int) and isinstance(came, int))
+
+
+def test_every_line_does_what_the_page_says(answers):
+    failed = {line[:60]: answer for line, answer in zip(SHELL, answers, strict=True) if '"error"' in answer}
+    assert list(failed) == [line[:60] for line in SHELL if "/etc/passwd" in line]
+    assert json.loads(answers[1])["inlay"]["module_tokens"] + json.loads(answers[1])["inlay"]["exact_tokens"] > 20
+    assert json.loads(answers[-4])["version"] == 2
+    assert json.loads(answers[-3])["deleted"]
+    assert json.loads(answers[-2])["object"] == "schema.encoding"
+    assert answers[-1].endswith("data: [DONE]\n\n")
+
+
+def test_answers_are_those_that_it_shows(answers):
+    wrong, trip = (json.loads(block.text) for block in blocks(PAGE) if block.note == "answer")
+    came = [json.loads(answer) for answer, line in zip(answers, SHELL, strict=True) if "/etc/passwd" in line]
+    assert [wrong] == came
+    (shown,) = (json.loads(a) for a, line in zip(answers, SHELL, strict=True) if line.endswith("/v1/schemas/trip"))
+    assert like(trip, shown), json.dumps(shown, indent=1)
+
+
+def test_it_names_every_option_and_limit():
+    named = {name for cells in rows(PAGE, "option", "") for name in re.findall(r"`(\w+)`", cells[0])}
+    assert named == set(SchemaOptions.model_fields)
+    limits = ShelfLimits()
+    said = re.search(r"may have (\d+) schemas with (\d+) MiB of sources.*?of the last (\d+)", _reordered(), re.S)
+    assert said is not None
+    assert [int(said[1]), int(said[2]) * 2**20, int(said[3])] == [limits.schemas, limits.source_bytes, limits.versions]
+
+
+def test_it_lists_the_errors_that_the_routes_make():
+    listed = {code for cells in rows(PAGE, "status", "code", "") for code in re.findall(r"`(\w+)`", cells[1])}
+    text = "".join((SOURCES / f"{name}.py").read_text() for name in ("schemas", "shelf", "schema_source"))
+    made = set(re.findall(r"""code["']?[=:] ?"(\w+)\"""", text)) | {"unknown_field"}
+    assert listed - {"invalid_value", "kv_memory_exceeded"} == made - {"unexpected_body"}
+
+
+def _reordered() -> str:
+    """The page's limits in one order: those of tenants, then that of versions."""
+    text = PAGE.read_text()
+    tenants, versions = (re.search(pattern, text, re.S) for pattern in (r"may have .*? public\.", r"of the last \d+"))
+    assert tenants is not None
+    assert versions is not None
+    return tenants[0] + versions[0]

@@ -1,0 +1,170 @@
+"""A server's life, from its first schema to its last words."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from inlay import CapacityError, ParameterError, Schema
+from inlay.server.app import build_app
+from inlay.server.listen import listen
+from inlay.server.run import Server
+from inlay.server.settings import ServerSettings
+
+from .conftest import COMPLETIONS, SCHEMA, Site, running, small_model
+from .test_completions import ENDLESS, asking, until
+
+
+def ended(site: Site, path: str = "/ready") -> int:
+    return site.call("GET", path)[0]
+
+
+def test_a_server_that_runs_says_so(site: Site):
+    assert site.call("GET", "/health")[::2] == (200, {"status": "alive"})
+    assert site.call("GET", "/ready")[::2] == (200, {"status": "ready"})
+    assert set(site.call("GET", "/version")[2]) == {"version"}
+    model = site.call("GET", "/v1/models/other")[2]
+    assert (model["id"], model["root"], model["max_model_len"]) == ("other", "tiny-llama", 2048)
+    assert site.call("GET", "/v1/schemas")[2]["data"][0]["name"] == "trip"
+
+
+def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
+    llm = small_model()
+    app, go_on = build_app(llm, ServerSettings(served_names=("tiny",)), [SCHEMA]), threading.Event()
+    encode = llm._engine.encode
+    monkeypatch.setattr(llm._engine, "encode", lambda *specs: (go_on.wait(20), encode(*specs)))
+    is_ready = threading.Event()
+    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+        server = Server(app, is_ready.set)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        site = Site(server, app.state.service, "", listener.getsockname()[1])
+        assert site.call("GET", "/health")[0] == 200
+        status, heads, answer = site.call("GET", "/ready")
+        assert (status, answer["error"]["code"], heads["retry-after"]) == (503, "not_ready", "1")
+        assert len(site.service.schemas) == 1, "it can be named all the same"
+        go_on.set()
+        assert is_ready.wait(20)
+        assert ended(site) == 200
+        server.loop.call_soon_threadsafe(server.stop)
+        thread.join()
+    llm.shutdown()
+
+
+def test_requests_under_way_end_and_new_ones_are_refused():
+    llm = small_model()
+    with running(llm, drain_s=20) as site, asking(site, {**ENDLESS, "max_tokens": 1000, "stream": True}) as connection:
+        assert until(lambda: llm.stats().running == 1)
+        site.server.loop.call_soon_threadsafe(site.server.stop)
+        assert until(lambda: ended(site) == 503)
+        status, heads, answer = site.call("POST", COMPLETIONS, {"prompt": "x"})
+        assert (status, answer["error"]["code"], heads["retry-after"]) == (503, "server_stopping", "5")
+        assert ended(site, "/health") == ended(site, "/metrics") == 200
+        text = b""
+        while part := connection.recv(65536):
+            text += part
+        assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_requests_that_take_too_long_are_told_that_it_is_over(twice):
+    llm = small_model()
+    began = time.monotonic()
+    texts = [b"", b""]
+    with (
+        running(llm, drain_s=30 if twice else 0.1) as site,
+        asking(site, {**ENDLESS, "stream": True}) as streamed,
+        asking(site, ENDLESS) as whole,
+    ):
+        assert until(lambda: llm.stats().running == 2)
+        streamed.recv(1000)
+        for _ in range(1 + twice):
+            site.server.loop.call_soon_threadsafe(site.server.stop)
+        for number, connection in enumerate((streamed, whole)):
+            while part := connection.recv(65536):
+                texts[number] += part
+    event = json.loads(texts[0].split(b"data: ")[-1].split(b"\n\n")[0])
+    assert event["error"]["code"] == "server_stopping"
+    assert b"[DONE]" not in texts[0]
+    assert texts[1].startswith(b"HTTP/1.1 503 ")
+    assert b"server_stopping" in texts[1]
+    assert time.monotonic() - began < 15
+    assert llm.stats().running == 0
+    llm.shutdown()
+
+
+def test_schemas_that_cannot_be_are_told_before_it_runs():
+    llm = small_model()
+    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+        twice = [Schema.from_string(f'<schema name="trip">{text}</schema>') for text in "ab"]
+        server = Server(build_app(llm, ServerSettings(), twice))
+        with pytest.raises(ParameterError, match="there is a schema 'trip' already"):
+            server.run([listener])
+    llm.shutdown()
+
+
+def test_a_model_that_cannot_answer_ends_it():
+    llm = small_model()
+
+    async def cannot() -> None:
+        raise CapacityError("there is no room")
+
+    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+        app = build_app(llm, ServerSettings())
+        app.state.service.warm_up = cannot
+        with pytest.raises(CapacityError, match="there is no room"):
+            Server(app).run([listener])
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"reuse": "anchored", "max_reuse": "exact"},
+            "reuse is 'anchored' and max_reuse is 'exact', so that",
+        ),
+        ({"reuse": "some"}, "reuse is 'some'; use one of"),
+        ({"max_reuse": "anchored"}, "max_reuse is 'anchored'; use one of off, exact, modular"),
+        ({"served_names": ()}, "served_names has no name"),
+        ({"port": 70000}, "port is 70000; it must be a number from 1 to 65535, or 0"),
+        ({"timeout_s": -1.0}, "timeout_s is -1; it must be a finite number of seconds above 0"),
+        ({"drain_s": float("nan")}, "drain_s is nan; it must be a finite number"),
+        ({"max_body_bytes": 0}, "max_body_bytes is 0; it must be at least 1"),
+        ({"default_max_tokens": 0}, "default_max_tokens is 0; it must be at least 1"),
+        ({"log_format": "xml"}, "log_format is 'xml'; use one of text, json"),
+        ({"log_level": "loud"}, "log_level is 'loud'; use one of"),
+    ],
+)
+def test_settings_that_cannot_be(settings, sentence):
+    with pytest.raises(ParameterError) as caught:
+        ServerSettings(**settings)
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("host", "network", "sentence"),
+    [
+        ("0.0.0.0", False, "--host 0.0.0.0 can be reached from other machines, and without keys"),
+        ("::", False, "--host :: can be reached from other machines"),
+        ("no.such.host.invalid", True, "--host 'no.such.host.invalid' is not known here"),
+        ("203.0.113.7", True, "--host 203.0.113.7 is not an address of this machine"),
+    ],
+)
+def test_hosts_that_cannot_be(host, network, sentence):
+    with pytest.raises(ParameterError) as caught:
+        listen(host, 0, network=network, slow_client_s=5)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_port_in_use():
+    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ParameterError, match=f"port {port} of 127.0.0.1 is in use, perhaps by another server"):
+            listen("127.0.0.1", port, network=False, slow_client_s=5)
+    with listen("localhost", 0, network=False, slow_client_s=5), listen("0.0.0.0", 0, network=True, slow_client_s=5):
+        pass
