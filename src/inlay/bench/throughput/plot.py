@@ -40,7 +40,7 @@ def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
 
 def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
     cells = [cell for cell in (row["columns"]["inlay"] for row in rows) if "skipped" not in cell]
-    points = sorted((100 * cell["hit_rate"], cell["ttft_ms"]) for cell in cells)
+    points = sorted(((100 * cell["hit_rate"], cell["ttft_ms"]) for cell in cells), key=lambda point: point[0])
     for percentile, style in (("p50", "o-"), ("p90", "^--")):
         seconds = [ttft[percentile] / 1000 for _, ttft in points]
         axes.plot([rate for rate, _ in points], seconds, style, color=_OURS, markersize=4, label=f"inlay, {percentile}")
