@@ -182,3 +182,17 @@ def test_calls_of_tools_are_told_piece_by_piece(cuts, logprobs):
     assert found == expected
     assert found["finish_reason"] == "tool_calls"
     assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"at": "é"}
+
+
+def test_usage_so_far_on_every_chunk_for_those_who_ask_for_it():
+    call = call_of(Endpoint.CHAT, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    words = ["One", " two", " three"]
+    chunks = told(call, [(0, output([answer(0, words[:n], n == 3, None)])) for n in range(1, 4)])
+    assert [chunk["usage"]["prompt_tokens"] for chunk in chunks] == [3] * len(chunks)
+    said = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert said == sorted(said)
+    assert (said[0], said[-1]) == (1, 3)
+    assert chunks[-1]["choices"] == []
+    without = call_of(Endpoint.CHAT, stream_options={"continuous_usage_stats": True})
+    assert not without.include_usage
+    assert not without.running_usage

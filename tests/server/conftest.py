@@ -85,7 +85,7 @@ class Site:
 def running(llm: AsyncLLM, schemas: Sequence[Schema] = (), **settings: Any) -> Iterator[Site]:
     """A server over a model, until the end of the block."""
     made = ServerSettings(**{"port": 0, "served_names": ("tiny", "other"), "drain_s": 5.0, **settings})
-    with listen(made.host, made.port, network=False, slow_client_s=made.slow_client_s) as listener:
+    with listen(made.host, made.port, network=False) as listener:
         app = build_app(llm, made, schemas)
         is_ready = threading.Event()
         server = Server(app, is_ready.set)

@@ -37,7 +37,7 @@ def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
     encode = llm._engine.encode
     monkeypatch.setattr(llm._engine, "encode", lambda *specs: (go_on.wait(20), encode(*specs)))
     is_ready = threading.Event()
-    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+    with listen("127.0.0.1", 0, network=False) as listener:
         server = Server(app, is_ready.set)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -99,7 +99,7 @@ def test_requests_that_take_too_long_are_told_that_it_is_over(twice):
 
 def test_schemas_that_cannot_be_are_told_before_it_runs():
     llm = small_model()
-    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+    with listen("127.0.0.1", 0, network=False) as listener:
         twice = [Schema.from_string(f'<schema name="trip">{text}</schema>') for text in "ab"]
         server = Server(build_app(llm, ServerSettings(), twice))
         with pytest.raises(ParameterError, match="there is a schema 'trip' already"):
@@ -113,7 +113,7 @@ def test_a_model_that_cannot_answer_ends_it():
     async def cannot() -> None:
         raise CapacityError("there is no room")
 
-    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+    with listen("127.0.0.1", 0, network=False) as listener:
         app = build_app(llm, ServerSettings())
         app.state.service.warm_up = cannot
         with pytest.raises(CapacityError, match="there is no room"):
@@ -131,7 +131,6 @@ def test_a_model_that_cannot_answer_ends_it():
         ({"reuse": "some"}, "reuse is 'some'; use one of"),
         ({"max_reuse": "anchored"}, "max_reuse is 'anchored'; use one of off, exact, modular"),
         ({"served_names": ()}, "served_names has no name"),
-        ({"port": 70000}, "port is 70000; it must be a number from 1 to 65535, or 0"),
         ({"timeout_s": -1.0}, "timeout_s is -1; it must be a finite number of seconds above 0"),
         ({"drain_s": float("nan")}, "drain_s is nan; it must be a finite number"),
         ({"max_body_bytes": 0}, "max_body_bytes is 0; it must be at least 1"),
@@ -147,24 +146,26 @@ def test_settings_that_cannot_be(settings, sentence):
 
 
 @pytest.mark.parametrize(
-    ("host", "network", "sentence"),
+    ("host", "port", "network", "sentence"),
     [
-        ("0.0.0.0", False, "--host 0.0.0.0 can be reached from other machines, and without keys"),
-        ("::", False, "--host :: can be reached from other machines"),
-        ("no.such.host.invalid", True, "--host 'no.such.host.invalid' is not known here"),
-        ("203.0.113.7", True, "--host 203.0.113.7 is not an address of this machine"),
+        ("127.0.0.1", 70000, False, "--port is 70000; it must be a number from 1 to 65535, or 0 for any that is free"),
+        ("127.0.0.1", -1, False, "--port is -1; it must be a number"),
+        ("0.0.0.0", 0, False, "--host 0.0.0.0 can be reached from other machines, and without keys"),
+        ("::", 0, False, "--host :: can be reached from other machines"),
+        ("no.such.host.invalid", 0, True, "--host 'no.such.host.invalid' is not known here"),
+        ("203.0.113.7", 0, True, "--host 203.0.113.7 is not an address of this machine"),
     ],
 )
-def test_hosts_that_cannot_be(host, network, sentence):
+def test_hosts_that_cannot_be(host, port, network, sentence):
     with pytest.raises(ParameterError) as caught:
-        listen(host, 0, network=network, slow_client_s=5)
+        listen(host, port, network=network)
     assert str(caught.value).startswith(sentence)
 
 
 def test_a_port_in_use():
-    with listen("127.0.0.1", 0, network=False, slow_client_s=5) as listener:
+    with listen("127.0.0.1", 0, network=False) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ParameterError, match=f"port {port} of 127.0.0.1 is in use, perhaps by another server"):
-            listen("127.0.0.1", port, network=False, slow_client_s=5)
-    with listen("localhost", 0, network=False, slow_client_s=5), listen("0.0.0.0", 0, network=True, slow_client_s=5):
+            listen("127.0.0.1", port, network=False)
+    with listen("localhost", 0, network=False), listen("0.0.0.0", 0, network=True):
         pass

@@ -65,7 +65,7 @@ def serve(
     from inlay.server.listen import listen, url
 
     # Before anything slow: a port in use is to be told at once, not when a large model is loaded.
-    listener = listen(host, port, network=keys is not None or open_to_network, slow_client_s=slow_client)
+    listener = listen(host, port, network=keys is not None or open_to_network)
     with listener:
         from inlay.pml import Schema
         from inlay.server.settings import ServerSettings

@@ -180,9 +180,13 @@ class NamedTool(Form):
 
 
 class StreamOptions(Form):
-    """What a stream holds. ``include_obfuscation`` asks for noise that hides lengths; there is none, ever."""
+    """What a stream holds. ``continuous_usage_stats`` is vLLM's: usage so far on every chunk, beside that at the end.
+
+    ``include_obfuscation`` asks for noise that hides lengths; there is none, ever.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 

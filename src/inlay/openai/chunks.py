@@ -43,8 +43,8 @@ class Chunks:
         }
         # Written once: what changes from token to token is a fifth of a chunk.
         self._head = f'{_json(head)[:-1]},"choices":['
-        self._tail = '],"usage":null' if call.include_usage else "]"
         self._usage = call.include_usage
+        self._running_usage = call.running_usage
         self._answers = call.params.n
         self._outputs: dict[int, RequestOutput] = {}
         kind = _ChatChoice if call.endpoint is Endpoint.CHAT else _TextChoice
@@ -55,18 +55,27 @@ class Chunks:
         self._outputs[number] = output
         for answer in output.outputs:
             for said in self._choices[number * self._answers + answer.index].news(answer):
-                yield f"{self._head}{said}{self._tail}{self._last_words()}}}"
+                yield f"{self._head}{said}{self._so_far()}{self._last_words()}}}"
 
     def usage(self) -> str:
         """The chunk behind the last choice's, for a call that asks for it."""
-        outputs = [output for _, output in sorted(self._outputs.items())]
+        outputs = self._latest()
         return f"{self._head}],{_json({'usage': usage_of(outputs), 'inlay': inlay_of(outputs)})[1:]}"
+
+    def _so_far(self) -> str:
+        """What stands behind the choices of every chunk."""
+        if self._running_usage:
+            return f'],"usage":{_json(usage_of(self._latest()))}'
+        return '],"usage":null' if self._usage else "]"
 
     def _last_words(self) -> str:
         """What the last choice's last chunk has beside it."""
         if self._usage or not all(choice.finished for choice in self._choices):
             return ""
-        return f',"inlay":{_json(inlay_of([output for _, output in sorted(self._outputs.items())]))}'
+        return f',"inlay":{_json(inlay_of(self._latest()))}'
+
+    def _latest(self) -> list[RequestOutput]:
+        return [output for _, output in sorted(self._outputs.items())]
 
 
 class _Choice:

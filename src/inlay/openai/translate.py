@@ -53,7 +53,8 @@ class Call:
         said_max_tokens: whether the request says how many tokens an answer may have.
         reuse, positions: its policy; None for the engine's defaults.
         priority: who goes first where not all can run; a lower one does.
-        stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage.
+        stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
+            running_usage: and every piece what it is so far.
         tools: how its answers call tools; None where they cannot.
     """
 
@@ -67,6 +68,7 @@ class Call:
     priority: int
     stream: bool
     include_usage: bool
+    running_usage: bool
     tools: ToolUse | None
 
 
@@ -78,7 +80,8 @@ def translate(body: Body, *, default_max_tokens: int | None = None, tools: Model
     tools: what the model does with tools, ``model_tools(tokenizer)``; None for a model that does nothing with them.
     Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
     """
-    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    options = body.stream_options
+    include_usage = bool(options and options.include_usage)
     if include_usage and not body.stream:
         raise BodyError('stream_options are given without a stream; write "stream": true', param="stream_options")
     said = _said_max_tokens(body)
@@ -94,6 +97,7 @@ def translate(body: Body, *, default_max_tokens: int | None = None, tools: Model
         priority=body.priority or 0,
         stream=bool(body.stream),
         include_usage=include_usage,
+        running_usage=include_usage and bool(options and options.continuous_usage_stats),
         tools=None if offer is None else offer.use,
     )
 

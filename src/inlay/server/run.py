@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from inlay.errors import InlayError
 from inlay.server.heads import PromptHeads
+from inlay.server.listen import drop_sleepers
 from inlay.server.service import Service
 
 _KEEP_ALIVE_S = 75  # longer than proxies keep idle connections, so that it is they who close them
@@ -43,7 +44,9 @@ class Server(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal ends it. Raises InlayError where it cannot start."""
+        """Serve until a signal ends it. sockets: that listen already. Raises InlayError where it cannot start."""
+        for listener in sockets or ():
+            drop_sleepers(listener, self._service.settings.slow_client_s)
         super().run(sockets)
         if self.fault is not None:
             raise self.fault

@@ -65,8 +65,6 @@ class ServerSettings:
             )
         if not self.served_names or not all(self.served_names):
             raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")
-        if not 0 <= self.port <= 65535:
-            raise ParameterError(f"port is {self.port}; it must be a number from 1 to 65535, or 0 for any that is free")
         for name in ("max_body_bytes", "max_nesting", "default_max_tokens"):
             value = getattr(self, name)
             if not (value is None and name == "default_max_tokens") and value < 1:

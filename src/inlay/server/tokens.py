@@ -21,9 +21,10 @@ from inlay.server.tenants import Tenant
 
 router = APIRouter(tags=["tokens"])
 
-#: What a prompt may be given as, in the fields of completions; and two of this route's own.
+#: What a prompt may be given as, in the fields of completions; and two of /tokenize's own.
 _PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", "tools")
 _OWN = ("add_special_tokens", "return_token_strs")
+FIELDS = (*_PROMPT, *_OWN)
 
 
 @router.post("/tokenize", **TOKENIZE)
@@ -32,7 +33,7 @@ async def tokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     tenant: Tenant = request.state.tenant
     async with service.meter.request(tenant):
-        body = _object(request.state.body, "/tokenize", (*_PROMPT, *_OWN))
+        body = _object(request.state.body, "/tokenize", FIELDS)
         special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
         call = _call({name: value for name, value in body.items() if name not in _OWN}, service, tenant)
         ids = await asyncio.to_thread(

@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +39,18 @@ class Results:
         self.problems.append(what)
 
 
-async def client(url: str, cases: Sequence[Case], until: float, draw: random.Random, results: Results) -> None:
+async def client(
+    url: str,
+    cases: Sequence[Case],
+    habits: Mapping[str, int],
+    until: float,
+    draw: random.Random,
+    results: Results,
+) -> None:
     """Ask one thing after another. until: seconds of ``perf_counter``."""
     wire = Wire(url)
     while time.perf_counter() < until:
-        (habit,), case = draw.choices(list(HABITS), list(HABITS.values())), draw.choice(cases)
+        (habit,), case = draw.choices(list(habits), list(habits.values())), draw.choice(cases)
         results.counts[habit] += 1
         try:
             if habit == "whole":

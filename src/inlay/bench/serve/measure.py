@@ -27,12 +27,14 @@ class Load:
     """What is to be run.
 
     clients: how many at a time. seconds: how long. prompts: how many different ones. max_tokens: of an answer.
+    only: the one habit that all clients have; None for all habits.
     """
 
     clients: int = 64
     seconds: float = 120.0
     prompts: int = 24
     max_tokens: int = 32
+    only: str | None = None
     seed: int = 0
 
 
@@ -43,9 +45,9 @@ async def run_load(url: str, load: Load, progress: Progress) -> dict[str, Any]:
         progress(f"alone: {number + 1}/{len(cases)}")
         await ask_alone(url, case)
     results, before, began = Results(), await _numbers(url), time.perf_counter()
-    until = began + load.seconds
+    until, habits = began + load.seconds, HABITS if load.only is None else {load.only: 1}
     clients = [
-        asyncio.create_task(client(url, cases, until, random.Random(f"{load.seed} {number}"), results))
+        asyncio.create_task(client(url, cases, habits, until, random.Random(f"{load.seed} {number}"), results))
         for number in range(load.clients)
     ]
     memory = [before[_RSS]]
@@ -57,7 +59,7 @@ async def run_load(url: str, load: Load, progress: Progress) -> dict[str, Any]:
     took = time.perf_counter() - began
     after = await _at_rest(url)
     sizes = [round(size / 2**20, 1) for size in (*memory, after[_RSS])]
-    return {"clients": load.clients, **_seen(results, took), **_said(before, after), "rss_mib": sizes}
+    return {"clients": load.clients, **_seen(results, took), **_said(before, after, took), "rss_mib": sizes}
 
 
 _RSS = "process_resident_memory_bytes"
@@ -98,7 +100,7 @@ def _seen(results: Results, took: float) -> dict[str, Any]:
     }
 
 
-def _said(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+def _said(before: dict[str, float], after: dict[str, float], took: float) -> dict[str, Any]:
     """What the server says."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
     overhead = {}
@@ -106,10 +108,12 @@ def _said(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
         if step := re.fullmatch(r'inlay:server_overhead_seconds_sum\{.*step="(\w+)".*\}', name):
             times = grown[name.replace("_sum", "_count")]
             overhead[step[1]] = round(total / max(1.0, times) * 1e6, 1)
+    steps = grown["inlay:engine_steps_total{}"]
     hits, queries = grown["inlay:prefix_cache_hits_total{}"], grown["inlay:prefix_cache_queries_total{}"]
     return {
         "overhead_us": overhead,
-        "engine_steps": int(grown["inlay:engine_steps_total{}"]),
+        "engine_steps": int(steps),
+        "ms_per_step": round(took / max(1.0, steps) * 1000, 2),
         "cached_share": round(hits / max(1.0, queries), 3),
         "held_chunks_at_the_end": int(after["inlay:kv_chunks_held{}"]),
     }
