@@ -24,7 +24,7 @@ check: install
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: check
 	$(BIN)/python -m pytest
