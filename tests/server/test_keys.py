@@ -196,6 +196,7 @@ def damaged(*place: str, to: object) -> str:
             "tenants.acme.limits: max_tokens is 0; it must be a whole number of at least 1",
         ),
     ],
+    ids=lambda _: "",  # a key's name is drawn: processes that share the tests must call them the same
 )
 def test_a_damaged_file_is_one_sentence_with_its_place(path: Path, text: str, sentence: str):
     path.write_text(text)
