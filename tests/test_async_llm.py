@@ -102,7 +102,9 @@ def test_abort_and_deadline_end_one_request_with_an_error():
 def test_a_full_queue_refuses_one_and_serves_the_rest():
     async def ask() -> list[object]:
         llm = engine(max_num_seqs=1, max_waiting=2)
-        streams = [llm.generate(f"Number {n}", LONG if n == 0 else PARAMS) for n in range(6)]
+        first = llm.generate("Number 0", LONG)
+        await anext(first)  # it runs, and the others wait or are refused
+        streams = [first, *(llm.generate(f"Number {n}", PARAMS) for n in range(1, 6))]
         return await asyncio.gather(*(last(stream) for stream in streams), return_exceptions=True)
 
     outcomes = asyncio.run(ask())

@@ -108,7 +108,7 @@ def test_every_policy(files, capsys, reuse, positions):
         ("bench ttft --model demo --cached 100000", "do not fit the model's context of 4096"),
         ("bench ttft --model demo --baseline vllm", "--baseline is 'vllm'; use one of transformers, none"),
         ("bench ttft --model demo --reuse off", "--reuse is 'off'; use one of isolated, anchored"),
-        ("serve", "No such command 'serve'"),
+        ("reserve", "No such command 'reserve'"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(files, capsys, arguments, sentence):

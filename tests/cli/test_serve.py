@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -21,6 +22,17 @@ from openai import OpenAI
 
 MODEL = ("random:tiny", "--dtype", "float32", "--kv-memory", "16MiB", "--port", "0")
 LINE = r"inlay: serving (\S+) on http://127\.0\.0\.1:(\d+)/v1 \(Ctrl-C ends\)\n"
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """A server takes the log of its process over; these tests start some in this one."""
+    named = [logging.getLogger(name) for name in (None, "inlay", "uvicorn", "uvicorn.access")]
+    before = [(logger, logger.level, logger.handlers[:], logger.disabled) for logger in named]
+    yield
+    for logger, level, handlers, disabled in before:
+        logger.setLevel(level)
+        logger.handlers, logger.disabled = handlers, disabled
 
 
 @contextmanager
@@ -61,7 +73,8 @@ def test_it_answers_and_goes_when_it_is_told(tmp_path: Path):
         assert last.choices[0].finish_reason == "length", "what is under way may end"
         out, err = process.communicate(timeout=20)
         assert (process.returncode, out) == (0, "")
-    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert any("random weights" in line["message"] for line in lines)
     assert {"/v1/chat/completions", "/v1/completions"} <= {line.get("path") for line in lines}
     assert "Traceback" not in err
 
@@ -101,7 +114,7 @@ def test_a_second_signal_ends_it_at_once():
         (["--keys", "none.json"], "none.json"),
         (["--schema", "none.xml"], "none.xml"),
         (["--max-num-seqs", "0"], "max_num_seqs is 0"),
-        (["--tool-parser", "none"], "tool_parser is 'none'; it must be one of"),
+        (["--tool-parser", "none"], "tool_parser is 'none'; use one of hermes"),
         (["--kv-memory", "much"], "kv_memory is 'much'"),
     ],
 )

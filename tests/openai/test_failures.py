@@ -17,7 +17,7 @@ PLACE = errors.Place("prompt", 1, 2)
         (BodyError("wrong", param="n"), 400, "invalid_value"),
         (BodyError("wrong", code="model_not_found", status=404), 404, "model_not_found"),
         (BodyError("wrong", code="rate_limit_exceeded", status=429), 429, "rate_limit_exceeded"),
-        (BodyError("wrong", code="stopping", status=503), 503, "stopping"),
+        (BodyError("wrong\nfield", code="stopping", status=503), 503, "stopping"),
         (errors.ContextError("wrong"), 400, "context_length_exceeded"),
         (errors.PMLError([errors.Problem(PLACE, "wrong"), errors.Problem(PLACE, "more")]), 400, "invalid_prompt"),
         (errors.ParameterError("wrong"), 400, "invalid_value"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+logger = logging.getLogger(__name__)
 
 _NETWORK = "Listen elsewhere than on this machine although there are no keys: everybody there may use the model."
 
@@ -64,11 +67,12 @@ def serve(
     """
     from inlay.server.listen import listen, url
 
-    # Before anything slow: a port in use is to be told at once, not when a large model is loaded.
+    # All that can be wrong is looked at before the model, which may take minutes to load.
     listener = listen(host, port, network=keys is not None or open_to_network)
     with listener:
         from inlay.pml import Schema
         from inlay.server.settings import ServerSettings
+        from inlay.server.tenants import Tenants
 
         settings = ServerSettings(
             host=host,
@@ -89,13 +93,18 @@ def serve(
             log_format=log_format,
             log_level=log_level,
         )
+        if keys is not None:
+            Tenants.from_file(keys)
         first = [Schema.from_file(file) for file in schema or []]
+        from transformers.utils.logging import disable_progress_bar
+
         from inlay.async_llm import AsyncLLM
         from inlay.server.app import build_app
         from inlay.server.log_format import configure
         from inlay.server.run import Server
 
         configure(format=log_format, level=log_level)
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
         llm = AsyncLLM(
             model,
             reuse=reuse,
@@ -108,6 +117,8 @@ def serve(
         )
         try:
             app = build_app(llm, settings, first)
+            if llm.loaded.note:
+                logger.info("%s", llm.loaded.note)
             where = f"inlay: serving {settings.served_names[0]} on {url(listener)} (Ctrl-C ends)"
             Server(app, lambda: print(where, flush=True)).run([listener])
         finally:

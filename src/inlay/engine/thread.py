@@ -119,8 +119,8 @@ class EngineThread:
 
     def _step(self) -> None:
         try:
-            for request in self._engine.step():
-                self._tell(request)
+            for request in dict.fromkeys(member.leader or member for member in self._engine.step()):
+                self._tell(request)  # once a step, however many of its answers have news
         except Exception as error:
             logger.exception("a step of the engine failed; every request ends")
             self._fail_all(error)

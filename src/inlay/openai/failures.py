@@ -75,9 +75,14 @@ class Failure:
 def failure_of(error: InlayError) -> Failure:
     """What to tell the sender of a request that ended so."""
     if isinstance(error, BodyError):
-        return Failure(error.status, str(error), _kind(error.status), error.param, error.code, error.retry_after_s)
+        return Failure(error.status, _said(error), _kind(error.status), error.param, error.code, error.retry_after_s)
     status, code, retry_after_s = next((s, c, r) for cls, s, c, r in _KINDS if isinstance(error, cls))
-    return Failure(status, "; ".join(str(error).splitlines()), _kind(status), None, code, retry_after_s)
+    return Failure(status, _said(error), _kind(status), None, code, retry_after_s)
+
+
+def _said(error: InlayError) -> str:
+    """What an error says, on one line."""
+    return "; ".join(str(error).splitlines())
 
 
 def _kind(status: int) -> str:

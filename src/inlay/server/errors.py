@@ -58,7 +58,7 @@ async def not_found(request: Request, error: Exception) -> Response:
     method, path = request.method, request.url.path
     sentences = {
         404: f"there is nothing at {path!r}; see docs/server.md, or /openapi.json, for what there is",
-        405: f"{path} does not take {method}; it takes {(error.headers or {}).get('Allow', 'other methods')}",
+        405: f"{path!r} does not take {method}; it takes {(error.headers or {}).get('Allow', 'other methods')}",
     }
     message = sentences.get(error.status_code, str(error.detail))
     codes = {404: "not_found", 405: "method_not_allowed"}

@@ -10,7 +10,6 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from inlay.errors import InlayError
 from inlay.server.heads import PromptHeads
 from inlay.server.listen import drop_sleepers
 from inlay.server.service import Service
@@ -38,13 +37,13 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_CLOSING_S,
             )
         )
-        self.fault: InlayError | None = None
+        self.fault: Exception | None = None
         self._service: Service = app.state.service
         self._ready = ready
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal ends it. sockets: that listen already. Raises InlayError where it cannot start."""
+        """Serve until a signal ends it. sockets: that listen already. Raises what keeps it from starting."""
         for listener in sockets or ():
             drop_sleepers(listener, self._service.settings.slow_client_s)
         super().run(sockets)
@@ -71,7 +70,7 @@ class Server(uvicorn.Server):
     async def _start(self) -> None:
         try:
             await self._service.warm_up()
-        except InlayError as error:
+        except Exception as error:  # a server that is never ready is of no use to anybody
             self.fault = error
             self.should_exit = True
         else:

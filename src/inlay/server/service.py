@@ -20,7 +20,7 @@ from inlay.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 2.0  # for errors to reach those who listen
+_LAST_WORDS, _LAST_WORD_S = 20, 0.1  # how often, and how long each time, for errors to reach those who listen
 
 
 class Service:
@@ -88,6 +88,8 @@ class Service:
         if await flights.landed(self.settings.drain_s):
             return
         logger.warning("the server stops; requests that are still under way end with an error")
-        for name in list(self._running):
-            self.llm.abort(name)
-        await flights.landed(_LAST_WORDS_S)
+        for _ in range(_LAST_WORDS):  # more than once: one that is being laid out cannot be told yet
+            for name in list(self._running):
+                self.llm.abort(name)
+            if await flights.landed(_LAST_WORD_S):
+                return

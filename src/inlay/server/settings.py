@@ -8,6 +8,7 @@ from pathlib import Path
 
 from inlay.config import REUSE, check_choice
 from inlay.errors import ParameterError
+from inlay.openai.tools_formats import FORMATS
 from inlay.server.allowance import CEILINGS
 
 LOG_FORMATS = ("text", "json")
@@ -56,6 +57,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         check_choice("reuse", self.reuse, REUSE)
         check_choice("max_reuse", self.max_reuse, CEILINGS)
+        if self.tool_parser is not None:
+            check_choice("tool_parser", self.tool_parser, tuple(row.name for row in FORMATS))
         check_choice("log_format", self.log_format, LOG_FORMATS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
         if approximation(self.reuse) > approximation(self.max_reuse):

@@ -55,9 +55,12 @@ async def detokenize(request: Request) -> Response:
         given = body.get("tokens")
         if not isinstance(given, list) or not given:
             raise BodyError(f"tokens is {shown(given)}; it must be a list of token ids", param="tokens")
-        ids = check_ids(given, service.llm.vocab_size, what="tokens")
-        text = await asyncio.to_thread(service.llm.tokenizer.decode, ids, clean_up_tokenization_spaces=False)
+        text = await asyncio.to_thread(_text_of, service.llm, given)
     return JSONBytes({"prompt": text})
+
+
+def _text_of(llm: AsyncLLM, ids: list[Any]) -> str:
+    return str(llm.tokenizer.decode(check_ids(ids, llm.vocab_size, what="tokens"), clean_up_tokenization_spaces=False))
 
 
 def _object(body: Any, path: str, fields: tuple[str, ...]) -> Mapping[str, Any]:
