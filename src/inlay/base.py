@@ -168,10 +168,12 @@ class Base:
         self._intake.prepare(params)  # nobody else waits for that
         with self._lock:
             layout = self._place(prompt, policy)
-            offers = self._library.offers(layout, policy)
-        stored = self._thread.call(lambda: self._engine.stored(offers)).result() if offers else frozenset()
+        content = self._library.content(layout, policy)
+        wanted = [] if content is None else content.to_find()
+        stored = self._thread.call(lambda: self._engine.stored(wanted)).result() if wanted else frozenset()
         with self._lock:
-            request = self._intake.request(layout, self._library.splice(layout, policy, stored), params)
+            splice = self._library.splice(layout, policy, content, stored)
+            request = self._intake.request(layout, splice, params)
         for member in request.family:
             member.priority = priority
             member.deadline = None if timeout_s is None else time.perf_counter() + timeout_s

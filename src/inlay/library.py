@@ -116,15 +116,23 @@ class Library:
         laid = lay_out_prompt(resolved, layout, self.encoder, self.template, positions=policy.positions)
         return replace(laid, place=prompt.place or Place(prompt.source), public=self._is_public(layout))
 
-    def offers(self, prompt: PromptLayout, policy: Policy) -> list[SegmentSpec]:
-        """The segments that a prompt reads in place of its own text if they are stored, and does not ask for else."""
-        content = self._content(prompt, policy)
-        return [] if content is None else content.to_find()
+    def content(self, prompt: PromptLayout, policy: Policy) -> ContentSpecs | None:
+        """The specs of a conversation's parts, where it has any and the policy allows them."""
+        if policy.reuse not in CONTEXTS or not any(isinstance(part.origin, ContentPart) for part in prompt.parts):
+            return None
+        movable = self.why_not_shift is None
+        return ContentSpecs(prompt, context=policy.reuse, movable=movable, keys=self.keys, salt=policy.secret)
 
-    def splice(self, prompt: PromptLayout, policy: Policy, stored: Container[bytes] = ()) -> Splice:
+    def splice(
+        self,
+        prompt: PromptLayout,
+        policy: Policy,
+        content: ContentSpecs | None = None,
+        stored: Container[bytes] = (),
+    ) -> Splice:
         """What a placed prompt attends to, with at least one fresh token at its end.
 
-        stored: the keys of what was found of ``offers``.
+        content: that of the prompt, where it is known already. stored: the keys of what is stored of it.
         """
         salt, public = policy.secret, prompt.public
         if policy.reuse == "off":
@@ -133,7 +141,7 @@ class Library:
             specs = self.specs(prompt.schema, policy, public=public)
             spec_of = partial(_schema_spec, specs, prompt.imported)
             return open_end(splice_modules(prompt.parts, spec_of, salt=salt, public=public))
-        content = self._content(prompt, policy)
+        content = content or self.content(prompt, policy)
         if content is None:
             return splice_exact(prompt.parts, salt=salt, public=public)
         spec_of = partial(content.spec, stored=stored)
@@ -167,13 +175,6 @@ class Library:
     def _is_public(self, layout: SchemaLayout) -> bool:
         """Not of one that has been forgotten meanwhile: what is in doubt is private."""
         return self._layouts.get(("", layout.schema.name)) is layout
-
-    def _content(self, prompt: PromptLayout, policy: Policy) -> ContentSpecs | None:
-        """The specs of a conversation's parts, where it has any and the policy allows them."""
-        if policy.reuse not in CONTEXTS or not any(isinstance(part.origin, ContentPart) for part in prompt.parts):
-            return None
-        movable = self.why_not_shift is None
-        return ContentSpecs(prompt, context=policy.reuse, movable=movable, keys=self.keys, salt=policy.secret)
 
 
 def _schema_spec(specs: SchemaSpecs, imported: frozenset[str], part: Placed) -> SegmentSpec | None:

@@ -142,8 +142,7 @@ class EngineThread:
             if not member.finished:
                 self._engine.release(member)
 
-    def _tell(self, member: Request) -> None:
-        request = member.leader or member
+    def _tell(self, request: Request) -> None:
         listener = self._listeners.get(request)
         if listener is None:
             return

@@ -7,6 +7,7 @@ what the last one left.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ class Chunks:
         return [output for _, output in sorted(self._outputs.items())]
 
 
-class _Choice:
+class _Choice(ABC):
     """One answer, as far as it was sent.
 
     name: of the response. number: of the choice.
@@ -125,14 +126,17 @@ class _Choice:
         """What was held back, now that no more text will come."""
         return ()
 
+    @abstractmethod
     def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
-        raise NotImplementedError
+        """Of new tokens, in the endpoint's form."""
 
+    @abstractmethod
     def _said(self, text: str, logprobs: str) -> Iterable[str]:
-        raise NotImplementedError
+        """Entries for new text. logprobs: JSON."""
 
+    @abstractmethod
     def _end(self, answer: CompletionOutput) -> str:
-        raise NotImplementedError
+        """The entry that ends the choice."""
 
 
 class _ChatChoice(_Choice):
