@@ -209,3 +209,25 @@ def test_the_time_to_the_first_token_has_three_parts():
         parts = [metrics.queue_s, metrics.fetch_s, metrics.compute_s]
         assert all(part is not None and part >= 0 for part in parts)
         assert sum(parts) == pytest.approx(metrics.ttft_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_who_wants_the_whole_answer_is_told_once(answers):
+    async def run() -> tuple[list[RequestOutput], RequestOutput]:
+        llm = engine()
+        params = SamplingParams(temperature=1, seed=3, n=answers, max_tokens=10, ignore_eos=True)
+        whole = [output async for output in llm.generate("Hello", params, final_only=True)]
+        return whole, await last(llm.generate("Hello", params))
+
+    (whole,), streamed = asyncio.run(run())
+    assert whole.finished
+    assert [one.token_ids for one in whole.outputs] == [one.token_ids for one in streamed.outputs]
+
+
+def test_who_wants_the_whole_answer_hears_why_there_is_none():
+    async def run() -> None:
+        llm = engine()
+        with pytest.raises(DeadlineError):
+            await last(llm.generate("Hello", LONG, timeout_s=0.02, final_only=True))
+
+    asyncio.run(run())

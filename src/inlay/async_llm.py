@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -44,7 +44,8 @@ class AsyncLLM(Base):
         reuse: str | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+        final_only: bool = False,
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt; yields what there is so far, at most once a token, the last time with ``finished``.
 
         A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
@@ -53,6 +54,7 @@ class AsyncLLM(Base):
         request_id: a name for ``abort``; None for a number.
         priority: who goes first where not all can run; a lower number does.
         timeout_s: seconds after which the request ends with a DeadlineError.
+        final_only: whether to yield the whole answer alone: nobody is woken up for each token.
         Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
         """
         if timeout_s is not None and not timeout_s > 0:
@@ -69,7 +71,7 @@ class AsyncLLM(Base):
         )
         if request_id is not None:
             request.rename(request_id)
-        news = _News(asyncio.get_running_loop())
+        news = _News(asyncio.get_running_loop(), final_only)
         self._named[request.id] = request
         try:
             self._thread.submit(request, news.tell)
@@ -161,13 +163,16 @@ class AsyncLLM(Base):
 class _News:
     """The latest of one request, from the engine's thread to an event loop. What is overtaken is never delivered."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, final_only: bool) -> None:
         self._loop = loop
+        self._final_only = final_only
         self._arrived = asyncio.Event()
         self._latest: RequestOutput | BaseException | None = None
 
     def tell(self, request: Request) -> None:
         """On the engine's thread. An event loop that has been closed has nobody left to tell."""
+        if self._final_only and not request.answered and request.failure is None:
+            return
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._set, request.failure or request.output())
 

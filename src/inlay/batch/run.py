@@ -196,7 +196,14 @@ class _Batch:
         async with prompts:
             try:
                 return await _last(
-                    self.llm.generate(prompt, params, priority=rank, reuse=call.reuse, positions=call.positions)
+                    self.llm.generate(
+                        prompt,
+                        params,
+                        priority=rank,
+                        reuse=call.reuse,
+                        positions=call.positions,
+                        final_only=True,
+                    )
                 )
             except InlayError:
                 raise

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import cast
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -127,7 +126,7 @@ class Answer(Response):
 
     def _ask(self, order: Order, names: Sequence[str]) -> list[Outputs]:
         call = order.call
-        asked = [
+        return [
             self._service.llm.generate(
                 prompt,
                 call.params,
@@ -140,7 +139,6 @@ class Answer(Response):
             )
             for name, prompt in zip(names, call.prompts, strict=True)
         ]
-        return cast(list[Outputs], asked)
 
 
 def _failure(error: Exception) -> Failure:
