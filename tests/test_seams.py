@@ -50,4 +50,5 @@ def test_no_piece_holds_a_special_token(text: str, render: Any) -> None:
     rendered = render(SEAMS.put(text))
     for part in at_seams(rendered):
         assert not any(name in part for name in NAMES[:-1])
-    assert "".join(at_seams(rendered)) == render(text.replace("☃", ""))
+    # a special token of one character is left out after the rendering, which saw something that is no white space there
+    assert "".join(at_seams(rendered)) == render(text.replace("☃", "0")).replace("0", "")
