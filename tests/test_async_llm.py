@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 
@@ -216,7 +217,7 @@ def test_who_wants_the_whole_answer_is_told_once(answers):
     async def run() -> tuple[list[RequestOutput], RequestOutput]:
         llm = engine()
         params = SamplingParams(temperature=1, seed=3, n=answers, max_tokens=10, ignore_eos=True)
-        whole = [output async for output in llm.generate("Hello", params, final_only=True)]
+        whole = [output async for output in llm.generate("Hello", params, stream_interval=None)]
         return whole, await last(llm.generate("Hello", params))
 
     (whole,), streamed = asyncio.run(run())
@@ -224,10 +225,27 @@ def test_who_wants_the_whole_answer_is_told_once(answers):
     assert [one.token_ids for one in whole.outputs] == [one.token_ids for one in streamed.outputs]
 
 
+def test_who_wants_to_hear_less_often_hears_of_more_tokens_at_once():
+    async def run() -> list[RequestOutput]:
+        params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        return [output async for output in engine().generate("Hello", params, stream_interval=8)]
+
+    said = [len(output.outputs[0].token_ids) for output in asyncio.run(run())]
+    assert said[-1] == 40
+    assert all(later - earlier >= 8 for earlier, later in pairwise(said[:-1]))
+    assert len(said) > 2, "it is no stream"
+
+
+@pytest.mark.parametrize("interval", [0, -3])
+def test_an_interval_of_nothing_is_refused(interval: int):
+    with pytest.raises(ParameterError, match=f"stream_interval is {interval}; it must be at least 1, or None"):
+        asyncio.run(last(engine().generate("Hello", PARAMS, stream_interval=interval)))
+
+
 def test_who_wants_the_whole_answer_hears_why_there_is_none():
     async def run() -> None:
         llm = engine()
         with pytest.raises(DeadlineError):
-            await last(llm.generate("Hello", LONG, timeout_s=0.02, final_only=True))
+            await last(llm.generate("Hello", LONG, timeout_s=0.02, stream_interval=None))
 
     asyncio.run(run())

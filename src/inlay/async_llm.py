@@ -44,9 +44,9 @@ class AsyncLLM(Base):
         reuse: str | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
-        final_only: bool = False,
+        stream_interval: int | None = 1,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one prompt; yields what there is so far, at most once a token, the last time with ``finished``.
+        """Answer one prompt; yields what there is so far, at most once a step, the last time with ``finished``.
 
         A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
 
@@ -54,11 +54,14 @@ class AsyncLLM(Base):
         request_id: a name for ``abort``; None for a number.
         priority: who goes first where not all can run; a lower number does.
         timeout_s: seconds after which the request ends with a DeadlineError.
-        final_only: whether to yield the whole answer alone: nobody is woken up for each token.
+        stream_interval: of how many new tokens to hear at once, over all answers; None for the whole answer alone. Who
+            asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
         Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
         """
         if timeout_s is not None and not timeout_s > 0:
             raise ParameterError(f"timeout_s is {timeout_s!r}; it must be a number of seconds above 0, or None")
+        if stream_interval is not None and stream_interval < 1:
+            raise ParameterError(f"stream_interval is {stream_interval}; it must be at least 1, or None")
         if request_id is not None and request_id in self._named:
             raise ParameterError(f"request_id '{request_id}' is taken by a request that is under way; give another one")
         request = await asyncio.to_thread(
@@ -71,7 +74,7 @@ class AsyncLLM(Base):
         )
         if request_id is not None:
             request.rename(request_id)
-        news = _News(asyncio.get_running_loop(), final_only)
+        news = _News(asyncio.get_running_loop(), stream_interval)
         self._named[request.id] = request
         try:
             self._thread.submit(request, news.tell)
@@ -163,18 +166,28 @@ class AsyncLLM(Base):
 class _News:
     """The latest of one request, from the engine's thread to an event loop. What is overtaken is never delivered."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, final_only: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, interval: int | None) -> None:
         self._loop = loop
-        self._final_only = final_only
+        self._interval = interval
+        self._told = 0  # tokens
         self._arrived = asyncio.Event()
         self._latest: RequestOutput | BaseException | None = None
 
     def tell(self, request: Request) -> None:
         """On the engine's thread. An event loop that has been closed has nobody left to tell."""
-        if self._final_only and not request.answered and request.failure is None:
+        if not self._worth_a_step(request):
             return
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._set, request.failure or request.output())
+
+    def _worth_a_step(self, request: Request) -> bool:
+        if request.answered or request.failure is not None:
+            return True
+        said = sum(len(member.token_ids) for member in request.family)
+        if self._interval is None or (self._told and said - self._told < self._interval):
+            return False
+        self._told = said
+        return True
 
     async def next(self) -> RequestOutput:
         """Wait for news. Raises what ended the request before its time."""

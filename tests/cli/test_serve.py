@@ -110,6 +110,7 @@ def test_a_second_signal_ends_it_at_once():
         (["--max-reuse", "off"], "reuse is 'exact' and max_reuse is 'off'"),
         (["--slow-client", "nan"], "slow_client_s is nan; it must be a finite number of seconds above 0"),
         (["--timeout", "-1"], "timeout_s is -1; it must be"),
+        (["--stream-interval", "0"], "stream_interval is 0; it must be at least 1"),
         (["--log-format", "xml"], "log_format is 'xml'; use one of text, json"),
         (["--keys", "none.json"], "none.json"),
         (["--schema", "none.xml"], "none.xml"),

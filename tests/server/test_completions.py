@@ -45,6 +45,11 @@ def asking(site: Site, body: dict[str, Any], path: str = COMPLETIONS) -> Iterato
         yield connection
 
 
+def counted(site: Site, name: str) -> float:
+    _, _, text = site.call("GET", "/metrics")
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"inlay:{name}"))
+
+
 def until(condition: Any, seconds: float = 10.0) -> bool:
     end = time.monotonic() + seconds
     while not condition():
@@ -180,6 +185,25 @@ def test_a_client_that_leaves_frees_its_place_within_a_step(site: Site, monkeypa
         assert site.quiet()
         assert llm.stats().steps <= noticed[-1] + 1
         assert noticed[-1] < steps + AT_ONCE, "the request goes on without its client"
+
+
+def test_events_of_several_tokens_are_fewer_and_say_the_same():
+    body = {"prompt": "Once", "temperature": 0, "max_tokens": 64, "ignore_eos": True, "logprobs": 0}
+    with closing_model() as llm, running(llm, stream_interval=16) as site:
+        events = site.stream(COMPLETIONS, **body)
+        whole = site.post(COMPLETIONS, **body)
+    assert texts(events)[0] == whole["choices"][0]["text"]
+    assert len(events) <= 1 + 64 // 16 + 1
+    choices = [choice for event in events for choice in event["choices"] if choice["logprobs"]]
+    found = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+    assert found == whole["choices"][0]["logprobs"]["tokens"]
+
+
+def test_whoever_leaves_is_billed_for_what_was_made_for_them(site: Site):
+    told = "generation_tokens_total"
+    before = counted(site, told)
+    with asking(site, ENDLESS) as _:
+        assert until(lambda: counted(site, told) - before >= 64), "tokens are counted when the answer is whole"
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten():

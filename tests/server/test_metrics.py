@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -167,14 +168,21 @@ def test_times_of_a_whole_request():
 def test_tokens_are_counted_as_they_come():
     metrics = made()
     watch = metrics.begin("/v1/completions", None)
-    for count in (0, 1, 2, 0, 3):
+    for count in (0, 1, 2, 0):
         watch.tokens(count)
+    began = time.perf_counter()
+    watch.tokens(3)
     assert value(metrics, "generation_tokens_total") == 6
     assert value(metrics, "time_to_first_token_seconds_count") == 1
     assert value(metrics, "inter_token_latency_seconds_count") == 2
+    passed = value(metrics, "inter_token_latency_seconds_sum")
+    time.sleep(0.02)
+    watch.tokens(8, steps=4)
+    assert value(metrics, "inter_token_latency_seconds_count") == 6
+    assert value(metrics, "inter_token_latency_seconds_sum") - passed <= time.perf_counter() - began, "shared by four"
     watch.end(None, None)
-    assert value(metrics, "generation_tokens_total") == 6
-    assert value(metrics, "tenant_tokens_total", tenant="none", kind="generation") == 6
+    assert value(metrics, "generation_tokens_total") == 14
+    assert value(metrics, "tenant_tokens_total", tenant="none", kind="generation") == 14
 
 
 def test_a_refusal_is_no_answer():

@@ -202,7 +202,7 @@ class _Batch:
                         priority=rank,
                         reuse=call.reuse,
                         positions=call.positions,
-                        final_only=True,
+                        stream_interval=None,
                     )
                 )
             except InlayError:

@@ -49,6 +49,10 @@ def serve(
         float | None, typer.Option(help="The most seconds that a request may ask for; --timeout, if not given.")
     ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that requests may go on when the server is to stop.")] = 30.0,
+    stream_interval: Annotated[
+        int,
+        typer.Option(help="New tokens that are worth an event of a stream; more are less work."),
+    ] = 1,
     slow_client: Annotated[float, typer.Option(help="Seconds that a client may leave its answer unread.")] = 30.0,
     max_body: Annotated[int, typer.Option(help="Bytes of the largest body of a request.")] = 8 * 2**20,
     tool_parser: Annotated[
@@ -86,6 +90,7 @@ def serve(
             max_body_bytes=max_body,
             timeout_s=timeout or None,
             max_timeout_s=max_timeout,
+            stream_interval=stream_interval,
             slow_client_s=slow_client,
             drain_s=drain,
             default_max_tokens=default_max_tokens,

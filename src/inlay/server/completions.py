@@ -27,6 +27,9 @@ from inlay.server.tally import Tally
 
 logger = logging.getLogger(__name__)
 
+#: Of so many tokens is heard at once where the client waits for the whole answer: one who leaves is billed to here.
+_COUNTED_EVERY = 16
+
 router = APIRouter(tags=["answers"])
 
 
@@ -136,6 +139,7 @@ class Answer(Response):
                 reuse=order.reuse,
                 positions=call.positions,
                 cache_salt=order.tenant.salt,
+                stream_interval=self._service.settings.stream_interval if call.stream else _COUNTED_EVERY,
             )
             for name, prompt in zip(names, call.prompts, strict=True)
         ]

@@ -103,14 +103,18 @@ class Watch:
             self._first = time.perf_counter()
             self._families.first_token.observe(self._first - self._began)
 
-    def tokens(self, count: int) -> None:
-        """So many tokens have arrived together, of all its answers; the first ones too."""
+    def tokens(self, count: int, steps: int = 1) -> None:
+        """So many tokens have arrived together, of all its answers; the first ones too.
+
+        steps: of the model, in which they came about: the time since the last ones is that of all of them.
+        """
         if not count:
             return
         now = time.perf_counter()
         self.first_token()
         if self._last is not None:
-            self._families.between_tokens.observe(now - self._last)
+            for _ in range(steps):
+                self._families.between_tokens.observe((now - self._last) / steps)
         self._last = now
         self._said += count
         self._families.generation_tokens.inc(count)

@@ -28,6 +28,7 @@ class ServerSettings:
     max_body_bytes, max_nesting: of a request's body.
     timeout_s: after which a request ends, unless it asks for another time; None for never.
     max_timeout_s: the most that a request may ask for; None for ``timeout_s``.
+    stream_interval: how many new tokens are worth an event of a stream, over all its choices; more of them cost less.
     slow_client_s: how long a client may leave what was sent to it unread.
     drain_s: how long requests under way may go on when the server is told to stop.
     default_max_tokens: see ``openai.translate``.
@@ -47,6 +48,7 @@ class ServerSettings:
     max_nesting: int = 64
     timeout_s: float | None = 300.0
     max_timeout_s: float | None = None
+    stream_interval: int = 1
     slow_client_s: float = 30.0
     drain_s: float = 30.0
     default_max_tokens: int | None = None
@@ -68,7 +70,7 @@ class ServerSettings:
             )
         if not self.served_names or not all(self.served_names):
             raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")
-        for name in ("max_body_bytes", "max_nesting", "default_max_tokens"):
+        for name in ("max_body_bytes", "max_nesting", "stream_interval", "default_max_tokens"):
             value = getattr(self, name)
             if not (value is None and name == "default_max_tokens") and value < 1:
                 raise ParameterError(f"{name} is {value}; it must be at least 1")

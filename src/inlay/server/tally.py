@@ -23,7 +23,7 @@ class Tally:
         self._metrics = metrics
         self._watch = metrics.begin(endpoint, tenant)
         self._outputs: dict[int, RequestOutput] = {}  # the last of each prompt
-        self._said = 0  # tokens of all answers
+        self._said: dict[tuple[int, int], int] = {}  # tokens of each answer, by prompt and choice
         self._asked_at = 0.0
         self._took: dict[Step, float] = {}
 
@@ -35,7 +35,7 @@ class Tally:
     @property
     def tokens(self) -> int:
         """Of prompts and answers."""
-        return self._said + sum(output.usage.prompt_tokens for output in self._outputs.values())
+        return sum(self._said.values()) + sum(output.usage.prompt_tokens for output in self._outputs.values())
 
     def asked(self, params: SamplingParams) -> None:
         """The engine is asked now."""
@@ -49,9 +49,13 @@ class Tally:
             ttft_s = changed[0][1].metrics.ttft_s or 0.0
             self.took("lay_out", max(0.0, time.perf_counter() - self._asked_at - ttft_s))
         self._outputs.update(changed)
-        said = sum(len(answer.token_ids) for output in self._outputs.values() for answer in output.outputs)
-        self._watch.tokens(said - self._said)
-        self._said = said
+        more = []
+        for number, output in changed:
+            for answer in output.outputs:
+                at, tokens = (number, answer.index), len(answer.token_ids)
+                more.append(tokens - self._said.get(at, 0))
+                self._said[at] = tokens
+        self._watch.tokens(sum(more), steps=max(more, default=0))
 
     def took(self, step: Step, seconds: float) -> None:
         """The server itself took so long for a step; several times are added up."""
