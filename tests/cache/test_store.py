@@ -129,18 +129,6 @@ def test_a_segment_whose_chunk_others_keep_is_not_evicted():
     assert s.get(spec(21)) is None
 
 
-def test_how_much_could_be_evicted():
-    s = store(4)
-    put(s, spec(1, 8))
-    put(s, spec(11))
-    assert s.evictable_chunks == 3
-    with s.hold(s.get(spec(11))):
-        assert s.evictable_chunks == 2
-    slots = s.allocate(4)
-    s.insert(spec(21).run, slots)
-    assert s.evictable_chunks == 3  # whoever asked for the slots owns them still
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10), st.booleans()), max_size=50))
 def test_chunks_are_accounted_for(steps):
     s = store(5)

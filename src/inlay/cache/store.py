@@ -29,16 +29,6 @@ class SegmentStore:
         """How many tokens the stored segments hold."""
         return self._index.tokens
 
-    @property
-    def evictable_chunks(self) -> int:
-        """How many chunks eviction could free at most: those that nothing but unheld segments own."""
-        owned: dict[int, int] = {}
-        for segment in self._index:
-            if not segment.holds:
-                for chunk in self.pool.chunks_of(segment.slots):
-                    owned[chunk] = owned.get(chunk, 0) + 1
-        return sum(count == self.pool.owners(chunk) for chunk, count in owned.items())
-
     def get(self, spec: SegmentSpec) -> Found | None:
         """Where the segment that a spec asks for lies, if all of it is stored."""
         found = self._index.longest(spec.run)
