@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from itertools import chain
 
 from inlay.demo.conversations import SYSTEM, Conversation, draw_conversation
 from inlay.demo.documents import _FRAMES as STATEMENT_FRAMES
@@ -76,7 +75,7 @@ def read_document(document: Document) -> tuple[bool, list[tuple[str, bool]]]:
 
 def ways(wordings: Wordings) -> list[tuple[str, bool]]:
     """Every wording with whether it is held out."""
-    return [(way, way == wordings.ways[-1]) for way in wordings.ways]
+    return [(way, False) for way in wordings.of(Split.TRAIN)] + [(way, True) for way in wordings.of(Split.HELD_OUT)]
 
 
 def attribute_of(kind: Kind, key: str) -> Attribute:
@@ -106,11 +105,10 @@ def made_words(text: str) -> set[str]:
 
 @cache
 def _fixed_words() -> frozenset[str]:
-    data = files("inlay.demo").joinpath("kinds.toml").read_text(encoding="utf-8")
-    lists = chain(
-        FRAMES.ways, STATEMENT_FRAMES.ways, KIND_COUNTS.ways, *(each.ways for each in INSTRUCTIONS.values()), SYSTEM
-    )
-    return frozenset(word.capitalize() for word in re.findall(r"[A-Za-z]+", " ".join((data, *lists))))
+    data = [files("inlay.demo").joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in ("kinds", "more")]
+    wordings = (FRAMES, STATEMENT_FRAMES, KIND_COUNTS, *INSTRUCTIONS.values())
+    lists = [way for each in wordings for way, _ in ways(each)]
+    return frozenset(word.capitalize() for word in re.findall(r"[A-Za-z]+", " ".join((*data, *lists, *SYSTEM))))
 
 
 @cache

@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from inlay.demo.questions import Form
-from inlay.demo.train import Stage, examine
+from inlay.demo.recipe import Stage
+from inlay.demo.train import examine
 
 SHORT = (
     Stage("two", 2, (1, 2), 300, (0.01, 0.01), {"unstated": 1.0}, Form.PLAIN, questions=6),

@@ -56,6 +56,19 @@ def twice(vocabulary: int) -> tuple[Tensor, Tensor]:
     return torch.cat([tokens, tokens[again]]), torch.cat([torch.arange(150), again])
 
 
+def test_digits_start_in_their_order(model: LlamaForCausalLM, encoder: Encoder):
+    rows = model.model.embed_tokens.weight
+    for before in ("", " "):
+        # " 0" may be two tokens: no number begins with it
+        tokens = [encoder(f"{before}{digit}") for digit in range(1 if before else 0, 10)]
+        assert {len(ids) for ids in tokens} == {1}
+        found = rows[[ids[0] for ids in tokens]]
+        rising = (found.diff(dim=0) > 0).all(dim=0)
+        assert rising.sum() == 1
+        steps = found[:, rising].diff(dim=0)
+        assert (steps - steps.mean()).abs().max() < 0.1 * steps.mean()
+
+
 @pytest.mark.parametrize("start", [0, CONTEXT - 300])
 def test_the_first_layer_looks_at_the_previous_token(model: LlamaForCausalLM, start: int):
     ids, _ = twice(model.config.vocab_size)

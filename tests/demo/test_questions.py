@@ -28,7 +28,7 @@ UNSTATED = {
 
 
 def form_of(drawn: Conversation) -> Form:
-    asked_for = [form for form, wordings in INSTRUCTIONS.items() if drawn.instruction in wordings.ways]
+    asked_for = [form for form, wordings in INSTRUCTIONS.items() if drawn.instruction in dict(ways(wordings))]
     return asked_for[0] if asked_for else Form.PLAIN
 
 

@@ -13,7 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from inlay.demo.curve import draw
-from inlay.demo.train import RECIPE, Training, main
+from inlay.demo.lessons import answering
+from inlay.demo.questions import Form
+from inlay.demo.recipe import RECIPE, Drill
+from inlay.demo.train import Training, main
 from inlay.errors import ModelError
 
 from .short_training import SHORT, shorten
@@ -172,12 +175,34 @@ def test_processes_share_a_batch_and_average(monkeypatch: pytest.MonkeyPatch, tm
     assert_same(weights(shared), weights(alone))
 
 
+@pytest.mark.parametrize("drilled", [0.0, 0.5, 1.0])
+def test_drills_take_their_share_of_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, drilled: float):
+    drills = (Drill((0, 0), 3), Drill((2, 2), 3, {"count": 1.0}, Form.PLAIN, facts=(1,)))
+    stage = replace(SHORT[0], drills=drills, drilled=drilled)
+    training = Training(tmp_path, (stage,), 1, 0, 1)
+    asked: list[str] = []
+
+    def watched(*arguments, **settings):
+        batch, drawn = answering(*arguments, **settings)
+        asked.append("/".join(sorted({question.task for each in drawn for question in each.questions})))
+        return batch, drawn
+
+    monkeypatch.setattr("inlay.demo.train.answering", watched)
+    for training.step in range(40):
+        training._batch(stage)
+    shares = {task: asked.count(task) / 40 for task in ("unstated", "comparing", "count")}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["unstated"] == pytest.approx(1 - drilled, abs=0.2)
+    assert shares["comparing"] == pytest.approx(shares["count"], abs=0.3)
+
+
 def test_the_recipe_ends_with_most_documents_and_least_rate():
     assert all(stage.steps > 0 and 1 <= stage.documents[0] <= stage.documents[1] for stage in RECIPE)
     assert RECIPE[-1].documents[1] == max(stage.documents[1] for stage in RECIPE)
     assert RECIPE[-1].rate[1] == min(rate for stage in RECIPE for rate in stage.rate)
     assert RECIPE[-1].mix is None
     assert RECIPE[-1].form is None
+    assert all((stage.drilled > 0) == bool(stage.drills) for stage in RECIPE)
 
 
 def test_a_run_can_be_drawn(tmp_path: Path, trained: Training):

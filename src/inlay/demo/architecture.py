@@ -7,6 +7,8 @@ Heads"). Here the first three layers start with such heads, written by hand; tra
 - layer 0 notes, beside every token, the token before it, and a bag of the tokens of the last words and sentences;
 - layer 1 looks for the place whose note is the current token, and copies what stands there: runs are continued;
 - layer 2 looks for the place whose bag is most like the current one, and copies from there: facts are found.
+
+And digits start with their order: which of two numbers is larger is then a difference, not a table to learn.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _CONSTANT = 0  # alike for all tokens: what heads read that go by position alone
 _CONTENT = range(1, 128)  # the token
 _BAG = range(128, 192)  # a projection of the tokens before
 _NOTE = range(192, 224)  # a projection of the previous token
+_MAGNITUDE = 224  # of a digit, from -1 to 1
 _COMMON = 255  # large for common tokens, which makes the rest of them small once normalised
 
 
@@ -59,7 +62,20 @@ def new_model(tokenizer: PreTrainedTokenizerBase, counts: Tensor | None = None, 
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         _start(model, torch.ones(len(tokenizer)) if counts is None else counts)
+        order_digits(model, tokenizer, 4 * _SCALE)
     return model
+
+
+def order_digits(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, scale: float) -> None:
+    """Add to the embedding of every digit, along one dimension, how large it is, from -scale to scale.
+
+    Only comparisons depend on the order of digits; to all else they are ten different tokens.
+    """
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    for digit in range(10):
+        for token in (f"{digit}", f"Ġ{digit}"):  # the second stands behind a space
+            if token in vocabulary:
+                model.model.embed_tokens.weight[vocabulary[token], _MAGNITUDE] += scale * (digit - 4.5) / 4.5
 
 
 def _start(model: LlamaForCausalLM, counts: Tensor) -> None:

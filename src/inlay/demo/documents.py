@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inlay.demo.kinds import Attribute, Kind, Wordings, kinds
 from inlay.demo.words import Split, Value, Words
 
-_FACTS = (3, 4)  # stated in a document; every kind has more attributes than that or as many, so some stay unstated
+FACTS = (3, 4)  # stated in a document; every kind has more attributes than that or as many, so some stay unstated
 _FRAMES = Wordings(
     (
         "For {n}, the {p} is {v}.",
@@ -16,7 +16,20 @@ _FRAMES = Wordings(
         "{n} is listed with the {p} {v}.",
         "Records give {v} as the {p} of {n}.",
         "Records give {n} the {p} {v}.",  # held out
-    )
+    ),
+    (
+        "{v} is given as the {p} of {n}.",
+        "As its {p}, {n} has {v}.",
+        "The {p} that {n} has is {v}.",
+        "{n} has one {p}, {v}.",
+        "Records give the {p} of {n} as {v}.",
+        "We list {n} with the {p} {v}.",
+        "The {p} that records give for {n} is {v}.",
+        "Of {n} we know the {p}: {v}.",
+        "As {p} of {n}, {v} is listed.",
+        "{v}: this is the {p} of {n}.",
+        "{n}: the {p} is {v}.",
+    ),
 )
 _FRAMED = 0.35  # the share of statements that take a frame, so that every phrase for an attribute is met in statements
 
@@ -33,25 +46,26 @@ class Document:
     text: str
 
 
-def write_documents(rng: random.Random, split: Split, count: int) -> list[Document]:
+def write_documents(rng: random.Random, split: Split, count: int, facts: tuple[int, ...] = FACTS) -> list[Document]:
     """Documents about different things, of one to four kinds, so that comparing and counting make sense.
 
     split: which names and wordings; held-out documents mix in trained wordings of statements.
+    facts: the numbers of facts that a document may state.
     """
     among = rng.sample(kinds(), k=min(count, rng.randint(1, 4)))
     words = Words(rng, split)
     taken: set[str] = set()
-    return [_write(words, rng.choice(among), taken) for _ in range(count)]
+    return [_write(words, rng.choice(among), taken, facts) for _ in range(count)]
 
 
-def _write(words: Words, kind: Kind, taken: set[str]) -> Document:
+def _write(words: Words, kind: Kind, taken: set[str], numbers: tuple[int, ...]) -> Document:
     rng = words.rng
     name = words.name(kind.names)
     while name in taken:
         name = words.name(kind.names)
     taken.add(name)
     pronoun = rng.choice(kind.pronouns)
-    stated = rng.sample(kind.attributes, k=min(rng.choice(_FACTS), len(kind.attributes) - 1))
+    stated = rng.sample(kind.attributes, k=min(rng.choice(numbers), len(kind.attributes) - 1))
     facts = {attribute.key: words.value(attribute.value) for attribute in stated}
     intro = _wording(words, kind.intros).format(n=name)
     sentences = {}
@@ -71,5 +85,6 @@ def _statement(words: Words, attribute: Attribute) -> str:
 
 def _wording(words: Words, wordings: Wordings) -> str:
     """One of the split; held-out documents take one of training half of the time."""
-    known = words.split is Split.TRAIN or words.rng.random() < 0.5
-    return words.rng.choice(wordings.of(Split.TRAIN if known else Split.HELD_OUT))
+    if words.split is Split.HELD_OUT and words.rng.random() < 0.5:
+        return words.rng.choice(wordings.known)
+    return words.rng.choice(wordings.of(words.split))

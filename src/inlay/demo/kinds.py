@@ -13,13 +13,22 @@ from inlay.demo.words import Split
 
 @dataclass(frozen=True)
 class Wordings:
-    """Two or more ways to say one thing; the last is held out from training."""
+    """Two or more ways to say one thing; the last is held out from training.
+
+    more: further ones that training alone draws, so that what is evaluated stays the same however many there are.
+    """
 
     ways: tuple[str, ...]
+    more: tuple[str, ...] = ()
 
     def of(self, split: Split) -> tuple[str, ...]:
         """The wordings that a split draws from."""
-        return self.ways[:-1] if split is Split.TRAIN else self.ways[-1:]
+        return (*self.ways[:-1], *self.more) if split is Split.TRAIN else self.ways[-1:]
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The trained wordings that evaluation mixes in."""
+        return self.ways[:-1]
 
 
 @dataclass(frozen=True)
@@ -55,30 +64,38 @@ class Kind:
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """The kinds of kinds.toml, in its order."""
-    text = files("inlay.demo").joinpath("kinds.toml").read_text(encoding="utf-8")
-    return tuple(_kind(entry) for entry in tomllib.loads(text)["kind"])
+    """The kinds of kinds.toml, in its order, with the further wordings of more.toml."""
+    more = _read("more.toml")
+    return tuple(_kind(entry, more[entry["name"]]) for entry in _read("kinds.toml")["kind"])
 
 
-def _kind(entry: dict[str, Any]) -> Kind:
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads(files("inlay.demo").joinpath(file).read_text(encoding="utf-8"))
+
+
+def _kind(entry: dict[str, Any], more: dict[str, Any]) -> Kind:
     return Kind(
         entry["name"],
         entry["many"],
         entry["names"],
         tuple(entry["pronouns"]),
-        Wordings(tuple(entry["intros"])),
-        tuple(_attribute(attribute) for attribute in entry["attribute"]),
+        _wordings("intros", entry, more),
+        tuple(_attribute(attribute, more[attribute["key"]]) for attribute in entry["attribute"]),
     )
 
 
-def _attribute(entry: dict[str, Any]) -> Attribute:
+def _attribute(entry: dict[str, Any], more: dict[str, Any]) -> Attribute:
     return Attribute(
         entry["key"],
         entry["value"],
         tuple(entry["phrases"]),
-        Wordings(tuple(entry["statements"])),
-        Wordings(tuple(entry["questions"])),
-        Wordings(tuple(entry["compare"])) if "compare" in entry else None,
+        _wordings("statements", entry, more),
+        _wordings("questions", entry, more),
+        _wordings("compare", entry, more) if "compare" in entry else None,
         entry.get("pick") == "greatest",
-        Wordings(tuple(entry["count"])) if "count" in entry else None,
+        _wordings("count", entry, more) if "count" in entry else None,
     )
+
+
+def _wordings(what: str, entry: dict[str, Any], more: dict[str, Any]) -> Wordings:
+    return Wordings(tuple(entry[what]), tuple(more[what]))

@@ -16,12 +16,15 @@ from transformers import PreTrainedTokenizerBase
 
 from inlay.demo.architecture import CONTEXT
 from inlay.demo.conversations import Conversation, draw_conversation
-from inlay.demo.questions import Form
+from inlay.demo.documents import FACTS
+from inlay.demo.exercises import COMPARING, comparisons, repetitions
+from inlay.demo.questions import Form, Question
 from inlay.demo.tokenizer import ASSISTANT_TURN, BOS, END, SYSTEM_TURN, USER_TURN
 from inlay.demo.words import Split
 
 _TEXT_WEIGHT = 0.01  # of a token that is not part of an answer, beside 1 for one that is: most of them are made up
 _TEXT_SHARE = 0.1  # of such tokens that count at all
+_RESULT_WEIGHT = 4.0  # of the tokens of a result: few, and all before them leads up to it
 _GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap, in positions
 
 Row: TypeAlias = tuple[list[int], list[int], list[float]]  # ids, positions and weights of one conversation
@@ -63,6 +66,12 @@ class Encoder:
             )
         return runs, turns
 
+    def weights(self, question: Question) -> list[float]:
+        """What each token of a question's answer counts, its end of turn included."""
+        tokens, of_result = len(self(question.answer)), len(self(question.result))
+        before = 0.0 if question.task == COMPARING else 1.0
+        return [before] * (tokens - of_result) + [_RESULT_WEIGHT] * of_result + [1.0]
+
     def flat(self, drawn: Conversation) -> list[int]:
         """All of a conversation's ids in a row."""
         runs, turns = self.conversation(drawn)
@@ -80,17 +89,30 @@ def answering(
     gapped: float = _GAPPED,
     form: Form | None = None,
     mix: dict[str, float] | None = None,
+    facts: tuple[int, ...] = FACTS,
+    easy: bool = False,
+    repeat: bool = False,
 ) -> tuple[Batch, list[Conversation]]:
     """Conversations of about ``tokens`` tokens together, padded to the longest, with what was drawn.
 
-    mix, form: as in ``draw_conversation``. gapped: the share of conversations with gaps between documents.
+    documents: of each conversation; 0 for comparisons without documents, which may be ``easy``.
+    repeat: whether documents are to be repeated, and nothing else is asked.
+    form, mix, facts: as in ``draw_conversation``.
+    gapped: the share of conversations with gaps between documents.
     """
     drawn: list[Conversation] = []
     rows: list[Row] = []
     longest = 0
     while not rows or longest * (len(rows) + 1) <= tokens:
-        conversation = draw_conversation(rng, split, documents=documents, questions=questions, form=form, mix=mix)
-        row = _row(rng, *encoder.conversation(conversation), gapped)
+        if repeat:
+            conversation = repetitions(rng, split, documents, questions)
+        elif documents:
+            conversation = draw_conversation(
+                rng, split, documents=documents, questions=questions, form=form, mix=mix, facts=facts
+            )
+        else:
+            conversation = comparisons(rng, split, questions, easy=easy)
+        row = _row(rng, encoder, conversation, gapped)
         longest = max(longest, len(row[0]))
         drawn.append(conversation)
         rows.append(row)
@@ -107,31 +129,30 @@ def _batch(rows: list[Row], longest: int, padding: int) -> Batch:
     return Batch(ids, positions, weights)
 
 
-def _row(
-    rng: random.Random,
-    runs: list[list[int]],
-    turns: list[tuple[list[int], list[int]]],
-    gapped: float,
-) -> Row:
+def _row(rng: random.Random, encoder: Encoder, drawn: Conversation, gapped: float) -> Row:
+    runs, turns = encoder.conversation(drawn)
     with_gaps = rng.random() < gapped
     ids: list[int] = []
     positions: list[int] = []
     weights: list[float] = []
     at = 0
 
-    def put(run: list[int], weight: float) -> None:
+    def put(run: list[int], counts: list[float]) -> None:
         nonlocal at
         ids.extend(run)
         positions.extend(range(at, at + len(run)))
-        weights.extend(weight if weight == 1 or rng.random() < _TEXT_SHARE else 0.0 for _ in run)
+        weights.extend(counts)
         at += len(run)
 
+    def text(run: list[int]) -> list[float]:
+        return [_TEXT_WEIGHT if rng.random() < _TEXT_SHARE else 0.0 for _ in run]
+
     for run in runs:
-        put(run, _TEXT_WEIGHT)
+        put(run, text(run))
         at += rng.randint(0, _GAP) if with_gaps else 0
-    for asked, answer in turns:
-        put(asked, _TEXT_WEIGHT)
-        put(answer, 1.0)
+    for question, (asked, answer) in zip(drawn.questions, turns, strict=True):
+        put(asked, text(asked))
+        put(answer, encoder.weights(question))
     weights[0] = 0.0
     start = rng.randrange(max(1, CONTEXT - at)) if rng.random() < 0.5 else 0
     return ids, [start + position for position in positions], weights

@@ -15,7 +15,7 @@ from enum import Enum
 
 from inlay.demo.documents import Document
 from inlay.demo.kinds import Attribute, Wordings, kinds
-from inlay.demo.words import Split, Words
+from inlay.demo.words import Split, Value, Words
 
 TASKS = ("single", "compare", "count", "unstated", "form")
 
@@ -28,7 +28,17 @@ _FRAMES = Wordings(
         "I want to know the {p} of {n}.",
         "What do the documents say about the {p} of {n}?",
         "Please give the {p} of {n}.",  # held out
-    )
+    ),
+    (
+        "The {p} of {n}, please.",
+        "Can you tell me the {p} of {n}?",
+        "Which {p} do the documents give for {n}?",
+        "Please name the {p} of {n}.",
+        "Please look up the {p} of {n}.",
+        "Find the {p} of {n}.",
+        "Give me the {p} that is stated for {n}.",
+        "Please give me what is stated as the {p} of {n}.",
+    ),
 )
 _KIND_COUNTS = Wordings(
     (
@@ -36,7 +46,21 @@ _KIND_COUNTS = Wordings(
         "How many {many} are described?",
         "How many documents are about {many}?",
         "How many of the documents are about {many}?",  # held out
-    )
+    ),
+    (
+        "How many {many} are there?",
+        "How many {many} do the documents describe?",
+        "Count the {many}.",
+        "How many of the things described are {many}?",
+        "About how many {many} do you know?",
+        "What is the number of {many}?",
+        "How many of the texts are about {many}?",
+        "How many documents describe {many}?",
+        "How many of the documents describe {many}?",
+        "In how many documents do you read about {many}?",
+        "How many of the records are on {many}?",
+        "Of the documents, how many are on {many}?",
+    ),
 )
 
 
@@ -57,7 +81,13 @@ INSTRUCTIONS = {
             "Use capital letters.",
             "Give the answer in capitals.",
             "Answer in capital letters.",  # held out
-        )
+        ),
+        (
+            "All in capitals, please.",
+            "Only use capital letters.",
+            "Write in capitals.",
+            "The answer has to be in capitals.",
+        ),
     ),
     Form.WORD: Wordings(
         (
@@ -66,7 +96,8 @@ INSTRUCTIONS = {
             "Use one word.",
             "Answer with a single word.",
             "Write the answer in one word.",  # held out
-        )
+        ),
+        ("One word, please.", "Only use one word.", "Write a single word.", "The answer has to be one word."),
     ),
     Form.SENTENCE: Wordings(
         (
@@ -75,7 +106,13 @@ INSTRUCTIONS = {
             "Write the full sentence.",
             "Use a full sentence.",
             "Give the full sentence.",  # held out
-        )
+        ),
+        (
+            "A full sentence, please.",
+            "Only use full sentences.",
+            "Write a full sentence.",
+            "Give the sentence that states it.",
+        ),
     ),
 }
 _UNSTATED = {
@@ -88,11 +125,22 @@ _UNSTATED = {
 
 @dataclass(frozen=True)
 class Question:
-    """task: one of TASKS. text: the question. answer: what a right answer is, to the letter."""
+    """task: one of TASKS. text: the question. answer: what a right answer is, to the letter.
+
+    result: the end of the answer that all before it leads up to, " Bravel" of a comparison; empty where there is none.
+    """
 
     task: str
     text: str
     answer: str
+    result: str = ""
+
+
+def compared(task: str, text: str, attribute: Attribute, two: list[tuple[str, Value]]) -> Question:
+    """A question on two names with their values of an attribute: both are repeated, then the one asked for follows."""
+    best, _ = max(two, key=lambda each: (each[1].order or 0) * (1 if attribute.greatest else -1))
+    stated = ", ".join(f"{name}: {value.text}" for name, value in two)
+    return Question(task, text, f"{stated}, so {best}", f" {best}")
 
 
 @dataclass
@@ -156,16 +204,15 @@ class Asker:
         self.rng.shuffle(two)
         assert attribute.compare is not None
         first, second = two
-        best = max(two, key=lambda d: (d.facts[attribute.key].order or 0) * (1 if attribute.greatest else -1))
         text = self.wording(attribute.compare).format(a=first.name, b=second.name)
-        stated = ", ".join(f"{document.name}: {document.facts[attribute.key].text}" for document in two)
-        return Question("compare", text, f"{stated}, so {best.name}")
+        stated = [(document.name, document.facts[attribute.key]) for document in two]
+        return compared("compare", text, attribute, stated)
 
     def count(self) -> Question | None:
         if self.rng.random() < 0.3:
             kind = self.rng.choice(self.documents).kind if self.rng.random() < 0.8 else self.rng.choice(kinds())
             counted = sum(document.kind is kind for document in self.documents)
-            return Question("count", self.wording(_KIND_COUNTS).format(many=kind.many), str(counted))
+            return Question("count", self.wording(_KIND_COUNTS).format(many=kind.many), str(counted), str(counted))
         options = [
             (attribute, document.facts[attribute.key].text)
             for document in self.documents
@@ -184,7 +231,7 @@ class Asker:
             and document.facts[attribute.key].text == value
             for document in self.documents
         )
-        return Question("count", self.wording(attribute.count).format(v=value), str(counted))
+        return Question("count", self.wording(attribute.count).format(v=value), str(counted), str(counted))
 
     def _answerable(self, document: Document, attribute: Attribute) -> bool:
         """Whether the form fits the value, and the pair of attribute and form belongs to the split."""

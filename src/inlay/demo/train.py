@@ -13,7 +13,6 @@ import os
 import random
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +27,11 @@ from inlay.demo.architecture import new_model
 from inlay.demo.conversations import draw_conversation
 from inlay.demo.export import export
 from inlay.demo.lessons import Batch, Encoder, answering
-from inlay.demo.questions import Form
+from inlay.demo.recipe import RECIPE, Drill, Stage
 from inlay.demo.tokenizer import train_tokenizer
 from inlay.demo.words import Split
 from inlay.errors import ModelError
 
-
-@dataclass(frozen=True)
-class Stage:
-    """A stretch of training.
-
-    documents: the least and most that a conversation has. mix: the weight of each task, or None for the usual one.
-    tokens: of a batch, over all processes. rate: the learning rate at its start and end.
-    """
-
-    name: str
-    steps: int
-    documents: tuple[int, int]
-    tokens: int
-    rate: tuple[float, float]
-    mix: dict[str, float] | None = None
-    form: Form | None = None
-    questions: int = 8
-
-
-_FACTS = {"single": 1.0}
-RECIPE = (
-    Stage("facts of three", 400, (1, 3), 4096, (0.001, 0.001), _FACTS, Form.PLAIN, questions=10),
-    Stage("facts in every form", 300, (1, 4), 5120, (0.001, 0.001), _FACTS, questions=12),
-    Stage("all tasks, up to six", 1000, (1, 6), 5120, (0.001, 0.0013), questions=16),
-    Stage("all tasks, up to eight", 1400, (1, 8), 6144, (0.002, 0.002), questions=20),
-    Stage("all tasks, up to twelve", 1750, (2, 12), 6144, (0.002, 0.00003), questions=20),
-)
 _WARMUP = 50
 _CHECKPOINT_S = 240
 _LOOK = 50  # steps between two lines of progress
@@ -139,15 +111,21 @@ class Training:
         # drawn from the step, so that a resumed run sees what an unbroken one does
         count = random.Random(f"{self.seed} {self.step}").randint(*stage.documents)
         rng = random.Random(f"{self.seed} {self.step} {self.rank}")
+        lesson = Drill((count, count), stage.questions, stage.mix, stage.form)
+        if rng.random() < stage.drilled:
+            lesson = rng.choice(stage.drills)
         batch, _ = answering(
             rng,
             self.encoder,
             Split.TRAIN,
             tokens=tokens,
-            documents=count,
-            questions=stage.questions,
-            form=stage.form,
-            mix=stage.mix,
+            documents=rng.randint(*lesson.documents),
+            questions=lesson.questions,
+            form=lesson.form,
+            mix=lesson.mix,
+            facts=lesson.facts,
+            easy=lesson.easy,
+            repeat=lesson.repeat,
         )
         return batch
 
@@ -163,7 +141,7 @@ class Training:
                 group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        answers = weights == 1
+        answers = weights >= 1
         right = (logits.argmax(-1) == targets)[answers].float().mean()
         return float(loss.detach()), float(right)
 
@@ -252,7 +230,7 @@ def examine(
         batch, drawn = answering(
             random.Random(0), encoder, Split.HELD_OUT, tokens=tokens, documents=count, questions=8, gapped=0.0
         )
-        answers = Batch(batch.ids, batch.positions, batch.weights * (batch.weights == 1))
+        answers = Batch(batch.ids, batch.positions, batch.weights * (batch.weights >= 1))
         logits, targets, _ = predict(model, answers)
         hits = (logits.argmax(-1) == targets).tolist()
         at = 0

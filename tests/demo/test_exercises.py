@@ -1,0 +1,93 @@
+"""Comparisons alone: right, of numbers that no document states, and some of them close calls. And repetitions."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from inlay.demo.exercises import COMPARING, REPEATING, comparisons, repetitions
+from inlay.demo.lessons import Encoder
+from inlay.demo.questions import Question
+from inlay.demo.words import Split
+
+from .reading import Reading, all_text, made_words, read_question
+
+SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
+
+
+def drawn(split: Split, *, easy: bool = False) -> list[Question]:
+    return [
+        question for seed in range(40) for question in comparisons(random.Random(seed), split, 10, easy=easy).questions
+    ]
+
+
+def parts(question: Question) -> tuple[Reading, list[str], list[int], str]:
+    """What is asked, the names and numbers of the answer, and its result."""
+    (reading,) = read_question(question.text)
+    stated, _, best = question.answer.partition(", so ")
+    (names, texts) = zip(*(part.split(": ") for part in re.split(r", (?=[A-Z])", stated)), strict=True)
+    return reading, list(names), [int(re.sub(r"\D", "", text)) for text in texts], best
+
+
+@SPLITS
+def test_repetitions_are_of_whole_documents(split: Split):
+    conversation = repetitions(random.Random(1), split, documents=5, questions=3)
+    texts = {document.name: document.text for document in conversation.documents}
+    assert len(texts) == 5
+    assert len(conversation.questions) == len({question.text for question in conversation.questions}) == 3
+    for question in conversation.questions:
+        assert question.task == REPEATING
+        assert [question.answer] == [text for name, text in texts.items() if f" {name}." in question.text]
+    assert len(repetitions(random.Random(1), split, documents=2, questions=3).questions) == 2
+
+
+@SPLITS
+def test_the_result_follows_from_the_numbers(split: Split):
+    firsts = 0
+    for question in drawn(split):
+        reading, names, numbers, best = parts(question)
+        assert question.task == COMPARING
+        assert reading.asks == "compare"
+        assert list(reading.on) == names
+        least = reading.attribute is not None and reading.attribute.value.startswith("year")
+        assert numbers[0] != numbers[1]
+        assert best == names[numbers.index((min if least else max)(numbers))]
+        assert question.result == f" {best}"
+        firsts += best == names[0]
+    assert 0.4 < firsts / 400 < 0.6
+
+
+def test_some_numbers_differ_in_their_last_digits_only():
+    two = [parts(question)[2] for question in drawn(Split.TRAIN)]
+    close = sum(str(a)[:-1] == str(b)[:-1] and a > 99 for a, b in two)
+    assert 0.01 < close / len(two) < 0.5
+
+
+def test_easy_ones_ask_for_the_larger_and_are_told_by_the_first_digits():
+    by_the_first = 0
+    for question in drawn(Split.TRAIN, easy=True):
+        _, names, numbers, best = parts(question)
+        assert best == names[numbers.index(max(numbers))]
+        texts = [str(number) for number in numbers]
+        assert len(texts[0]) == len(texts[1])
+        by_the_first += texts[0][0] != texts[1][0]
+    assert by_the_first / 400 > 0.9
+
+
+@SPLITS
+def test_names_and_wordings_belong_to_their_split(split: Split):
+    conversation = comparisons(random.Random(0), split, 40)
+    assert conversation.documents == []
+    assert {parts(question)[0].held_out for question in conversation.questions} == {split is Split.HELD_OUT}
+    assert len(made_words(all_text(conversation))) > 40
+
+
+def test_only_the_result_counts(encoder: Encoder):
+    for question in drawn(Split.TRAIN)[:100]:
+        weights = encoder.weights(question)
+        ids = encoder(question.answer)
+        assert len(weights) == len(ids) + 1
+        counted = [token for token, weight in zip(ids, weights, strict=False) if weight > 0]
+        assert encoder.tokenizer.decode(counted) == question.result
