@@ -19,7 +19,11 @@ from inlay.demo.questions import Question, compared
 from inlay.demo.words import Split, Value, Words
 
 REPEATING = "repeating"  # the task of questions for a document's whole text
-_REPEAT = ("Repeat the document about {n}.", "Repeat all that is said about {n}.", "Say again what is said about {n}.")
+_REPEAT = (
+    "Repeat the document about {n}.",
+    "Say again what is written about {n}.",
+    "Repeat all that is said about {n}.",
+)
 COMPARING = "comparing"  # the task of these questions: what is stated in the answer stands in no document
 _FAR = 8  # of so many numbers, the furthest from the first is taken for an easy comparison
 _TRIES = (1, 1, 1, 4)  # of so many second numbers, one, the closest to the first is taken: some differ late only
