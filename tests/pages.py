@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,3 +48,12 @@ def rows(page: Path, *header: str) -> list[tuple[str, ...]]:
             found.append(cells)
         inside = cells == header or (inside and bool(cells))
     return found
+
+
+def curl(line: str) -> str:
+    """What a page's line that calls curl prints."""
+    command, *rest = shlex.split(line)
+    assert command == "curl"
+    done = subprocess.run([command, "-sS", *rest], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

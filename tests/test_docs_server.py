@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +12,7 @@ from inlay import AsyncLLM, Schema
 from inlay.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
 from inlay.server.tokens import FIELDS
 
-from .pages import DOCS, blocks, rows
+from .pages import DOCS, blocks, curl, rows
 from .server.conftest import Site, running
 
 PAGE = DOCS / "server.md"
@@ -37,15 +35,7 @@ def demo() -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def answers(demo: Site) -> dict[str, str]:
     """What every line of the page gives."""
-    return {line: run(line.replace(":8000", f":{demo.port}")) for line in LINES}
-
-
-def run(line: str) -> str:
-    command, *rest = shlex.split(line)
-    assert command == "curl"
-    done = subprocess.run([command, "-sS", *rest], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return {line: curl(line.replace(":8000", f":{demo.port}")) for line in LINES}
 
 
 def test_every_line_is_answered(answers: dict[str, str]):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from inlay.server.schema_source import SchemaOptions
 from inlay.server.settings import ServerSettings
 from inlay.server.shelf import ShelfLimits
 
-from ..pages import DOCS, blocks, rows
+from ..pages import DOCS, blocks, curl, rows
 
 SOURCES = DOCS.parent / "src/inlay/server"
 PAGE = DOCS / "schemas-api.md"
@@ -40,18 +38,10 @@ def answers() -> Iterator[list[str]]:
     while not one.started:
         time.sleep(0.01)
     port = bound.getsockname()[1]
-    yield [run(line.replace(":8000", f":{port}")) for line in SHELL]
+    yield [curl(line.replace(":8000", f":{port}")) for line in SHELL]
     one.should_exit = True
     thread.join()
     llm.shutdown()
-
-
-def run(line: str) -> str:
-    command, *rest = shlex.split(line)
-    assert command == "curl"
-    done = subprocess.run([command, "-sS", *rest], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def like(shown: Any, came: Any) -> bool:
