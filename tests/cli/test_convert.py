@@ -77,7 +77,7 @@ PROBLEMS = {
     ),
     "no folder": (
         ["s.xml", "--output", "none/new.json"],
-        "none/new.json cannot be written (No such file or directory)",
+        "none/new.json: there is no folder none; make it first",
     ),
     "what PML cannot express": (["nul.json"], 'schema "s" holds the character U+0000 at index 0'),
 }

@@ -59,6 +59,23 @@ def test_tables_before_the_json(model, capsys):
     assert max(map(len, lines)) <= 80
 
 
+def test_answers_are_kept(model, tmp_path, capsys):
+    file = tmp_path / "answers.jsonl"
+    arguments = ["--documents", "2", "--questions", "5", "--reuse", "isolated", "--json", "--answers", str(file)]
+    status, out, _ = run(capsys, "eval", "modular-qa", "--model", model, *arguments)
+    result, answers = json.loads(out), [json.loads(line) for line in file.read_text().splitlines()]
+    assert status == 0
+    assert [answer["task"] for answer in answers] == result["tasks"]
+    assert {answer["reuse"] for answer in answers} == {"isolated"}
+    status, out, err = run(capsys, "eval", "modular-qa", "--model", model, *arguments)
+    assert (status, out, err) == (
+        2, "", f"inlay: {file} exists; choose another name, or overwrite it with --force\n"
+    )  # fmt: skip
+    assert len(file.read_text().splitlines()) == 5
+    assert run(capsys, "eval", "modular-qa", "--model", model, *arguments, "--seed", "1", "--force")[0] == 0
+    assert json.loads(file.read_text().splitlines()[0])["question"] != answers[0]["question"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -71,6 +88,7 @@ def test_tables_before_the_json(model, capsys):
         ("--spare -1", "spare is -1; it must be at least 0"),
         ("--seed -1", "seed is -1; it must be at least 0"),
         ("--dtype int4", "dtype is 'int4'"),
+        ("--answers nowhere/answers.jsonl", "nowhere/answers.jsonl: there is no folder nowhere; make it first"),
         ("--model ./nowhere", "./nowhere: no such directory"),
         ("--documents 100 --questions 1", "the prompt ends at position"),
     ],

@@ -103,7 +103,7 @@ def test_files_are_not_overwritten_unasked(log, capsys):
     Path("s.xml").write_text("mine")
     status, _, err = run(capsys, "log.jsonl", "--output", "s.xml")
     assert (status, Path("s.xml").read_text()) == (2, "mine")
-    assert err.splitlines()[-1] == "inlay: s.xml exists; write --force to overwrite it, or give another name"
+    assert err.splitlines()[-1] == "inlay: s.xml exists; choose another name, or overwrite it with --force"
     assert run(capsys, "log.jsonl", "--model", "random:tiny", "--output", "s.xml", "--force")[0] == 0
     assert Schema.from_file("s.xml").modules
 

@@ -7,13 +7,15 @@ from functools import partial
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from inlay.demo.lessons import Lesson
 from inlay.demo.questions import Form
 from inlay.demo.recipe import Stage
 from inlay.demo.train import examine
 
+_LESSON = Lesson((1, 2), 6, {"unstated": 1.0}, Form.PLAIN)
 SHORT = (
-    Stage("two", 2, (1, 2), 300, (0.01, 0.01), {"unstated": 1.0}, Form.PLAIN, questions=6),
-    Stage("four", 4, (1, 2), 300, (0.01, 0.005), {"unstated": 1.0}, Form.PLAIN, questions=6),
+    Stage("two", 2, 300, (0.01, 0.01), _LESSON),
+    Stage("four", 4, 300, (0.01, 0.005), _LESSON),
 )
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from inlay.demo.architecture import CONTEXT, new_model
-from inlay.demo.lessons import Encoder, answering
+from inlay.demo.lessons import Encoder, Lesson, answering
 from inlay.demo.questions import Form
 from inlay.demo.words import Split
 
@@ -34,7 +34,7 @@ def stock(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def counts(encoder: Encoder) -> Tensor:
-    batch, _ = answering(random.Random(0), encoder, Split.TRAIN, tokens=4000, documents=4, questions=8)
+    batch, _ = answering(random.Random(0), encoder, Split.TRAIN, Lesson((4, 4), 8), tokens=4000)
     return torch.bincount(batch.ids.flatten(), minlength=len(encoder.tokenizer)).float()
 
 
@@ -92,12 +92,9 @@ def test_the_third_layer_looks_at_the_document_asked_about(
         random.Random(3),
         encoder,
         Split.HELD_OUT,
+        Lesson((3, 3), 1, {"single": 1.0}, Form.PLAIN),
         tokens=3000,
-        documents=3,
-        questions=1,
         gapped=0.0,
-        form=Form.PLAIN,
-        mix={"single": 1.0},
     )
     look = looks(new_model(tokenizer, counts), batch.ids)[2][:, :2].mean(1)  # (sequences, queries, keys)
     shares = []

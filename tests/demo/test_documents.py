@@ -9,7 +9,7 @@ import pytest
 from inlay.demo.conversations import SYSTEM, Conversation, draw_conversation
 from inlay.demo.documents import write_documents
 from inlay.demo.questions import INSTRUCTIONS, Form
-from inlay.demo.words import Split, Value, held_out
+from inlay.demo.words import Split, Value, Words, held_out
 
 from .reading import all_text, conversations, made_words, read_document, read_question
 
@@ -102,7 +102,7 @@ def test_a_document_states_its_facts_once_each_and_not_all_there_are(split: Spli
 @SPLITS
 def test_documents_are_about_different_things(split: Split):
     for count in (1, 2, 12, 40):
-        written = write_documents(random.Random(count), split, count)
+        written = write_documents(Words(random.Random(count), split), count)
         assert len({document.name for document in written}) == len(written) == count
         assert len({document.kind.name for document in written}) <= 4
 
@@ -111,7 +111,31 @@ def test_a_name_that_comes_again_is_drawn_again(monkeypatch: pytest.MonkeyPatch)
     made = iter(["Bolu", "Bolu", "Bolu", "Kana", "Bolu", "Kana", "Tiro"])
     monkeypatch.setattr("inlay.demo.documents.Words.name", lambda words, maker: next(made))
     monkeypatch.setattr("inlay.demo.documents.Words.value", lambda words, maker: Value("1", "1", 1))
-    assert [document.name for document in write_documents(random.Random(0), Split.TRAIN, 3)] == ["Bolu", "Kana", "Tiro"]
+    written = write_documents(Words(random.Random(0), Split.TRAIN), 3)
+    assert [document.name for document in written] == ["Bolu", "Kana", "Tiro"]
+
+
+@SPLITS
+def test_words_alike_begin_and_end_like_others(split: Split):
+    """Of the words of ten documents, how many share their first two letters with another, and their last two."""
+
+    def shared(words: Words) -> float:
+        made = [words.word() for _ in range(10)]
+        assert {held_out(word) for word in made} == {split is Split.HELD_OUT}
+        ends = [[word[:2] for word in made], [word[-2:] for word in made]]
+        return sum(side.count(end) > 1 for side in ends for end in side) / 20
+
+    plain = sum(shared(Words(random.Random(seed), split)) for seed in range(20)) / 20
+    alike = sum(shared(Words.alike(random.Random(seed), split)) for seed in range(20)) / 20
+    assert plain < 0.35
+    assert alike > 0.5
+
+
+def test_documents_and_questions_may_be_of_words_alike():
+    drawn = draw_conversation(random.Random(2), Split.TRAIN, documents=12, questions=20, alike=True)
+    syllables = {word[:2] for word in made_words(all_text(drawn))}
+    assert len({document.name for document in drawn.documents}) == 12
+    assert 2 <= len(syllables) <= 9
 
 
 def draw(seed: int, split: Split) -> Conversation:

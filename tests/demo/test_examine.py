@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from inlay.demo import MODEL_DIRECTORY
 from inlay.demo.conversations import Conversation
-from inlay.demo.lessons import Encoder, answering
+from inlay.demo.lessons import Encoder, Lesson, answering
 from inlay.demo.train import examine
 from inlay.demo.words import Split
 
@@ -68,13 +68,7 @@ def test_examining_agrees_with_generation(encoder: Encoder):
     tallies: dict[str, Tally] = {}
     for count in COUNTS:
         _, conversations = answering(
-            random.Random(0),
-            encoder,
-            Split.HELD_OUT,
-            tokens=TOKENS,
-            documents=count,
-            questions=8,
-            gapped=0.0,
+            random.Random(0), encoder, Split.HELD_OUT, Lesson((count, count), 8), tokens=TOKENS, gapped=0.0
         )
         for drawn in conversations:
             for task, right in answer_all(stock, encoder, drawn):

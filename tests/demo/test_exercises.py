@@ -1,4 +1,4 @@
-"""Comparisons alone: right, of numbers that no document states, and some of them close calls. And repetitions."""
+"""Exercises: their answers follow, they take what their split allows, and only what is practised counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 
 import pytest
 
-from inlay.demo.exercises import COMPARING, REPEATING, comparisons, repetitions
+from inlay.demo.conversations import Conversation
+from inlay.demo.exercises import COMPARING, REPEATING, Exercise, draw_exercise
+from inlay.demo.kinds import kinds
 from inlay.demo.lessons import Encoder
 from inlay.demo.questions import Question
 from inlay.demo.words import Split
@@ -17,10 +19,12 @@ from .reading import Reading, all_text, made_words, read_question
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 
 
-def drawn(split: Split, *, easy: bool = False) -> list[Question]:
-    return [
-        question for seed in range(40) for question in comparisons(random.Random(seed), split, 10, easy=easy).questions
-    ]
+def draw(exercise: Exercise, seed: int, split: Split, documents: int, questions: int) -> Conversation:
+    return draw_exercise(exercise, random.Random(seed), split, documents=documents, questions=questions)
+
+
+def drawn(split: Split, exercise: Exercise = Exercise.COMPARISONS) -> list[Question]:
+    return [question for seed in range(40) for question in draw(exercise, seed, split, 0, 10).questions]
 
 
 def parts(question: Question) -> tuple[Reading, list[str], list[int], str]:
@@ -33,14 +37,31 @@ def parts(question: Question) -> tuple[Reading, list[str], list[int], str]:
 
 @SPLITS
 def test_repetitions_are_of_whole_documents(split: Split):
-    conversation = repetitions(random.Random(1), split, documents=5, questions=3)
+    conversation = draw(Exercise.REPETITIONS, 1, split, 5, 3)
     texts = {document.name: document.text for document in conversation.documents}
     assert len(texts) == 5
     assert len(conversation.questions) == len({question.text for question in conversation.questions}) == 3
     for question in conversation.questions:
         assert question.task == REPEATING
         assert [question.answer] == [text for name, text in texts.items() if f" {name}." in question.text]
-    assert len(repetitions(random.Random(1), split, documents=2, questions=3).questions) == 2
+    assert len(draw(Exercise.REPETITIONS, 1, split, 2, 3).questions) == 2
+
+
+@SPLITS
+def test_documents_of_every_kind_are_counted(split: Split):
+    counts: set[str] = set()
+    for seed in range(30):
+        conversation = draw(Exercise.KIND_COUNTS, seed, split, 12, 9)
+        asked: set[str] = set()
+        for question in conversation.questions:
+            (reading,) = read_question(question.text)
+            assert (question.task, reading.asks) == ("count", "kinds")
+            assert question.answer == str(sum(each.kind is reading.kind for each in conversation.documents))
+            asked.add(reading.kind.name)
+            counts.add(question.answer)
+        assert asked == {kind.name for kind in kinds()}
+    assert {"0", "3", "6"} <= counts
+    assert len(draw(Exercise.KIND_COUNTS, 0, split, 2, 3).questions) == 3
 
 
 @SPLITS
@@ -67,7 +88,7 @@ def test_some_numbers_differ_in_their_last_digits_only():
 
 def test_easy_ones_ask_for_the_larger_and_are_told_by_the_first_digits():
     by_the_first = 0
-    for question in drawn(Split.TRAIN, easy=True):
+    for question in drawn(Split.TRAIN, Exercise.EASY_COMPARISONS):
         _, names, numbers, best = parts(question)
         assert best == names[numbers.index(max(numbers))]
         texts = [str(number) for number in numbers]
@@ -78,7 +99,7 @@ def test_easy_ones_ask_for_the_larger_and_are_told_by_the_first_digits():
 
 @SPLITS
 def test_names_and_wordings_belong_to_their_split(split: Split):
-    conversation = comparisons(random.Random(0), split, 40)
+    conversation = draw(Exercise.COMPARISONS, 0, split, 0, 40)
     assert conversation.documents == []
     assert {parts(question)[0].held_out for question in conversation.questions} == {split is Split.HELD_OUT}
     assert len(made_words(all_text(conversation))) > 40

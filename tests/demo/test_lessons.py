@@ -11,14 +11,19 @@ import torch
 
 from inlay.demo.architecture import CONTEXT
 from inlay.demo.conversations import Conversation
-from inlay.demo.lessons import Batch, Encoder, answering
+from inlay.demo.exercises import Exercise
+from inlay.demo.lessons import Batch, Encoder, Lesson, answering
 from inlay.demo.recipe import RECIPE
 from inlay.demo.words import Split
 
+from .reading import all_text, made_words
 
-def draw(encoder: Encoder, seed: int, **settings) -> tuple[Batch, list[Conversation]]:
-    settings = {"tokens": 3000, "documents": 1 + seed % 6, "questions": 5} | settings
-    return answering(random.Random(seed), encoder, Split.TRAIN, **settings)
+
+def draw(
+    encoder: Encoder, seed: int, *, tokens: int = 3000, gapped: float = 0.3, **lesson
+) -> tuple[Batch, list[Conversation]]:
+    lesson = {"documents": (1 + seed % 6,) * 2, "questions": 5} | lesson
+    return answering(random.Random(seed), encoder, Split.TRAIN, Lesson(**lesson), tokens=tokens, gapped=gapped)
 
 
 def written(encoder: Encoder, drawn: Conversation) -> tuple[list[int], list[bool], list[int]]:
@@ -81,7 +86,7 @@ def test_results_count_more_than_what_leads_up_to_them(encoder: Encoder):
 
 
 def test_lessons_without_documents_are_comparisons(encoder: Encoder):
-    batch, drawn = draw(encoder, 0, documents=0)
+    batch, drawn = draw(encoder, 0, exercise=Exercise.COMPARISONS)
     assert {question.task for each in drawn for question in each.questions} == {"comparing"}
     assert not any(each.documents for each in drawn)
     for line, counts, each in zip(batch.ids, batch.weights, drawn, strict=True):
@@ -90,7 +95,7 @@ def test_lessons_without_documents_are_comparisons(encoder: Encoder):
 
 
 def test_lessons_of_repeating_ask_for_nothing_else(encoder: Encoder):
-    batch, drawn = draw(encoder, 0, repeat=True)
+    batch, drawn = draw(encoder, 0, exercise=Exercise.REPETITIONS)
     assert {question.task for each in drawn for question in each.questions} == {"repeating"}
     for line, counts, each in zip(batch.ids, batch.weights, drawn, strict=True):
         said = encoder.tokenizer.decode(line[counts >= 1])
@@ -98,10 +103,31 @@ def test_lessons_of_repeating_ask_for_nothing_else(encoder: Encoder):
 
 
 def test_easy_comparisons_are_other_ones(encoder: Encoder):
-    (_, easy), (_, any_two) = (draw(encoder, 0, documents=0, easy=easy) for easy in (True, False))
+    exercises = (Exercise.EASY_COMPARISONS, Exercise.COMPARISONS)
+    (_, easy), (_, any_two) = (draw(encoder, 0, exercise=exercise) for exercise in exercises)
     years = [re.search(r": \d{4},", question.answer) for each in easy for question in each.questions]
     assert not any(years)
     assert any(re.search(r": \d{4},", question.answer) for each in any_two for question in each.questions)
+
+
+def test_lessons_of_kinds_count_documents_of_one_fact(encoder: Encoder):
+    _, drawn = draw(encoder, 0, exercise=Exercise.KIND_COUNTS, documents=(4, 4))
+    assert {question.task for each in drawn for question in each.questions} == {"count"}
+    assert {len(document.facts) for each in drawn for document in each.documents} == {1}
+
+
+def test_a_batch_has_one_number_of_documents(encoder: Encoder):
+    found = []
+    for seed in range(40):
+        (count,) = {len(each.documents) for each in draw(encoder, seed, documents=(2, 5))[1]}
+        found.append(count)
+    assert set(found) == {2, 3, 4, 5}
+
+
+def test_lessons_of_words_alike(encoder: Encoder):
+    _, drawn = draw(encoder, 0, documents=(8, 8), alike=True)
+    for each in drawn:
+        assert len({word[:2] for word in made_words(all_text(each))}) <= 9
 
 
 def test_documents_of_fewer_facts(encoder: Encoder):
@@ -144,10 +170,11 @@ def test_some_conversations_have_gaps_and_some_start_late(encoder: Encoder):
 
 
 def test_the_longest_lessons_fit_the_context(encoder: Encoder):
-    documents = max(stage.documents[1] for stage in RECIPE)
-    questions = max(stage.questions for stage in RECIPE)
+    lessons = [lesson for stage in RECIPE for lesson in (stage.lesson, *stage.drills)]
+    documents = max(lesson.documents[1] for lesson in lessons)
+    questions = max(lesson.questions for lesson in lessons)
     for seed in range(20):
-        batch, _ = draw(encoder, seed, documents=documents, questions=questions, gapped=1.0, tokens=1)
+        batch, _ = draw(encoder, seed, documents=(documents, documents), questions=questions, gapped=1.0, tokens=1)
         assert batch.ids.shape[1] < CONTEXT / 2
         assert int(batch.positions.max()) < CONTEXT
 
@@ -158,7 +185,7 @@ def test_more_tokens_are_more_conversations(encoder: Encoder):
 
 
 def test_a_seed_names_its_lesson(encoder: Encoder):
-    (first, _), (again, _), (other, _) = (draw(encoder, seed, documents=3) for seed in (1, 1, 2))
+    (first, _), (again, _), (other, _) = (draw(encoder, seed, documents=(3, 3)) for seed in (1, 1, 2))
     for name in ("ids", "positions", "weights"):
         assert torch.equal(getattr(first, name), getattr(again, name))
         assert not torch.equal(getattr(first, name), getattr(other, name))

@@ -13,7 +13,7 @@ from inlay.demo.conversations import Conversation, draw_conversation
 from inlay.demo.documents import Document, write_documents
 from inlay.demo.kinds import Attribute, kinds
 from inlay.demo.questions import INSTRUCTIONS, TASKS, Asker, Form
-from inlay.demo.words import Split, Value
+from inlay.demo.words import Split, Value, Words
 from inlay.errors import ParameterError
 
 from .reading import KIND_COUNTS, Reading, conversations, fact_questions, read_question, statements, ways
@@ -171,7 +171,7 @@ def facts_of(documents: list[Document], name: str) -> dict:
 @SPLITS
 def test_no_question_has_two_answers(split: Split):
     for seed in range(8):
-        documents = write_documents(random.Random(seed), split, 12)
+        documents = write_documents(Words(random.Random(seed), split), 12)
         answers: dict[str, str] = {}
         for text, reading in every_question(documents):
             answer = right_answer(reading, documents, Form.SENTENCE, text)
@@ -194,12 +194,13 @@ def test_tasks_and_forms_can_be_chosen():
 
 
 def test_what_cannot_be_asked_is_not_asked():
-    written = (write_documents(random.Random(seed), Split.TRAIN, 1)[0] for seed in range(100))
+    written = (write_documents(Words(random.Random(seed), Split.TRAIN), 1)[0] for seed in range(100))
     alone = next(document for document in written if document.kind.name == "town")
-    assert Asker(random.Random(0), Split.TRAIN, [alone]).ask("compare") is None
+    words = Words(random.Random(0), Split.TRAIN)
+    assert Asker(words, [alone]).ask("compare") is None
     mayor = replace(alone, facts={"mayor": Value("Bolu Kana", None)})
-    assert Asker(random.Random(0), Split.TRAIN, [mayor], Form.WORD).ask("form") is None
-    assert Asker(random.Random(0), Split.TRAIN, [mayor]).ask("single") is not None
+    assert Asker(words, [mayor], Form.WORD).ask("form") is None
+    assert Asker(words, [mayor]).ask("single") is not None
 
 
 def test_questions_that_no_documents_allow():

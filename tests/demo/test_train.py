@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from inlay.demo.curve import draw
-from inlay.demo.lessons import answering
+from inlay.demo.exercises import Exercise
+from inlay.demo.lessons import Lesson, answering
 from inlay.demo.questions import Form
-from inlay.demo.recipe import RECIPE, Drill
+from inlay.demo.recipe import RECIPE
 from inlay.demo.train import Training, main
 from inlay.errors import ModelError
 
@@ -177,7 +178,10 @@ def test_processes_share_a_batch_and_average(monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("drilled", [0.0, 0.5, 1.0])
 def test_drills_take_their_share_of_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, drilled: float):
-    drills = (Drill((0, 0), 3), Drill((2, 2), 3, {"count": 1.0}, Form.PLAIN, facts=(1,)))
+    drills = (
+        Lesson((0, 0), 3, exercise=Exercise.COMPARISONS),
+        Lesson((2, 2), 3, {"count": 1.0}, Form.PLAIN, facts=(1,)),
+    )
     stage = replace(SHORT[0], drills=drills, drilled=drilled)
     training = Training(tmp_path, (stage,), 1, 0, 1)
     asked: list[str] = []
@@ -197,11 +201,12 @@ def test_drills_take_their_share_of_batches(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_the_recipe_ends_with_most_documents_and_least_rate():
-    assert all(stage.steps > 0 and 1 <= stage.documents[0] <= stage.documents[1] for stage in RECIPE)
-    assert RECIPE[-1].documents[1] == max(stage.documents[1] for stage in RECIPE)
+    lessons = [stage.lesson for stage in RECIPE]
+    assert all(stage.steps > 0 for stage in RECIPE)
+    assert all(1 <= lesson.documents[0] <= lesson.documents[1] for lesson in lessons)
+    assert lessons[-1].documents[1] == max(lesson.documents[1] for lesson in lessons)
     assert RECIPE[-1].rate[1] == min(rate for stage in RECIPE for rate in stage.rate)
-    assert RECIPE[-1].mix is None
-    assert RECIPE[-1].form is None
+    assert lessons[-1].mix is lessons[-1].form is None
     assert all((stage.drilled > 0) == bool(stage.drills) for stage in RECIPE)
 
 

@@ -13,6 +13,7 @@ from inlay.demo.conversations import Conversation
 from inlay.demo.documents import Document
 from inlay.demo.kinds import kinds
 from inlay.demo.lessons import Encoder
+from inlay.demo.questions import _KIND_COUNTS as KIND_COUNTS
 from inlay.demo.questions import TASKS, Form, Question
 from inlay.demo.words import held_out
 from inlay.pml import Import
@@ -113,6 +114,28 @@ def test_counts_are_of_imported_documents():
         assert case.answer == str(counted(case.question, imported))
         everything.append(counted(case.question, written) != int(case.answer))
     assert any(everything)  # counting documents that were left out would be noticed
+
+
+def test_subtasks_say_what_is_asked():
+    found: dict[str, set[str]] = {}
+    for task in TASKS:
+        for case, imported, _ in cases(task):
+            found.setdefault(task, set()).add(case.subtask)
+            if task == "form":
+                assert case.subtask == case.form.value
+            elif task == "count":
+                assert (case.subtask == "kind") == any(
+                    case.question == KIND_COUNTS.ways[-1].format(many=kind.many) for kind in kinds()
+                )
+            elif task == "unstated":
+                assert (case.subtask == "attribute") == any(document.name in case.question for document in imported)
+    assert found == {
+        "single": {""},
+        "compare": {""},
+        "count": {"kind", "value"},
+        "unstated": {"attribute", "thing"},
+        "form": {"capitals", "word", "sentence"},
+    }
 
 
 def test_unstated_facts_are_in_no_imported_document():

@@ -117,6 +117,36 @@ def test_right_answers_count(monkeypatch):
         assert (row["only_reference"], row["only_this"], row["p_value"]) == (0, 0, 1)
 
 
+def test_every_answer_is_told(monkeypatch):
+    llm = make()
+    say(monkeypatch, llm, lambda reuse, right: f" {right}\n" if reuse == "off" else "nothing")
+    told = []
+    setting = Setting(reuse=("off", "isolated"), **SMALL)
+    rows = measure_modular_qa(llm, setting, tell=told.append)["rows"]
+    cases = [(each, case) for each in draw_rounds(documents=2, questions=10, spare=1, seed=0) for case in each.cases]
+    for mode in setting.reuse:
+        answers = [row for row in told if row["reuse"] == mode]
+        for row, (each, case) in zip(answers, cases, strict=True):
+            assert (row["task"], row["subtask"], row["question"]) == (case.task, case.subtask, case.question)
+            assert row["documents"] == [each.documents[number].text for number in case.imported]
+            assert row["instruction"] == (each.instructions[case.form] if case.task == "form" else None)
+            assert row["answer"] == case.answer
+            assert row["said"] == (case.answer if mode == "off" else "nothing")
+            assert row["right"] == (mode == "off")
+            assert row["positions"] == "packed"
+        for summary in (row for row in rows if row["reuse"] == mode):
+            of_task = [row for row in answers if summary["task"] in ("all", row["task"])]
+            assert summary["kl"] == pytest.approx(sum(row["kl"] for row in of_task) / len(of_task), rel=1e-3)
+            cached, tokens = (sum(row[name] for row in of_task) for name in ("cached_tokens", "prompt_tokens"))
+            assert summary["cached"] == round(cached / tokens, 4)
+
+
+def test_what_nobody_asked_for_is_not_told():
+    told = []
+    measure_modular_qa(make(), Setting(reuse=("anchored",), **SMALL), tell=told.append)
+    assert {row["reuse"] for row in told} == {"anchored"}
+
+
 def test_almost_right_answers_do_not(monkeypatch):
     llm = make()
     say(monkeypatch, llm, lambda reuse, right: right if reuse == "off" else right + ".")

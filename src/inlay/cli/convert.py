@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from inlay.cli.outputs import check_outputs, output_file
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_text import is_json, parse_json
@@ -28,12 +29,14 @@ def convert(
 ) -> None:
     """Write a schema or a prompt in the other form: PML as JSON, JSON as PML. Text from src files goes in."""
     form = _form(file, to, output)
+    check_outputs((output,), force)
     document = _read(file)
     text = document.to_json() if form == "json" else document.to_pml()
     if output is None:
         print(text, end="")
     else:
-        _write(output, text, force)
+        with output_file(output) as written:
+            written.write(text)
 
 
 def print_json_schema() -> None:
@@ -65,13 +68,3 @@ def _read(file: Path) -> Schema | Prompt:
         element = parse(data, Problems(source), declaration_counts=True)
         is_prompt = element is not None and element.tag == "prompt"
     return Prompt.from_file(file) if is_prompt else Schema.from_file(file)
-
-
-def _write(output: Path, text: str, force: bool) -> None:
-    try:
-        with open(output, "w" if force else "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ParameterError(f"{output} exists; choose another name, or overwrite it with --force") from None
-    except OSError as error:
-        raise ParameterError(f"{output} cannot be written ({error.strerror}); check the path") from None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+
+from inlay.cli.outputs import check_outputs, output_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +46,10 @@ def modular_qa(
     quantization: Annotated[
         str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
     ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="Write every answer to this file, one JSON object on each line.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite that file if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
@@ -56,14 +65,20 @@ def modular_qa(
         spare=spare,
         seed=seed,
     )
+    check_outputs((answers,), force)
     llm = LLM(model, dtype=dtype, quantization=quantization, seed=seed)
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
-    with token_progress("answering") as progress:
-        result = measure_modular_qa(llm, setting, progress)
+    with token_progress("answering") as progress, ExitStack() as files:
+        kept = None if answers is None else files.enter_context(output_file(answers))
+        result = measure_modular_qa(llm, setting, progress, None if kept is None else partial(_keep, kept))
     if not as_json:
         _print_tables(result)
     print(json.dumps(result))
+
+
+def _keep(file: TextIO, row: dict[str, Any]) -> None:
+    print(json.dumps(row, ensure_ascii=False), file=file)
 
 
 def _words(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.outputs import check_outputs, output_file
 from inlay.errors import ParameterError
 from inlay.pml.problems import listed
 
@@ -52,7 +53,7 @@ def from_prompts(
 
     settings = Settings(min_prompts=min_prompts, min_tokens=min_tokens, max_modules=max_modules)
     named = _name(file, name)
-    _refuse_overwriting((output, prompts), force)
+    check_outputs((output, prompts), force)
     with _stages() as stage:
         reader = LogReader(file, skip_bad=skip_bad, progress=stage("reading"))
         reader.check()
@@ -80,14 +81,6 @@ def _name(file: str, name: str | None) -> str:
     if not name.strip() or not carried_by_xml(name):
         raise ParameterError("--name is empty or holds control characters; write a name that people can read")
     return name
-
-
-def _refuse_overwriting(paths: Iterable[Path | None], force: bool) -> None:
-    for path in paths:
-        if path is not None and path.exists() and not force:
-            raise ParameterError(f"{path} exists; write --force to overwrite it, or give another name")
-        if path is not None and not path.parent.is_dir():
-            raise ParameterError(f"{path}: there is no folder {path.parent}; make it first")
 
 
 @contextmanager
@@ -126,17 +119,15 @@ def _write(proposal: Proposal, output: Path | None, prompts: Path | None) -> Row
     from inlay.pml.writer import write_schema
 
     written: Row = {}
-    try:
-        if output is not None:
-            output.write_bytes(write_schema(proposal.schema).encode())
-            written["output"] = str(output)
-        if prompts is not None:
-            with prompts.open("w", encoding="utf-8", newline="\n") as file:
-                for row in _prompt_rows(proposal):
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            written["prompts"] = str(prompts)
-    except OSError as error:
-        raise ParameterError(f"{error.filename}: cannot be written ({error.strerror}); give another path") from None
+    if output is not None:
+        with output_file(output) as file:
+            file.write(write_schema(proposal.schema))
+        written["output"] = str(output)
+    if prompts is not None:
+        with output_file(prompts) as file:
+            for row in _prompt_rows(proposal):
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        written["prompts"] = str(prompts)
     return written
 
 

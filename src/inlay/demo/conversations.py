@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inlay.demo.documents import FACTS, Document, write_documents
 from inlay.demo.questions import INSTRUCTIONS, Asker, Form, Question
-from inlay.demo.words import Split
+from inlay.demo.words import Split, Words
 from inlay.errors import ParameterError
 
 SYSTEM = ("Answer from the documents.", "Answer the question from the documents.", "Use the documents to answer.")
@@ -37,18 +37,20 @@ def draw_conversation(
     form: Form | None = None,
     mix: dict[str, float] | None = None,
     facts: tuple[int, ...] = FACTS,
+    alike: bool = False,
 ) -> Conversation:
     """Draw documents and questions on them, none twice.
 
     form: what the instruction asks for, or None to draw it. mix: the weight of each task, or None for that of training.
-    facts: the numbers of facts that a document may state.
+    facts: the numbers of facts that a document may state. alike: whether many names begin or end like others.
     Raises ParameterError where no such question can be asked on so few documents.
     """
     form = form or rng.choices(list(_FORMS), weights=list(_FORMS.values()))[0]
     mix = mix or (_MIX if form is Form.PLAIN else _FORM_MIX)
     for _ in range(_TRIES):  # a few documents may allow no such question
-        written = write_documents(rng, split, documents, facts)
-        asked = _ask(Asker(rng, split, written, form), questions, mix)
+        words = Words.alike(rng, split) if alike else Words(rng, split)
+        written = write_documents(words, documents, facts)
+        asked = _ask(Asker(words, written, form), questions, mix)
         if asked:
             break
     else:

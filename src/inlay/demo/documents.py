@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 from inlay.demo.kinds import Attribute, Kind, Wordings, kinds
@@ -46,14 +45,14 @@ class Document:
     text: str
 
 
-def write_documents(rng: random.Random, split: Split, count: int, facts: tuple[int, ...] = FACTS) -> list[Document]:
+def write_documents(words: Words, count: int, facts: tuple[int, ...] = FACTS) -> list[Document]:
     """Documents about different things, of one to four kinds, so that comparing and counting make sense.
 
-    split: which names and wordings; held-out documents mix in trained wordings of statements.
+    words: with them, the split of names and wordings; held-out documents mix in trained wordings of statements.
     facts: the numbers of facts that a document may state.
     """
+    rng = words.rng
     among = rng.sample(kinds(), k=min(count, rng.randint(1, 4)))
-    words = Words(rng, split)
     taken: set[str] = set()
     return [_write(words, rng.choice(among), taken, facts) for _ in range(count)]
 

@@ -11,11 +11,12 @@ that are kept from it, and a model that has never said a word does not say it ei
 from __future__ import annotations
 
 import random
+from enum import Enum
 
 from inlay.demo.conversations import SYSTEM, Conversation
-from inlay.demo.documents import write_documents
+from inlay.demo.documents import Document, write_documents
 from inlay.demo.kinds import Attribute, Kind, kinds
-from inlay.demo.questions import Question, compared
+from inlay.demo.questions import Asker, Question, compared
 from inlay.demo.words import Split, Value, Words
 
 REPEATING = "repeating"  # the task of questions for a document's whole text
@@ -29,30 +30,54 @@ _FAR = 8  # of so many numbers, the furthest from the first is taken for an easy
 _TRIES = (1, 1, 1, 4)  # of so many second numbers, one, the closest to the first is taken: some differ late only
 
 
-def comparisons(rng: random.Random, split: Split, questions: int, *, easy: bool = False) -> Conversation:
-    """A conversation without documents: comparisons as ``compare`` asks and answers them, of numbers drawn for each.
-
-    easy: only questions for the larger of two, of as many digits and far apart: mostly, the first digits tell.
+class Exercise(Enum):
+    """COMPARISONS: of two numbers that stand in no document, drawn for each question. EASY_COMPARISONS: questions for
+    the larger of two, of as many digits and far apart: mostly, the first digits tell. REPETITIONS: of whole documents.
+    KIND_COUNTS: how many documents there are of each kind.
     """
+
+    COMPARISONS = "comparisons"
+    EASY_COMPARISONS = "easy comparisons"
+    REPETITIONS = "repetitions"
+    KIND_COUNTS = "kind counts"
+
+
+def draw_exercise(
+    exercise: Exercise, rng: random.Random, split: Split, *, documents: int, questions: int
+) -> Conversation:
+    """A conversation of one exercise. documents: how many it has, but for comparisons, which have none."""
+    words = Words(rng, split)
+    match exercise:
+        case Exercise.COMPARISONS | Exercise.EASY_COMPARISONS:
+            written, asked = [], _comparisons(words, questions, exercise is Exercise.EASY_COMPARISONS)
+        case Exercise.REPETITIONS:
+            written = write_documents(words, documents)
+            asked = _repetitions(rng, written, questions)
+        case Exercise.KIND_COUNTS:
+            written = write_documents(words, documents, (1,))
+            asked = _kind_counts(Asker(words, written), questions)
+    return Conversation(rng.choice(SYSTEM) + "\n", None, written, asked)
+
+
+def _comparisons(words: Words, questions: int, easy: bool) -> list[Question]:
     comparable = [
         (kind, attribute)
         for kind in kinds()
         for attribute in kind.attributes
         if attribute.compare and (attribute.greatest or not easy)
     ]
-    words = Words(rng, split)
-    asked = [_compare(words, *rng.choice(comparable), easy) for _ in range(questions)]
-    return Conversation(rng.choice(SYSTEM) + "\n", None, [], asked)
+    return [_compare(words, *words.rng.choice(comparable), easy) for _ in range(questions)]
 
 
-def repetitions(rng: random.Random, split: Split, documents: int, questions: int) -> Conversation:
-    """A conversation about documents, each asked for at most once and repeated whole."""
-    written = write_documents(rng, split, documents)
-    asked = [
+def _repetitions(rng: random.Random, written: list[Document], questions: int) -> list[Question]:
+    return [
         Question(REPEATING, rng.choice(_REPEAT).format(n=document.name), document.text)
-        for document in rng.sample(written, k=min(questions, documents))
+        for document in rng.sample(written, k=min(questions, len(written)))
     ]
-    return Conversation(rng.choice(SYSTEM) + "\n", None, written, asked)
+
+
+def _kind_counts(asker: Asker, questions: int) -> list[Question]:
+    return [asker.count_of(kind) for kind in asker.rng.sample(kinds(), k=min(questions, len(kinds())))]
 
 
 def _compare(words: Words, kind: Kind, attribute: Attribute, easy: bool) -> Question:

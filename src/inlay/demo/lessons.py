@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay.demo.architecture import CONTEXT
 from inlay.demo.conversations import Conversation, draw_conversation
 from inlay.demo.documents import FACTS
-from inlay.demo.exercises import COMPARING, comparisons, repetitions
+from inlay.demo.exercises import COMPARING, Exercise, draw_exercise
 from inlay.demo.questions import Form, Question
 from inlay.demo.tokenizer import ASSISTANT_TURN, BOS, END, SYSTEM_TURN, USER_TURN
 from inlay.demo.words import Split
@@ -38,6 +38,25 @@ class Batch:
     ids: Tensor
     positions: Tensor
     weights: Tensor
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the conversations of a batch are like.
+
+    documents: the least and most that they have; a batch's have as many as one another. questions: of each, at most.
+    mix: the weight of each task, or None for the usual one. form: of the answers, or None for any.
+    facts: the numbers of facts that a document may state. alike: whether many names begin or end like others.
+    exercise: what is asked instead of all that, if anything; comparisons have no documents.
+    """
+
+    documents: tuple[int, int]
+    questions: int
+    mix: dict[str, float] | None = None
+    form: Form | None = None
+    facts: tuple[int, ...] = FACTS
+    alike: bool = False
+    exercise: Exercise | None = None
 
 
 class Encoder:
@@ -82,41 +101,41 @@ def answering(
     rng: random.Random,
     encoder: Encoder,
     split: Split,
+    lesson: Lesson,
     *,
     tokens: int,
-    documents: int,
-    questions: int,
     gapped: float = _GAPPED,
-    form: Form | None = None,
-    mix: dict[str, float] | None = None,
-    facts: tuple[int, ...] = FACTS,
-    easy: bool = False,
-    repeat: bool = False,
 ) -> tuple[Batch, list[Conversation]]:
     """Conversations of about ``tokens`` tokens together, padded to the longest, with what was drawn.
 
-    documents: of each conversation; 0 for comparisons without documents, which may be ``easy``.
-    repeat: whether documents are to be repeated, and nothing else is asked.
-    form, mix, facts: as in ``draw_conversation``.
     gapped: the share of conversations with gaps between documents.
     """
+    documents = rng.randint(*lesson.documents)
     drawn: list[Conversation] = []
     rows: list[Row] = []
     longest = 0
     while not rows or longest * (len(rows) + 1) <= tokens:
-        if repeat:
-            conversation = repetitions(rng, split, documents, questions)
-        elif documents:
-            conversation = draw_conversation(
-                rng, split, documents=documents, questions=questions, form=form, mix=mix, facts=facts
-            )
-        else:
-            conversation = comparisons(rng, split, questions, easy=easy)
+        conversation = _converse(rng, split, lesson, documents)
         row = _row(rng, encoder, conversation, gapped)
         longest = max(longest, len(row[0]))
         drawn.append(conversation)
         rows.append(row)
     return _batch(rows, longest, encoder.end), drawn
+
+
+def _converse(rng: random.Random, split: Split, lesson: Lesson, documents: int) -> Conversation:
+    if lesson.exercise is not None:
+        return draw_exercise(lesson.exercise, rng, split, documents=documents, questions=lesson.questions)
+    return draw_conversation(
+        rng,
+        split,
+        documents=documents,
+        questions=lesson.questions,
+        form=lesson.form,
+        mix=lesson.mix,
+        facts=lesson.facts,
+        alike=lesson.alike,
+    )
 
 
 def _batch(rows: list[Row], longest: int, padding: int) -> Batch:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from inlay.demo.documents import Document
-from inlay.demo.kinds import Attribute, Wordings, kinds
+from inlay.demo.kinds import Attribute, Kind, Wordings, kinds
 from inlay.demo.words import Split, Value, Words
 
 TASKS = ("single", "compare", "count", "unstated", "form")
@@ -128,12 +128,15 @@ class Question:
     """task: one of TASKS. text: the question. answer: what a right answer is, to the letter.
 
     result: the end of the answer that all before it leads up to, " Bravel" of a comparison; empty where there is none.
+    subtask: of ``count``, whether a "kind" or a "value" is counted; of ``unstated``, whether the "attribute" or the
+    "thing" is missing; of ``form``, which one.
     """
 
     task: str
     text: str
     answer: str
     result: str = ""
+    subtask: str = ""
 
 
 def compared(task: str, text: str, attribute: Attribute, two: list[tuple[str, Value]]) -> Question:
@@ -143,21 +146,31 @@ def compared(task: str, text: str, attribute: Attribute, two: list[tuple[str, Va
     return Question(task, text, f"{stated}, so {best}", f" {best}")
 
 
+def _count(text: str, counted: int, subtask: str) -> Question:
+    return Question("count", text, str(counted), str(counted), subtask)
+
+
 @dataclass
 class Asker:
-    """Asks questions on documents. form: what the instruction in force asks for."""
+    """Asks questions on documents.
 
-    rng: random.Random
-    split: Split
+    words: as of the documents; with them, the split of wordings. form: what the instruction in force asks for.
+    """
+
+    words: Words
     documents: list[Document]
     form: Form = Form.PLAIN
+
+    @property
+    def rng(self) -> random.Random:
+        return self.words.rng
 
     def ask(self, task: str) -> Question | None:
         """A question of a task, or None where these documents allow none."""
         return _ASK[task](self)
 
     def wording(self, wordings: Wordings) -> str:
-        return self.rng.choice(wordings.of(self.split))
+        return self.rng.choice(wordings.of(self.words.split))
 
     def about(self, attribute: Attribute, name: str) -> str:
         """A question on one attribute of one thing."""
@@ -171,23 +184,24 @@ class Asker:
         if not stated:
             return None
         attribute = self.rng.choice(stated)
-        task = "single" if self.form is Form.PLAIN else "form"
-        return Question(task, self.about(attribute, document.name), self._answer(document, attribute))
+        task, subtask = ("single", "") if self.form is Form.PLAIN else ("form", self.form.value)
+        return Question(task, self.about(attribute, document.name), self._answer(document, attribute), subtask=subtask)
 
     def unstated(self) -> Question | None:
         document = self.rng.choice(self.documents)
         if self.rng.random() < 0.3:  # a thing that no document is about
-            name = Words(self.rng, self.split).name(document.kind.names)
+            name = self.words.name(document.kind.names)
             if any(name == other.name for other in self.documents):
                 return None
-            missing = list(document.kind.attributes)
+            subtask, missing = "thing", list(document.kind.attributes)
         else:
             name = document.name
-            missing = [a for a in document.kind.attributes if a.key not in document.facts]
+            subtask, missing = "attribute", [a for a in document.kind.attributes if a.key not in document.facts]
         missing = [a for a in missing if self._in_split(document.kind.name, a)]
         if not missing:
             return None
-        return Question("unstated", self.about(self.rng.choice(missing), name), _UNSTATED[self.form])
+        text = self.about(self.rng.choice(missing), name)
+        return Question("unstated", text, _UNSTATED[self.form], subtask=subtask)
 
     def compare(self) -> Question | None:
         pairs = [
@@ -211,8 +225,7 @@ class Asker:
     def count(self) -> Question | None:
         if self.rng.random() < 0.3:
             kind = self.rng.choice(self.documents).kind if self.rng.random() < 0.8 else self.rng.choice(kinds())
-            counted = sum(document.kind is kind for document in self.documents)
-            return Question("count", self.wording(_KIND_COUNTS).format(many=kind.many), str(counted), str(counted))
+            return self.count_of(kind)
         options = [
             (attribute, document.facts[attribute.key].text)
             for document in self.documents
@@ -223,7 +236,7 @@ class Asker:
             return None
         attribute, value = self.rng.choice(options)
         if self.rng.random() < 0.2:
-            value = Words(self.rng, self.split).value(attribute.value).text
+            value = self.words.value(attribute.value).text
         assert attribute.count is not None
         counted = sum(
             attribute in document.kind.attributes
@@ -231,7 +244,12 @@ class Asker:
             and document.facts[attribute.key].text == value
             for document in self.documents
         )
-        return Question("count", self.wording(attribute.count).format(v=value), str(counted), str(counted))
+        return _count(self.wording(attribute.count).format(v=value), counted, "value")
+
+    def count_of(self, kind: Kind) -> Question:
+        """How many of the documents are about things of a kind."""
+        counted = sum(document.kind is kind for document in self.documents)
+        return _count(self.wording(_KIND_COUNTS).format(many=kind.many), counted, "kind")
 
     def _answerable(self, document: Document, attribute: Attribute) -> bool:
         """Whether the form fits the value, and the pair of attribute and form belongs to the split."""
@@ -249,7 +267,7 @@ class Asker:
         kept = zlib.crc32(f"{kind} {attribute.key} {self.form.value}".encode()) % 4 == 0
         if self.form is Form.CAPITALS and attribute.value.split()[0] in ("choice", "number"):
             kept = False
-        return kept == (self.split is Split.HELD_OUT)
+        return kept == (self.words.split is Split.HELD_OUT)
 
     def _answer(self, document: Document, attribute: Attribute) -> str:
         value = document.facts[attribute.key]

@@ -13,6 +13,7 @@ import os
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 from inlay.demo.architecture import new_model
 from inlay.demo.conversations import draw_conversation
 from inlay.demo.export import export
-from inlay.demo.lessons import Batch, Encoder, answering
-from inlay.demo.recipe import RECIPE, Drill, Stage
+from inlay.demo.lessons import Batch, Encoder, Lesson, answering
+from inlay.demo.recipe import RECIPE, Stage
 from inlay.demo.tokenizer import train_tokenizer
 from inlay.demo.words import Split
 from inlay.errors import ModelError
@@ -109,24 +110,12 @@ class Training:
     def _batch(self, stage: Stage) -> Batch:
         tokens = stage.tokens // self.processes
         # drawn from the step, so that a resumed run sees what an unbroken one does
-        count = random.Random(f"{self.seed} {self.step}").randint(*stage.documents)
+        count = random.Random(f"{self.seed} {self.step}").randint(*stage.lesson.documents)
         rng = random.Random(f"{self.seed} {self.step} {self.rank}")
-        lesson = Drill((count, count), stage.questions, stage.mix, stage.form)
+        lesson = replace(stage.lesson, documents=(count, count))
         if rng.random() < stage.drilled:
             lesson = rng.choice(stage.drills)
-        batch, _ = answering(
-            rng,
-            self.encoder,
-            Split.TRAIN,
-            tokens=tokens,
-            documents=rng.randint(*lesson.documents),
-            questions=lesson.questions,
-            form=lesson.form,
-            mix=lesson.mix,
-            facts=lesson.facts,
-            easy=lesson.easy,
-            repeat=lesson.repeat,
-        )
+        batch, _ = answering(rng, self.encoder, Split.TRAIN, lesson, tokens=tokens)
         return batch
 
     def _learn(self, batch: Batch, rate: float) -> tuple[float, float]:
@@ -228,7 +217,7 @@ def examine(
     scores: dict[str, list[bool]] = {}
     for count in counts:
         batch, drawn = answering(
-            random.Random(0), encoder, Split.HELD_OUT, tokens=tokens, documents=count, questions=8, gapped=0.0
+            random.Random(0), encoder, Split.HELD_OUT, Lesson((count, count), 8), tokens=tokens, gapped=0.0
         )
         answers = Batch(batch.ids, batch.positions, batch.weights * (batch.weights >= 1))
         logits, targets, _ = predict(model, answers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,10 +44,17 @@ class Value:
 
 @dataclass
 class Words:
-    """Draws names and values of one split."""
+    """Draws names and values of one split. onsets, vowels: what syllables are made of."""
 
     rng: random.Random
     split: Split
+    onsets: Sequence[str] = _ONSETS
+    vowels: Sequence[str] = _VOWELS
+
+    @classmethod
+    def alike(cls, rng: random.Random, split: Split) -> Words:
+        """Draws words of nine syllables: many of them begin or end like others."""
+        return cls(rng, split, rng.sample(_ONSETS, k=3), rng.sample(_VOWELS, k=3))
 
     def name(self, maker: str) -> str:
         """The name of a thing; maker: "place", "person", "company", "component", ..."""
@@ -61,7 +68,7 @@ class Words:
     def word(self, syllables: int = 2) -> str:
         """A capitalised word of the split."""
         while True:
-            made = "".join(self.rng.choice(_ONSETS) + self.rng.choice(_VOWELS) for _ in range(syllables))
+            made = "".join(self.rng.choice(self.onsets) + self.rng.choice(self.vowels) for _ in range(syllables))
             made = (made + self.rng.choice(_CODAS)).capitalize()
             if held_out(made) == (self.split is Split.HELD_OUT):
                 return made

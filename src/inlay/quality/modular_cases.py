@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inlay.demo.conversations import SYSTEM
 from inlay.demo.documents import Document, write_documents
 from inlay.demo.questions import INSTRUCTIONS, TASKS, Asker, Form
-from inlay.demo.words import Split
+from inlay.demo.words import Split, Words
 from inlay.errors import Place
 from inlay.pml import Module, Prompt, PromptBuilder, Schema, Text, Turn, Union, numbered
 
@@ -25,12 +25,13 @@ _FORMS = tuple(INSTRUCTIONS)  # those that an instruction asks for
 
 @dataclass(frozen=True)
 class Case:
-    """One question: its task, the form its answer is asked for in, and the answer that is right to the letter.
+    """One question: its task and subtask, the form of its answer, and the answer that is right to the letter.
 
     imported: the numbers of the documents that its prompt imports, ascending; question and answer are on these alone.
     """
 
     task: str
+    subtask: str
     form: Form
     imported: tuple[int, ...]
     question: str
@@ -86,7 +87,7 @@ def draw_rounds(*, documents: int, spare: int, questions: int, seed: int) -> lis
 
 def _draw_round(rng: random.Random, documents: int, spare: int, each: int) -> Round:
     while True:  # some documents allow no question of some task
-        written = write_documents(rng, Split.HELD_OUT, documents + spare)
+        written = write_documents(Words(rng, Split.HELD_OUT), documents + spare)
         cases = _draw_cases(rng, written, documents, each)
         if cases is not None:
             instructions = {form: rng.choice(INSTRUCTIONS[form].of(Split.HELD_OUT)) for form in _FORMS}
@@ -113,8 +114,8 @@ def _draw_cases(rng: random.Random, written: list[Document], count: int, each: i
 def _draw_case(rng: random.Random, written: list[Document], count: int, task: str) -> Case | None:
     imported = tuple(sorted(rng.sample(range(len(written)), count)))
     form = rng.choice(_FORMS) if task == "form" else Form.PLAIN
-    asked = Asker(rng, Split.HELD_OUT, [written[number] for number in imported], form).ask(task)
-    return None if asked is None else Case(task, form, imported, asked.text, asked.answer)
+    asked = Asker(Words(rng, Split.HELD_OUT), [written[number] for number in imported], form).ask(task)
+    return None if asked is None else Case(task, asked.subtask, form, imported, asked.text, asked.answer)
 
 
 def _name(number: int) -> str:

@@ -82,22 +82,32 @@ REFERENCE = Mode("off", "packed")
 class Outcome:
     """What one mode made of one case.
 
-    kl: nats per token of the reference's answer. cached, tokens: of the prompt.
+    said: the answer, without white space at its ends. kl: nats per token of the reference's answer.
+    cached, tokens: of the prompt.
     """
 
-    task: str
-    right: bool
+    case: Case
+    said: str
     kl: float
     cached: int
     tokens: int
 
+    @property
+    def right(self) -> bool:
+        return self.said == self.case.answer
+
 
 def measure_modular_qa(
-    llm: LLM, setting: Setting, progress: Callable[[int, int], None] | None = None
+    llm: LLM,
+    setting: Setting,
+    progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[Row], None] | None = None,
 ) -> dict[str, Any]:
     """Ask the same questions in every mode; returns ``{"rows": […], "model": …, "seed": …, "tasks": …}``.
 
     progress: called with the number of prompts answered and to answer.
+    tell: called with every answer of the modes asked for, as soon as it is there: the mode, the task, the question, its
+    documents and instruction, the right answer and what was ``said``, and the figures of this answer alone.
     Raises InlayError, before anything runs where the model cannot do what is asked.
     """
     modes = _modes(llm, setting)
@@ -110,6 +120,8 @@ def measure_modular_qa(
     for each in rounds:
         for mode, answered in _ask(llm, each, list(outcomes)):
             outcomes[mode] += answered
+            for outcome in answered if tell is not None and mode in modes else ():
+                tell(_answer(mode, each, outcome))
             if progress is not None:
                 progress(sum(map(len, outcomes.values())), total)
     return {
@@ -175,9 +187,28 @@ def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, l
 
 
 def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor) -> Outcome:
-    right = output.outputs[0].text.strip() == case.answer
-    usage = output.usage
-    return Outcome(case.task, right, divergence(reference, found), usage.cached_tokens, usage.prompt_tokens)
+    said, usage = output.outputs[0].text.strip(), output.usage
+    return Outcome(case, said, divergence(reference, found), usage.cached_tokens, usage.prompt_tokens)
+
+
+def _answer(mode: Mode, each: Round, outcome: Outcome) -> Row:
+    """One answer of one mode, with all that it takes to judge it."""
+    case = outcome.case
+    return {
+        "reuse": mode.reuse,
+        "positions": mode.positions,
+        "task": case.task,
+        "subtask": case.subtask,
+        "question": case.question,
+        "answer": case.answer,
+        "said": outcome.said,
+        "right": outcome.right,
+        "kl": float(f"{outcome.kl:.4g}"),
+        "cached_tokens": outcome.cached,
+        "prompt_tokens": outcome.tokens,
+        "instruction": each.instructions.get(case.form),
+        "documents": [each.documents[number].text for number in case.imported],
+    }
 
 
 def _rows(setting: Setting, mode: Mode, outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> list[Row]:
@@ -189,7 +220,7 @@ def _rows(setting: Setting, mode: Mode, outcomes: Sequence[Outcome], reference: 
             "positions": mode.positions,
             "task": task,
             "documents": setting.documents,
-            **_summary([pair for pair in pairs if task in ("all", pair[0].task)]),
+            **_summary([pair for pair in pairs if task in ("all", pair[0].case.task)]),
         }
         for task in (*TASKS, "all")
     ]
