@@ -26,6 +26,7 @@ _REPEAT = (
     "Repeat all that is said about {n}.",
 )
 COMPARING = "comparing"  # the task of these questions: what is stated in the answer stands in no document
+_ANY_FACTS = (1, 2, 3, 4)  # of documents whose kinds are counted: how many there are must not be told from their length
 _FAR = 8  # of so many numbers, the furthest from the first is taken for an easy comparison
 _TRIES = (1, 1, 1, 4)  # of so many second numbers, one, the closest to the first is taken: some differ late only
 
@@ -54,7 +55,7 @@ def draw_exercise(
             written = write_documents(words, documents)
             asked = _repetitions(rng, written, questions)
         case Exercise.KIND_COUNTS:
-            written = write_documents(words, documents, (1,))
+            written = write_documents(words, documents, _ANY_FACTS)
             asked = _kind_counts(Asker(words, written), questions)
     return Conversation(rng.choice(SYSTEM) + "\n", None, written, asked)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inlay.demo.exercises import Exercise
 from inlay.demo.lessons import Lesson
@@ -29,6 +29,7 @@ class Stage:
 _COMPARING = Lesson((0, 0), 12, exercise=Exercise.COMPARISONS)
 _EASY = Lesson((0, 0), 12, exercise=Exercise.EASY_COMPARISONS)
 _COUNTING = Lesson((2, 12), 4, {"count": 1.0}, Form.PLAIN, facts=(1,))
+_COUNTING_ANY = replace(_COUNTING, facts=(1, 2, 3, 4))
 _KINDS = Lesson((2, 12), 9, exercise=Exercise.KIND_COUNTS)
 _CAPITALS = Lesson((1, 3), 8, {"form": 1.0}, Form.CAPITALS)
 _SENTENCES = Lesson((1, 4), 8, {"form": 1.0}, Form.SENTENCE)
@@ -41,7 +42,10 @@ _AGAIN = (_EASY, _EASY, _COMPARING, _COMPARING, _COUNTING)
 _LAST = (_EASY, _COMPARING, _COMPARING, _COUNTING, _CAPITALS, _SENTENCES)
 _REPEATED = (_COMPARING, _COMPARING, _COUNTING, _COUNTING, _CAPITALS, _SENTENCES, _REPEATING, _REPEATING)
 _COUNTED = (*_REPEATED, _KINDS, _KINDS)
-_TOLD_APART = (*_COUNTED, _ALIKE, _ALIKE)
+_TOLD_APART = (
+    *(_COMPARING, _COMPARING, _COUNTING_ANY, _COUNTING_ANY, _KINDS, _KINDS, _KINDS),
+    *(_CAPITALS, _SENTENCES, _REPEATING, _REPEATING, _ALIKE, _ALIKE),
+)
 _FACTS = {"single": 1.0}
 _EIGHT = Lesson((1, 8), 20)
 _TWELVE = Lesson((2, 12), 20)
@@ -60,5 +64,5 @@ RECIPE = (
     Stage("repeating as well", 1350, 6144, (0.0007, 0.00002), _TWELVE, _REPEATED, 0.45),
     Stage("warming up once more", 50, 6144, (0.0002, 0.0013), _TWELVE, _COUNTED, 0.5),
     Stage("counting kinds", 600, 6144, (0.0013, 0.0013), _TWELVE, _COUNTED, 0.5),
-    Stage("telling apart", 3900, 6144, (0.0013, 0.00001), _TWELVE, _TOLD_APART, 0.5),
+    Stage("telling apart", 3850, 6144, (0.0013, 0.00001), _TWELVE, _TOLD_APART, 0.5),
 )
