@@ -16,7 +16,7 @@ from inlay.demo.train import examine
 from inlay.demo.words import Split
 
 COUNTS, TOKENS = (1, 2), 1000
-CLEAR = 0.1  # logits of the first two tokens differ by more than rounding moves them
+CLEAR = 0.5  # of logits up to 15: training runs in bfloat16, which moves them by up to 0.4
 
 
 @dataclass
