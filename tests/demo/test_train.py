@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from inlay.demo.curve import draw
+from inlay.demo.curve import _name_stages, draw
 from inlay.demo.exercises import Exercise
 from inlay.demo.lessons import Lesson, answering
 from inlay.demo.questions import Form
@@ -216,6 +217,18 @@ def test_a_run_can_be_drawn(tmp_path: Path, trained: Training):
     drawn = (tmp_path / "curve.svg").read_text()
     assert drawn.count("<!--  two -->") == drawn.count("<!--  four -->") == 1
     assert "<!-- exact match, 6 documents -->" in drawn
+
+
+def test_names_of_short_stages_stand_apart():
+    axes = Figure().subplots()
+    steps = {"one": 1, "two": 5, "three": 6, "four": 500, "end": 1000}
+    _name_stages(axes, [{"step": step, "stage": name} for name, step in steps.items()])
+    assert [line.get_xdata()[0] for line in axes.lines] == list(steps.values())
+    assert [text.get_text().strip() for text in axes.texts] == list(steps)
+    first, second, third, *others = [text.get_position()[0] for text in axes.texts]
+    assert (first, others) == (1, [500, 1000])
+    assert third - second == pytest.approx(second - first)
+    assert second - first >= 20
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from typing import Any
 
 from inlay.demo.questions import TASKS
 
+_APART = 0.024  # of the whole run, between the names of two stages
+
 
 def draw(lines: Iterable[str], out: Path) -> None:
     """Plot loss, and exact match on held-out questions by task, over steps. lines: of a ``log.jsonl``."""
@@ -20,12 +22,7 @@ def draw(lines: Iterable[str], out: Path) -> None:
     losses = [note for note in notes if "loss" in note]
     above.plot([note["step"] for note in losses], [note["loss"] for note in losses], color="black")
     above.set_ylabel("loss")
-    previous = None
-    for note in losses:
-        if note["stage"] != previous:
-            above.axvline(note["step"], color="lightgray", zorder=0)
-            above.text(note["step"], above.get_ylim()[1], f" {note['stage']}", rotation=90, va="top", fontsize=8)
-            previous = note["stage"]
+    _name_stages(above, losses)
     for axes, documents in zip(below, (2, 6), strict=True):
         for task in TASKS:
             seen = [note for note in notes if f"{documents} {task}" in note]
@@ -33,9 +30,21 @@ def draw(lines: Iterable[str], out: Path) -> None:
         axes.set_ylabel(f"exact match, {documents} documents")
         axes.set_ylim(0, 1.02)
         axes.grid(color="0.9")
-    below[0].legend(loc="upper left")
+    below[0].legend(loc="lower right")
     below[-1].set_xlabel("step")
     figure.savefig(out)
+
+
+def _name_stages(axes: Any, losses: list[dict[str, Any]]) -> None:
+    """A line where each stage begins, its name beside it; names of short stages give way to the right."""
+    apart = losses[-1]["step"] * _APART
+    previous, free = None, 0.0
+    for note in losses:
+        if note["stage"] != previous:
+            previous, at = note["stage"], max(note["step"], free)
+            axes.axvline(note["step"], color="lightgray", zorder=0)
+            axes.text(at, axes.get_ylim()[1], f" {previous}", rotation=90, va="top", fontsize=8)
+            free = at + apart
 
 
 def _last_of_each_step(notes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
