@@ -120,8 +120,9 @@ def measure_modular_qa(
     for each in rounds:
         for mode, answered in _ask(llm, each, list(outcomes)):
             outcomes[mode] += answered
-            for outcome in answered if tell is not None and mode in modes else ():
-                tell(_answer(mode, each, outcome))
+            if tell is not None and mode in modes:
+                for outcome in answered:
+                    tell(_answer(mode, each, outcome))
             if progress is not None:
                 progress(sum(map(len, outcomes.values())), total)
     return {
