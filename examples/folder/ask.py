@@ -17,7 +17,7 @@ from inlay.pml import Module, Text, Turn, numbered
 HERE = Path(__file__).parent
 QUESTIONS = (
     "Who is the captain of Star of Gamin?",
-    "When was Monar founded?",
+    "In which year was Monar founded?",
     "How much does Tamor lamp cost?",
     "Who is the host of Lumen Fest?",
     "On which port does Kusol-gate listen?",
