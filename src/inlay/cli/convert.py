@@ -35,8 +35,8 @@ def convert(
     if output is None:
         print(text, end="")
     else:
-        with output_file(output) as written:
-            written.write(text)
+        with output_file(output) as write:
+            write(text)
 
 
 def print_json_schema() -> None:

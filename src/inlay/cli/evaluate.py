@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -70,15 +71,15 @@ def modular_qa(
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress, ExitStack() as files:
-        kept = None if answers is None else files.enter_context(output_file(answers))
-        result = measure_modular_qa(llm, setting, progress, None if kept is None else partial(_keep, kept))
+        write = None if answers is None else files.enter_context(output_file(answers))
+        result = measure_modular_qa(llm, setting, progress, None if write is None else partial(_keep, write))
     if not as_json:
         _print_tables(result)
     print(json.dumps(result))
 
 
-def _keep(file: TextIO, row: dict[str, Any]) -> None:
-    print(json.dumps(row, ensure_ascii=False), file=file)
+def _keep(write: Callable[[str], None], row: dict[str, Any]) -> None:
+    write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _words(text: str) -> list[str]:

@@ -120,13 +120,13 @@ def _write(proposal: Proposal, output: Path | None, prompts: Path | None) -> Row
 
     written: Row = {}
     if output is not None:
-        with output_file(output) as file:
-            file.write(write_schema(proposal.schema))
+        with output_file(output) as write:
+            write(write_schema(proposal.schema))
         written["output"] = str(output)
     if prompts is not None:
-        with output_file(prompts) as file:
+        with output_file(prompts) as write:
             for row in _prompt_rows(proposal):
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                write(json.dumps(row, ensure_ascii=False) + "\n")
         written["prompts"] = str(prompts)
     return written
 

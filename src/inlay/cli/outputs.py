@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from inlay.errors import ParameterError
 
@@ -13,17 +13,32 @@ from inlay.errors import ParameterError
 def check_outputs(paths: Iterable[Path | None], force: bool) -> None:
     """Before the work begins: raises ParameterError where a file exists, unless ``force``, or has no folder."""
     for path in paths:
-        if path is not None and path.exists() and not force:
+        if path is not None and os.path.exists(path) and not force:
             raise ParameterError(f"{path} exists; choose another name, or overwrite it with --force")
-        if path is not None and not path.parent.is_dir():
+        if path is not None and not os.path.isdir(path.parent):
             raise ParameterError(f"{path}: there is no folder {path.parent}; make it first")
 
 
 @contextmanager
-def output_file(path: Path) -> Iterator[TextIO]:
-    """The file, opened to be written anew as UTF-8. Raises ParameterError where the system refuses."""
+def output_file(path: Path) -> Iterator[Callable[[str], None]]:
+    """What writes text to the file, anew and as UTF-8. Raises ParameterError where the system refuses that."""
+    with _told(path):
+        file = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed below, where refusals are told as well
+
+    def write(text: str) -> None:
+        with _told(path):
+            file.write(text)
+
     try:
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
-            yield file
+        yield write
+    finally:
+        with _told(path):
+            file.close()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ParameterError(f"{path}: cannot be written ({error.strerror}); give another path") from None

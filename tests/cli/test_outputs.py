@@ -1,0 +1,42 @@
+"""Files that commands write: refused in one sentence, and only for what is theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inlay import ParameterError
+from inlay.cli.outputs import check_outputs, output_file
+
+
+def test_text_is_written_as_it_is(tmp_path: Path):
+    with output_file(tmp_path / "new.txt") as write:
+        write("één\r\n")
+        write("two\n")
+    assert (tmp_path / "new.txt").read_bytes() == "één\r\ntwo\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("x" * 300, "File name too long"), (".", "Is a directory"), ("/dev/full", "No space left")]
+)
+def test_what_the_system_refuses(tmp_path: Path, name: str, reason: str):
+    path = tmp_path / name
+    check_outputs((path, None), force=True)
+    with (
+        pytest.raises(ParameterError, match=rf"cannot be written \({reason}.*\); give another path"),
+        output_file(path) as write,
+    ):
+        write("text")
+
+
+def break_off(path: Path) -> None:
+    with output_file(path) as write:
+        write("before")
+        raise ConnectionResetError
+
+
+def test_a_fault_of_the_work_is_not_the_files(tmp_path: Path):
+    with pytest.raises(ConnectionResetError):
+        break_off(tmp_path / "new.txt")
+    assert (tmp_path / "new.txt").read_text() == "before"
