@@ -41,14 +41,16 @@ def seed(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def test_rows_are_conversations_padded_to_the_longest(encoder: Encoder, seed: int):
+def test_rows_are_conversations_padded_to_a_round_width(encoder: Encoder, seed: int):
     batch, drawn = draw(encoder, seed)
     rows = [written(encoder, each)[0] for each in drawn]
-    longest = max(map(len, rows))
-    assert batch.ids.shape == batch.positions.shape == batch.weights.shape == (len(drawn), longest)
+    width = batch.ids.shape[1]
+    assert width % 32 == 0
+    assert 0 <= width - max(map(len, rows)) < 32
+    assert batch.ids.shape == batch.positions.shape == batch.weights.shape == (len(drawn), width)
     assert (batch.ids.dtype, batch.positions.dtype, batch.weights.dtype) == (torch.int64, torch.int64, torch.float32)
     for line, row in zip(batch.ids.tolist(), rows, strict=True):
-        assert line == row + [encoder.end] * (longest - len(row))
+        assert line == row + [encoder.end] * (width - len(row))
 
 
 def test_answers_count_in_full_and_other_text_a_little(encoder: Encoder, seed: int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from inlay.demo.curve import _name_stages, draw
 from inlay.demo.exercises import Exercise
-from inlay.demo.lessons import Lesson, answering
+from inlay.demo.lessons import Encoder, Lesson, answering
 from inlay.demo.questions import Form
 from inlay.demo.recipe import RECIPE
-from inlay.demo.train import Training, main
+from inlay.demo.train import Training, main, predict
+from inlay.demo.words import Split
 from inlay.errors import ModelError
 
 from .short_training import SHORT, shorten
@@ -161,6 +163,22 @@ def test_a_save_that_fails_leaves_the_last_checkpoint(
 def test_one_process_writes(tmp_path: Path):
     Training(tmp_path, SHORT, 1, 1, 2).save()
     assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_round_number_of_predictions_holds_all_that_count(encoder: Encoder, trained: Training):
+    for seed in range(4):
+        lesson = Lesson((1, 3), 3 + seed)
+        batch, _ = answering(random.Random(seed), encoder, Split.TRAIN, lesson, tokens=600)
+        logits, targets, weights = predict(trained.model, batch)
+        assert len(logits) == len(targets) == len(weights)
+        assert len(weights) % 64 == 0
+        assert (weights == 0).sum() < 64
+        counted = batch.weights[:, 1:] > 0
+        assert torch.equal(targets[weights > 0], batch.ids[:, 1:][counted])
+        assert torch.equal(weights[weights > 0], batch.weights[:, 1:][counted])
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            expected = trained.model(input_ids=batch.ids, position_ids=batch.positions).logits[:, :-1][counted]
+        assert (logits[weights > 0] - expected).abs().max() < 0.05
 
 
 def test_processes_share_a_batch_and_average(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -25,6 +25,7 @@ from inlay.demo.words import Split
 _TEXT_WEIGHT = 0.01  # of a token that is not part of an answer, beside 1 for one that is: most of them are made up
 _TEXT_SHARE = 0.1  # of such tokens that count at all
 _RESULT_WEIGHT = 4.0  # of the tokens of a result: few, and all before them leads up to it
+_ROUND = 32  # the width of a batch is a multiple of this: libraries keep code and memory for every size they meet
 _GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap, in positions
 
 Row: TypeAlias = tuple[list[int], list[int], list[float]]  # ids, positions and weights of one conversation
@@ -106,7 +107,7 @@ def answering(
     tokens: int,
     gapped: float = _GAPPED,
 ) -> tuple[Batch, list[Conversation]]:
-    """Conversations of about ``tokens`` tokens together, padded to the longest, with what was drawn.
+    """Conversations of about ``tokens`` tokens together, padded to the longest and a round width, with what was drawn.
 
     gapped: the share of conversations with gaps between documents.
     """
@@ -139,7 +140,7 @@ def _converse(rng: random.Random, split: Split, lesson: Lesson, documents: int) 
 
 
 def _batch(rows: list[Row], longest: int, padding: int) -> Batch:
-    ids = torch.full((len(rows), longest), padding)
+    ids = torch.full((len(rows), -(-longest // _ROUND) * _ROUND), padding)
     positions, weights = torch.zeros_like(ids), torch.zeros(ids.shape)
     for index, (row_ids, row_positions, row_weights) in enumerate(rows):
         ids[index, : len(row_ids)] = torch.tensor(row_ids)

@@ -37,6 +37,7 @@ _WARMUP = 50
 _CHECKPOINT_S = 240
 _LOOK = 50  # steps between two lines of progress
 _EXAMINE = 250  # steps between two looks at held-out questions
+_ROUND = 64  # a step predicts a multiple of so many tokens: libraries keep code and memory for every size they meet
 
 
 class Training:
@@ -201,12 +202,14 @@ def kept_tokenizer(out: Path) -> PreTrainedTokenizerBase:
 
 
 def predict(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (n, vocabulary), targets (n) and weights (n) of the n tokens that count."""
-    counted = batch.weights[:, 1:] > 0
+    """Logits (n, vocabulary), targets (n) and weights (n) of the tokens that count, and a few more for a round n."""
+    targets, weights = batch.ids[:, 1:].flatten(), batch.weights[:, 1:].flatten()
+    count = -(-int(weights.count_nonzero()) // _ROUND) * _ROUND
+    kept = weights.argsort(descending=True, stable=True)[:count].sort().values
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[:, :-1][counted])
-    return logits, batch.ids[:, 1:][counted], batch.weights[:, 1:][counted]
+        logits = model.lm_head(hidden[:, :-1].flatten(0, 1)[kept])
+    return logits, targets[kept], weights[kept]
 
 
 @torch.no_grad()
@@ -220,8 +223,8 @@ def examine(
             random.Random(0), encoder, Split.HELD_OUT, Lesson((count, count), 8), tokens=tokens, gapped=0.0
         )
         answers = Batch(batch.ids, batch.positions, batch.weights * (batch.weights >= 1))
-        logits, targets, _ = predict(model, answers)
-        hits = (logits.argmax(-1) == targets).tolist()
+        logits, targets, weights = predict(model, answers)
+        hits = (logits.argmax(-1) == targets)[weights > 0].tolist()
         at = 0
         for conversation in drawn:
             for question, (_, answer) in zip(
