@@ -34,7 +34,7 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
     if words[0] == "inlay":
         words[:1] = [sys.executable, "-m", "inlay"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1800, env=environment)
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=3600, env=environment)
 
 
 def test_every_command_is_known_here():

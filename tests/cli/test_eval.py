@@ -13,7 +13,7 @@ from ..quality.models import save
 from .test_cli import run
 
 KEYS = {
-    *("reuse", "positions", "task", "documents", "questions", "exact_match", "low", "high", "kl"),
+    *("reuse", "positions", "scaffold", "task", "documents", "questions", "exact_match", "low", "high", "kl"),
     *("only_reference", "only_this", "p_value", "cached"),
 }
 
@@ -59,6 +59,17 @@ def test_tables_before_the_json(model, capsys):
     assert max(map(len, lines)) <= 80
 
 
+def test_scaffolds_have_a_table_of_their_own(model, capsys):
+    arguments = ["--documents", "2", "--questions", "5", "--reuse", "isolated", "--scaffold"]
+    status, out, _ = run(capsys, "eval", "modular-qa", "--model", model, *arguments)
+    assert status == 0
+    titles = [
+        line.partition(":")[0] for line in out.splitlines()[:-1] if line.endswith("of the prompts' tokens cached")
+    ]
+    assert titles == ["isolated, packed", "isolated, packed, scaffold"]
+    assert [row["scaffold"] for row in json.loads(out.splitlines()[-1])["rows"]] == [False] * 6 + [True] * 6
+
+
 def test_answers_are_kept(model, tmp_path, capsys):
     file = tmp_path / "answers.jsonl"
     arguments = ["--documents", "2", "--questions", "5", "--reuse", "isolated", "--json", "--answers", str(file)]
@@ -87,6 +98,7 @@ def test_answers_are_kept(model, tmp_path, capsys):
         ("--questions many", "Invalid value for '--questions'"),
         ("--spare -1", "spare is -1; it must be at least 0"),
         ("--seed -1", "seed is -1; it must be at least 0"),
+        ("--reuse off,exact --scaffold", "scaffold changes nothing under off, exact"),
         ("--dtype int4", "dtype is 'int4'"),
         ("--answers nowhere/answers.jsonl", "nowhere/answers.jsonl: there is no folder nowhere; make it first"),
         ("--model ./nowhere", "./nowhere: no such directory"),

@@ -73,6 +73,15 @@ def test_prompts_of_one_schema_import_different_documents():
         assert len(imported) > 6
 
 
+def test_scaffolds_name_what_cases_import():
+    for each in draw(20, 6, 6):
+        assert not each.schema().scaffolds
+        named = [scaffold.modules for scaffold in each.schema(scaffolds=True).scaffolds]
+        imports = [tuple(f"document-{number + 1}" for number in case.imported) for case in each.cases]
+        assert named == list(dict.fromkeys(imports))
+        assert len(each.schema(scaffolds=True).children) == len(each.schema().children)
+
+
 def test_names_are_held_out():
     for case, imported, _ in cases("compare"):
         best = case.answer.partition(", so ")[2]

@@ -166,6 +166,30 @@ def test_the_reference_is_run_when_it_is_not_asked_for(monkeypatch):
     assert all(row["kl"] > 0 for row in rows)
 
 
+def test_scaffolds_give_back_what_documents_see_of_each_other(monkeypatch):
+    llm = make()
+    say(monkeypatch, llm, lambda reuse, right: right)
+    told = []
+    setting = Setting(reuse=("off", "exact", "isolated", "anchored"), scaffold=True, **SMALL)
+    rows = measure_modular_qa(llm, setting, tell=told.append)["rows"]
+    modes = [
+        ("off", False),
+        ("exact", False),
+        *((reuse, on) for reuse in ("isolated", "anchored") for on in (False, True)),
+    ]
+    assert [(row["reuse"], row["scaffold"]) for row in rows if row["task"] == "all"] == modes
+    assert [(row["reuse"], row["scaffold"]) for row in told[::10]] == modes
+    for task in TASKS:
+        alone, together = (
+            next(row for row in rows if (row["reuse"], row["scaffold"], row["task"]) == ("anchored", scaffold, task))
+            for scaffold in (False, True)
+        )
+        assert alone["kl"] > 1e-3
+        # In the user turn stand documents alone; behind no instruction, all that they did not see was each other.
+        assert (together["kl"] < 1e-6) == (task != "form")
+        assert alone["cached"] == together["cached"] > 0.5
+
+
 def test_learned_positions():
     llm = make(tiny("gpt2"))
     with pytest.raises(ParameterError, match="does not allow"):
@@ -200,6 +224,11 @@ def test_a_model_without_a_system_turn(template, reason):
         ({"questions": 0}, "questions is 0; it must be at least 1"),
         ({"spare": -1}, "spare is -1; it must be at least 0"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
+        (
+            {"reuse": ("off", "exact"), "scaffold": True},
+            "scaffold changes nothing under off, exact: only modules are encoded without each other; "
+            "add isolated or anchored to reuse",
+        ),
         ({"documents": 501}, "documents and spare are 1,002 together; use at most 1,000"),
     ],
 )

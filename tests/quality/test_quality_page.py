@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -18,14 +19,28 @@ def of(language: str) -> list[str]:
     return [block.text for block in blocks(PAGE) if block.language == language]
 
 
+COMMANDS = [line for block in of("sh") for line in block.splitlines()]
+
+
+def run_small(command: str) -> int:
+    """Run a command of the page with its last options anew: fewer questions over fewer documents."""
+    return main([*shlex.split(command)[1:], "--documents", "2", "--questions", "5"])
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "--answers" not in command])
+def test_commands_run(command: str, capsys: pytest.CaptureFixture[str]):
+    assert run_small(command) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["scaffold"] for row in rows} == ({False, True} if "--scaffold" in command else {False})
+
+
 def test_answers_are_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    (line,) = [line for line in "\n".join(of("sh")).splitlines() if "--answers" in line]
-    command = line.replace("--questions 500", "--questions 5").replace("--documents 6", "--documents 2")
-    assert main([*shlex.split(command)[1:], "--json"]) == 0
+    (command,) = [command for command in COMMANDS if "--answers" in command]
+    assert run_small(command) == 0
     capsys.readouterr()
     (code,) = of("python")
     exec(compile(code, str(PAGE), "exec"), {})
     printed = capsys.readouterr().out
-    for start in ("off packed single", "isolated packed count", "anchored packed form"):
+    for start in ("off packed False single", "isolated packed False count", "anchored packed False form"):
         assert start in printed

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,10 @@ def modular_qa(
         int | None,
         typer.Option(help="Documents of a schema that a prompt leaves out; as many as it imports, if not given."),
     ] = None,
+    scaffold: Annotated[
+        bool,
+        typer.Option("--scaffold", help="Also run isolated and anchored with each prompt's documents in a scaffold."),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     quantization: Annotated[
@@ -64,6 +69,7 @@ def modular_qa(
         documents=documents,
         questions=questions,
         spare=spare,
+        scaffold=scaffold,
         seed=seed,
     )
     check_outputs((answers,), force)
@@ -90,18 +96,23 @@ def _print_tables(result: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console()
-    for _, rows in groupby(result["rows"], key=lambda row: (row["reuse"], row["positions"])):
-        console.print(_table(list(rows)))
+    for _, group in groupby(result["rows"], key=itemgetter("reuse", "positions", "scaffold")):
+        rows = list(group)
+        console.print(f"\n{_title(rows[-1])}", style="bold", highlight=False)
+        console.print(_table(rows))
+
+
+def _title(of_all: dict[str, Any]) -> str:
+    """What a mode is, and what it answered, by its row of all tasks."""
+    mode = f"{of_all['reuse']}, {of_all['positions']}{', scaffold' if of_all['scaffold'] else ''}"
+    return f"{mode}: {of_all['questions']:,} questions, {of_all['cached']:.0%} of the prompts' tokens cached"
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     """One mode's tasks, and all of them together in the last row."""
     from rich.table import Table
 
-    last = rows[-1]
-    asked = f"{last['questions']:,} questions, {last['cached']:.0%} of the prompts' tokens cached"
-    title = f"\n{last['reuse']}, {last['positions']}: {asked}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in ("exact match", "95% interval", "KL (nats)", "only off", "only this", "p"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -114,6 +125,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             f"{row['only_reference']:,}",
             f"{row['only_this']:,}",
             f"{row['p_value']:.3g}",
-            style="bold" if row is last else None,
+            style="bold" if row is rows[-1] else None,
         )
     return table

@@ -14,7 +14,7 @@ from inlay.demo.documents import Document, write_documents
 from inlay.demo.questions import INSTRUCTIONS, TASKS, Asker, Form
 from inlay.demo.words import Split, Words
 from inlay.errors import Place
-from inlay.pml import Module, Prompt, PromptBuilder, Schema, Text, Turn, Union, numbered
+from inlay.pml import Module, Prompt, PromptBuilder, Scaffold, Schema, Text, Turn, Union, numbered
 
 SCHEMA = "modular-qa"
 _PER_TASK = 2  # cases of each task over one schema
@@ -50,12 +50,17 @@ class Round:
     documents: tuple[Document, ...]
     cases: tuple[Case, ...]
 
-    def schema(self) -> Schema:
-        """A union of instructions in the system turn, and a module for each document in the user turn."""
+    def schema(self, *, scaffolds: bool = False) -> Schema:
+        """A union of instructions in the system turn, and a module for each document in the user turn.
+
+        scaffolds: whether the documents that a case imports are named in a scaffold, case by case.
+        """
         forms = tuple(_module(form.value, text) for form, text in self.instructions.items())
         texts = tuple(_module(_name(number), document.text) for number, document in enumerate(self.documents))
         system = Turn("system", (Text(self.system + "\n", _PLACE), Union(forms, _PLACE)), _PLACE)
-        return Schema(SCHEMA, numbered((system, Turn("user", texts, _PLACE))), source=SCHEMA)
+        together = dict.fromkeys(case.imported for case in self.cases) if scaffolds else ()
+        named = tuple(Scaffold(tuple(map(_name, imported)), _PLACE) for imported in together)
+        return Schema(SCHEMA, numbered((system, Turn("user", texts, _PLACE))), named, source=SCHEMA)
 
     def prompt(self, case: Case) -> Prompt:
         """The instruction for the case's form, if any, its documents, and its question at the end of the user turn."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from inlay.cache.contexts import CONTEXTS
 from inlay.chat import ChatTemplate
 from inlay.config import REUSE, check_choice
 from inlay.demo.questions import TASKS
@@ -38,6 +39,7 @@ class Setting:
     positions: the position policies that each is run with; None for the engine's default of each.
     documents: how many a prompt imports. spare: how many more its schema holds; None for as many.
     questions: over all tasks, rounded up so that each has as many.
+    scaffold: whether each modular policy is also run with the documents of every prompt in a scaffold.
     seed: of documents and questions.
     """
 
@@ -46,6 +48,7 @@ class Setting:
     documents: int = 6
     questions: int = 200
     spare: int | None = None
+    scaffold: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -60,6 +63,11 @@ class Setting:
         if self.documents + self.spare_documents > _MOST_DOCUMENTS:
             together = f"{self.documents + self.spare_documents:,}"
             raise ParameterError(f"documents and spare are {together} together; use at most {_MOST_DOCUMENTS:,}")
+        if self.scaffold and not set(CONTEXTS) & set(self.reuse):
+            told = f"scaffold changes nothing under {', '.join(self.reuse)}"
+            raise ParameterError(
+                f"{told}: only modules are encoded without each other; add isolated or anchored to reuse"
+            )
 
     @property
     def spare_documents(self) -> int:
@@ -68,10 +76,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Mode:
-    """A reuse policy with its positions."""
+    """A reuse policy with its positions.
+
+    scaffold: whether the documents of a prompt are encoded seeing each other.
+    """
 
     reuse: str
     positions: str
+    scaffold: bool = False
 
 
 #: Full prefill of the whole prompt, without gaps: what every mode is compared with.
@@ -156,9 +168,10 @@ def _require(name: str, value: int, least: int, reason: str) -> None:
 def _modes(llm: LLM, setting: Setting) -> list[Mode]:
     """The modes asked for, each once. Raises ParameterError where the model refuses one."""
     asked = [
-        REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(reuse, positions))
+        REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(reuse, positions), scaffold)
         for reuse in setting.reuse
         for positions in setting.positions or (None,)
+        for scaffold in ((False, True) if setting.scaffold and reuse in CONTEXTS else (False,))
     ]
     return list(dict.fromkeys(asked))
 
@@ -173,12 +186,15 @@ def _check_turns(llm: LLM) -> None:
 def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, list[Outcome]]]:
     """Answer a round's cases in every mode; the reference comes first."""
     assert modes[0] == REFERENCE, "what it said is what the others are measured on"
-    schema, prompts = each.schema(), [each.prompt(case) for case in each.cases]
+    prompts = [each.prompt(case) for case in each.cases]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     said: list[tuple[int, ...]] = []
     expected: list[Tensor] = []
     for mode in modes:
-        llm.add_schema(schema, reuse=mode.reuse, positions=mode.positions)
+        llm.add_schema(each.schema(scaffolds=mode.scaffold), reuse=mode.reuse, positions=mode.positions)
+        if mode.scaffold:  # encoded when a prompt first needs them, else
+            for prompt in prompts:
+                llm.warm(prompt, reuse=mode.reuse, positions=mode.positions)
         outputs = llm.generate(prompts, params, reuse=mode.reuse, positions=mode.positions)
         said = said or [output.outputs[0].token_ids for output in outputs]
         found = llm.distributions(prompts, said, reuse=mode.reuse, positions=mode.positions)
@@ -196,8 +212,7 @@ def _answer(mode: Mode, each: Round, outcome: Outcome) -> Row:
     """One answer of one mode, with all that it takes to judge it."""
     case = outcome.case
     return {
-        "reuse": mode.reuse,
-        "positions": mode.positions,
+        **asdict(mode),
         "task": case.task,
         "subtask": case.subtask,
         "question": case.question,
@@ -217,8 +232,7 @@ def _rows(setting: Setting, mode: Mode, outcomes: Sequence[Outcome], reference: 
     pairs = list(zip(outcomes, reference, strict=True))
     return [
         {
-            "reuse": mode.reuse,
-            "positions": mode.positions,
+            **asdict(mode),
             "task": task,
             "documents": setting.documents,
             **_summary([pair for pair in pairs if task in ("all", pair[0].case.task)]),
