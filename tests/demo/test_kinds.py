@@ -82,6 +82,7 @@ def test_at_least_three_wordings_and_none_twice():
         assert len(wordings.ways) >= 3
         assert len(set(said)) == len(said)
         assert wordings.known == wordings.ways[:-1]
+        assert wordings.of(Split.FIRST) == wordings.known
         assert wordings.of(Split.TRAIN) == (*wordings.known, *wordings.more)
         assert wordings.of(Split.HELD_OUT) == wordings.ways[-1:]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import chain
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from inlay.demo import MODEL_DIRECTORY
 from inlay.demo.conversations import Conversation
 from inlay.demo.lessons import Encoder
 from inlay.demo.tokenizer import VOCABULARY, train_tokenizer
@@ -19,6 +21,16 @@ from inlay.demo.words import Split, Words
 from .reading import conversations
 
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
+
+
+def test_the_recipe_makes_the_tokenizer_in_the_package():
+    """Its corpus is drawn, so a change to what is generated could part the two: no run would give the model again."""
+    made, packaged = (
+        json.loads(tokenizer.backend_tokenizer.to_str())
+        for tokenizer in (train_tokenizer(), AutoTokenizer.from_pretrained(MODEL_DIRECTORY))
+    )
+    for part in ("model", "normalizer", "pre_tokenizer", "decoder", "added_tokens"):
+        assert made[part] == packaged[part]
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,6 +225,20 @@ def test_drills_take_their_share_of_batches(monkeypatch: pytest.MonkeyPatch, tmp
     assert shares["comparing"] == pytest.approx(shares["count"], abs=0.3)
 
 
+def test_further_wordings_come_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    splits = [stage.split for stage in RECIPE]
+    assert splits == sorted(splits, key=[Split.FIRST, Split.TRAIN].index)
+    drawn = []
+
+    def watched(rng, encoder, split, lesson, **settings):
+        drawn.append(split)
+        return answering(rng, encoder, split, lesson, **settings)
+
+    monkeypatch.setattr("inlay.demo.train.answering", watched)
+    Training(tmp_path, (replace(SHORT[0], split=Split.FIRST), SHORT[1]), 1, 0, 1).run()
+    assert [split for split in drawn if split is not Split.HELD_OUT] == [Split.FIRST] * 2 + [Split.TRAIN] * 4
+
+
 def test_the_recipe_ends_with_most_documents_and_least_rate():
     lessons = [stage.lesson for stage in RECIPE]
     assert all(stage.steps > 0 for stage in RECIPE)
@@ -262,3 +282,61 @@ def test_the_command_refuses_before_it_starts(
     with pytest.raises(SystemExit, match="2"):
         main()
     assert sentence in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("inlay.demo.train.spawn", interrupted)
+    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert f"the same command goes on from the last checkpoint in {tmp_path}\n" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what processes there are")
+def test_a_killed_command_leaves_no_process(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    """Else they would train on, and write over what the same command does when it is given again."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    command = [sys.executable, "-m", "inlay.demo.train", "--out", str(tmp_path), "--processes", "2"]
+    with subprocess.Popen(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command], env=os.environ) as training:
+        processes = wait_for(lambda: [pid for pid in children(training.pid) if handles_interrupts(pid)], 2)
+        training.kill()
+    try:
+        wait_for(lambda: [pid for pid in processes if trains(pid)], 0)
+    finally:
+        for pid in filter(trains, processes):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(found: Callable[[], list[int]], count: int) -> list[int]:
+    end = time.monotonic() + 120
+    while len(pids := found()) != count:
+        assert time.monotonic() < end, f"{len(pids)} processes, not {count}"
+        time.sleep(0.1)
+    return pids
+
+
+def children(pid: int) -> list[int]:
+    """The processes that train, of the command with this process id."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed if trains(int(child))]
+
+
+def trains(pid: int) -> bool:
+    try:
+        return (
+            b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )  # empty where nobody asked how a process ended
+    except FileNotFoundError:
+        return False
+
+
+def handles_interrupts(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    return not int(ignored, 16) >> (signal.SIGINT - 1) & 1

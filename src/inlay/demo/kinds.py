@@ -23,11 +23,17 @@ class Wordings:
 
     def of(self, split: Split) -> tuple[str, ...]:
         """The wordings that a split draws from."""
-        return (*self.ways[:-1], *self.more) if split is Split.TRAIN else self.ways[-1:]
+        match split:
+            case Split.FIRST:
+                return self.known
+            case Split.TRAIN:
+                return (*self.known, *self.more)
+            case Split.HELD_OUT:
+                return self.ways[-1:]
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The trained wordings that evaluation mixes in."""
+        """The wordings that training begins with, and that evaluation mixes in."""
         return self.ways[:-1]
 
 

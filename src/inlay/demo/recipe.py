@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from inlay.demo.exercises import Exercise
 from inlay.demo.lessons import Lesson
 from inlay.demo.questions import Form
+from inlay.demo.words import Split
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Stage:
 
     tokens: of a batch, over all processes. rate: the learning rate at its start and end.
     drills: what some batches are instead of the lesson, and drilled: the share of those.
+    split: whose words and wordings are drawn.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Stage:
     lesson: Lesson
     drills: tuple[Lesson, ...] = ()
     drilled: float = 0.0
+    split: Split = Split.TRAIN
 
 
 _COMPARING = Lesson((0, 0), 12, exercise=Exercise.COMPARISONS)
@@ -50,14 +53,14 @@ _FACTS = {"single": 1.0}
 _EIGHT = Lesson((1, 8), 20)
 _TWELVE = Lesson((2, 12), 20)
 RECIPE = (
-    Stage("facts of three", 400, 4096, (0.001, 0.001), Lesson((1, 3), 10, _FACTS, Form.PLAIN)),
-    Stage("facts in every form", 300, 5120, (0.001, 0.001), Lesson((1, 4), 12, _FACTS)),
-    Stage("all tasks, up to six", 1000, 5120, (0.001, 0.0013), Lesson((1, 6), 16)),
-    Stage("all tasks, up to eight", 1400, 6144, (0.002, 0.002), _EIGHT),
-    Stage("all tasks, up to twelve", 1750, 6144, (0.002, 0.00003), _TWELVE),
-    Stage("warming up again", 50, 6144, (0.0002, 0.002), _EIGHT, _NUMBERS, 0.6),
-    Stage("numbers by themselves", 200, 6144, (0.002, 0.002), _EIGHT, _NUMBERS, 0.6),
-    Stage("mostly comparing", 250, 6144, (0.002, 0.002), _EIGHT, _COMPARE, 0.8),
+    Stage("facts of three", 400, 4096, (0.001, 0.001), Lesson((1, 3), 10, _FACTS, Form.PLAIN), split=Split.FIRST),
+    Stage("facts in every form", 300, 5120, (0.001, 0.001), Lesson((1, 4), 12, _FACTS), split=Split.FIRST),
+    Stage("all tasks, up to six", 1000, 5120, (0.001, 0.0013), Lesson((1, 6), 16), split=Split.FIRST),
+    Stage("all tasks, up to eight", 1400, 6144, (0.002, 0.002), _EIGHT, split=Split.FIRST),
+    Stage("all tasks, up to twelve", 1750, 6144, (0.002, 0.00003), _TWELVE, split=Split.FIRST),
+    Stage("warming up again", 50, 6144, (0.0002, 0.002), _EIGHT, _NUMBERS, 0.6, split=Split.FIRST),
+    Stage("numbers by themselves", 200, 6144, (0.002, 0.002), _EIGHT, _NUMBERS, 0.6, split=Split.FIRST),
+    Stage("mostly comparing", 250, 6144, (0.002, 0.002), _EIGHT, _COMPARE, 0.8, split=Split.FIRST),
     Stage("more wordings", 350, 6144, (0.002, 0.002), _EIGHT, _ALL, 0.6),
     Stage("comparing again", 400, 6144, (0.002, 0.002), _EIGHT, _AGAIN, 0.7),
     Stage("all tasks again", 2000, 6144, (0.002, 0.0007), _TWELVE, _LAST, 0.45),

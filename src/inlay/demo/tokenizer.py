@@ -76,7 +76,7 @@ def train_tokenizer(conversations: int = 4000, seed: int = 0) -> PreTrainedToken
 def _corpus(rng: random.Random, conversations: int) -> list[str]:
     texts = list(SYSTEM)
     for _ in range(conversations):
-        drawn = draw_conversation(rng, Split.TRAIN, documents=6, questions=8)
+        drawn = draw_conversation(rng, Split.FIRST, documents=6, questions=8)
         plain = [drawn.system, *(document.text + "\n" for document in drawn.documents)]
         plain += [text for question in drawn.questions for text in (question.text, question.answer)]
         texts += plain

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import tempfile
 import time
 from dataclasses import replace
@@ -93,7 +94,7 @@ class Training:
 
     def _count_tokens(self) -> Tensor:
         rng = random.Random(self.seed)
-        drawn = [draw_conversation(rng, Split.TRAIN, documents=4, questions=8) for _ in range(60)]
+        drawn = [draw_conversation(rng, Split.FIRST, documents=4, questions=8) for _ in range(60)]
         ids = [i for each in drawn for i in self.encoder.flat(each)]
         return torch.bincount(torch.tensor(ids), minlength=len(self.tokenizer)).float()
 
@@ -116,7 +117,7 @@ class Training:
         lesson = replace(stage.lesson, documents=(count, count))
         if rng.random() < stage.drilled:
             lesson = rng.choice(stage.drills)
-        batch, _ = answering(rng, self.encoder, Split.TRAIN, lesson, tokens=tokens)
+        batch, _ = answering(rng, self.encoder, stage.split, lesson, tokens=tokens)
         return batch
 
     def _learn(self, batch: Batch, rate: float) -> tuple[float, float]:
@@ -253,10 +254,15 @@ def main() -> None:
     kept_tokenizer(arguments.out)  # before the processes, which share it
     with tempfile.TemporaryDirectory() as meeting:
         settings = (arguments.out, arguments.seed, arguments.processes, f"file://{meeting}/meeting")
-        spawn(_work, settings, nprocs=arguments.processes)
+        try:
+            spawn(_work, settings, nprocs=arguments.processes)
+        except KeyboardInterrupt:
+            parser.exit(130, f"\nstopped; the same command goes on from the last checkpoint in {arguments.out}\n")
 
 
 def _work(rank: int, out: Path, seed: int, processes: int, meeting: str) -> None:
+    # sent to all when the command ends, however it does; what a script runs in the background would ignore it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):  # processes wait for each other: none should wait for a core
         cores = sorted(os.sched_getaffinity(0))

@@ -23,8 +23,12 @@ _HELD_OUT_SHARE = 8  # one word in eight
 
 
 class Split(Enum):
-    """Which words and wordings are drawn: those of training, or those that training never sees."""
+    """Which words and wordings are drawn: those of training, or those that training never sees.
 
+    FIRST: as TRAIN, without the further wordings that training meets later.
+    """
+
+    FIRST = "first"
     TRAIN = "train"
     HELD_OUT = "held out"
 
