@@ -303,7 +303,7 @@ def test_a_killed_command_leaves_no_process(tokenizer: PreTrainedTokenizerBase, 
     """Else they would train on, and write over what the same command does when it is given again."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     command = [sys.executable, "-m", "inlay.demo.train", "--out", str(tmp_path), "--processes", "2"]
-    with subprocess.Popen(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command], env=os.environ) as training:
+    with subprocess.Popen(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]) as training:
         processes = wait_for(lambda: [pid for pid in children(training.pid) if handles_interrupts(pid)], 2)
         training.kill()
     try:
@@ -328,10 +328,8 @@ def children(pid: int) -> list[int]:
 
 
 def trains(pid: int) -> bool:
-    try:
-        return (
-            b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )  # empty where nobody asked how a process ended
+    try:  # the command line is empty where a process has ended and nobody asked how
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
         return False
 

@@ -1,4 +1,4 @@
-"""docs/quality.md: its Python reads what its command writes."""
+"""docs/quality.md: its commands run, and its Python reads what one of them writes."""
 
 from __future__ import annotations
 

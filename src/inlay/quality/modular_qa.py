@@ -191,8 +191,9 @@ def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, l
     said: list[tuple[int, ...]] = []
     expected: list[Tensor] = []
     for mode in modes:
-        llm.add_schema(each.schema(scaffolds=mode.scaffold), reuse=mode.reuse, positions=mode.positions)
-        if mode.scaffold:  # encoded when a prompt first needs them, else
+        schema = each.schema(scaffolds=mode.scaffold)
+        llm.add_schema(schema, encode=not mode.scaffold, reuse=mode.reuse, positions=mode.positions)
+        if mode.scaffold:  # what prompts read, rather than each document alone
             for prompt in prompts:
                 llm.warm(prompt, reuse=mode.reuse, positions=mode.positions)
         outputs = llm.generate(prompts, params, reuse=mode.reuse, positions=mode.positions)
