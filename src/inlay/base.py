@@ -23,7 +23,7 @@ from inlay.engine.probe import why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.thread import EngineThread
-from inlay.errors import ParameterError
+from inlay.errors import ModelError, ParameterError
 from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
 from inlay.layout import SchemaLayout
 from inlay.library import Library, Policy
@@ -31,7 +31,7 @@ from inlay.models.adapter import dtype_name
 from inlay.models.load import LoadedModel, load_model
 from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.tokens import TextEncoder
+from inlay.tokens import TextEncoder, beyond_vocabulary
 from inlay.types import EngineStats, SamplingParams
 
 
@@ -185,7 +185,7 @@ class Base:
         if isinstance(prompt, Mapping):
             prompt = unwrap(prompt)
         if isinstance(prompt, str):
-            return lay_out_ids(check_ids(self.tokenizer.encode(prompt), self.vocab_size), prompt)
+            return lay_out_ids(self.tokenizer.encode(prompt), prompt)
         if is_conversation(prompt):
             check_messages(prompt)
             return self._library.chat(prompt, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
@@ -226,5 +226,8 @@ def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> L
     )
     tokenizer = loaded.tokenizer
     encoder = TextEncoder(tokenizer)
+    vocabulary = loaded.spec.vocab_size
     placeholder = placeholder_id(config.placeholders, encoder.unk_id)
-    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder)
+    if unknown := beyond_vocabulary(() if placeholder is None else (placeholder,), vocabulary, encoder.name):
+        raise ModelError(f"placeholders='unk' fills holes with {unknown}")
+    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder, vocabulary)

@@ -157,7 +157,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def stop_ids(loaded: LoadedModel) -> frozenset[int]:
-    """The token ids that end a text, from the generation configuration, the configuration and the tokenizer."""
+    """The token ids that end a text, from the generation configuration, the configuration and the tokenizer.
+
+    Without those beyond the vocabulary, which the model cannot say.
+    """
     ids: set[int] = set()
     generation = getattr(loaded.model, "generation_config", None)
     for source in (generation, loaded.model.config):
@@ -167,4 +170,4 @@ def stop_ids(loaded: LoadedModel) -> frozenset[int]:
             break
     if loaded.tokenizer.eos_token_id is not None:
         ids.add(loaded.tokenizer.eos_token_id)
-    return frozenset(ids)
+    return frozenset(token for token in ids if 0 <= token < loaded.spec.vocab_size)
