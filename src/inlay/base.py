@@ -28,6 +28,7 @@ from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, 
 from inlay.layout import SchemaLayout
 from inlay.library import Library, Policy
 from inlay.models.adapter import dtype_name
+from inlay.models.generation import sampling_defaults
 from inlay.models.load import LoadedModel, load_model
 from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
 from inlay.pml import Prompt, PromptBuilder, Schema
@@ -53,6 +54,8 @@ class Base:
         self.config = _engine_config(settings)
         loaded = _loaded(model, dtype, seed or 0, weights, quantization)
         self.loaded = loaded
+        #: What requests get that do not say otherwise: fields of SamplingParams.
+        self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer
         shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
         pool = KVPool(shapes, loaded.model.dtype, self.config.kv_bytes(), self.config.chunk_size)
@@ -87,6 +90,10 @@ class Base:
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
         return self.loaded.spec.vocab_size
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that brings no ``sampling_params``: the model's own defaults."""
+        return SamplingParams(**self.sampling_defaults)
 
     def positions_for(self, reuse: str, positions: str | None = None) -> str:
         """The position policy that a request with this reuse gets. Raises ParameterError."""
