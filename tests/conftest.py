@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from functools import cache
 from typing import Any
 
@@ -14,6 +16,10 @@ from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.models.load import LoadedModel, fingerprint
 
 torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that wait for each other stall
+
+# Fingerprints that loads leave behind are the user's, not the tests'; processes that tests start heed it too.
+_CACHE = tempfile.TemporaryDirectory(prefix="inlay-tests-")
+os.environ["INLAY_CACHE_ROOT"] = _CACHE.name
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 262,

@@ -67,7 +67,7 @@ class AsyncLLM(Base):
         request = await asyncio.to_thread(
             self._request,
             prompt,
-            sampling_params or SamplingParams(),
+            sampling_params if sampling_params is not None else self.get_default_sampling_params(),
             self._policy(reuse, positions, cache_salt),
             priority=priority,
             timeout_s=timeout_s,

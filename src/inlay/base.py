@@ -23,15 +23,16 @@ from inlay.engine.probe import why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.thread import EngineThread
-from inlay.errors import ParameterError
+from inlay.errors import ModelError, ParameterError
 from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
 from inlay.layout import SchemaLayout
 from inlay.library import Library, Policy
 from inlay.models.adapter import dtype_name
+from inlay.models.generation import sampling_defaults
 from inlay.models.load import LoadedModel, load_model
 from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.tokens import TextEncoder
+from inlay.tokens import TextEncoder, beyond_vocabulary
 from inlay.types import EngineStats, SamplingParams
 
 
@@ -53,6 +54,8 @@ class Base:
         self.config = _engine_config(settings)
         loaded = _loaded(model, dtype, seed or 0, weights, quantization)
         self.loaded = loaded
+        #: What requests get that do not say otherwise: fields of SamplingParams.
+        self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer
         shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
         pool = KVPool(shapes, loaded.model.dtype, self.config.kv_bytes(), self.config.chunk_size)
@@ -87,6 +90,10 @@ class Base:
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
         return self.loaded.spec.vocab_size
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that brings no ``sampling_params``: the model's own defaults."""
+        return SamplingParams(**self.sampling_defaults)
 
     def positions_for(self, reuse: str, positions: str | None = None) -> str:
         """The position policy that a request with this reuse gets. Raises ParameterError."""
@@ -185,7 +192,7 @@ class Base:
         if isinstance(prompt, Mapping):
             prompt = unwrap(prompt)
         if isinstance(prompt, str):
-            return lay_out_ids(check_ids(self.tokenizer.encode(prompt), self.vocab_size), prompt)
+            return lay_out_ids(self.tokenizer.encode(prompt), prompt)
         if is_conversation(prompt):
             check_messages(prompt)
             return self._library.chat(prompt, lambda text: self.tokenizer.encode(text, add_special_tokens=False))
@@ -226,5 +233,8 @@ def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> L
     )
     tokenizer = loaded.tokenizer
     encoder = TextEncoder(tokenizer)
+    vocabulary = loaded.spec.vocab_size
     placeholder = placeholder_id(config.placeholders, encoder.unk_id)
-    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder)
+    if unknown := beyond_vocabulary(() if placeholder is None else (placeholder,), vocabulary, encoder.name):
+        raise ModelError(f"placeholders='unk' fills holes with {unknown}")
+    return Library(encoder, ChatTemplate(tokenizer), keys, reason, placeholder, vocabulary)

@@ -14,6 +14,8 @@ from inlay.placement import POSITIONS
 #: How much approximation a request accepts: none and no reuse; exact prefixes; or modules in an encoding context.
 REUSE = ("off", "exact", *CONTEXTS)
 
+GENERATION_CONFIGS = ("auto", "off")
+
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -32,6 +34,8 @@ class EngineConfig:
     attention_backend: "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first that is there.
     placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
     cache_salt: text that keeps this engine's segments apart from others'.
+    generation_config: "auto": what the model's generation configuration says of sampling is for requests that say
+        nothing; "off": the defaults of SamplingParams are.
     """
 
     reuse: str = "anchored"
@@ -45,10 +49,12 @@ class EngineConfig:
     attention_backend: str = "auto"
     placeholders: str = "none"
     cache_salt: str = ""
+    generation_config: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice("reuse", self.reuse, REUSE)
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
+        check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         if self.positions is not None:
             check_choice("positions", self.positions, POSITIONS)
         for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):

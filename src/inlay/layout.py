@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from inlay.chat import ChatTemplate, Trim
-from inlay.errors import PMLError, Problem
+from inlay.errors import Place, PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
-from inlay.tokens import TextEncoder
+from inlay.tokens import TextEncoder, beyond_vocabulary
 
 Owner = tuple[str, ...]
 
@@ -109,14 +109,20 @@ class SchemaLayout:
         return sorted(before, key=lambda entry: entry.index)
 
 
-def lay_out_schema(schema: Schema, encoder: TextEncoder, template: ChatTemplate) -> SchemaLayout:
-    """Token ids and positions of a schema. Raises PMLError (a default that is too long) and ModelError."""
+def lay_out_schema(
+    schema: Schema, encoder: TextEncoder, template: ChatTemplate, *, vocabulary: int | None = None
+) -> SchemaLayout:
+    """Token ids and positions of a schema.
+
+    vocabulary: how many tokens the model knows; None where there is no model that the ids could reach.
+    Raises PMLError (a default that is too long, a token that the model does not know) and ModelError.
+    """
     roles = [child.role for child in schema.children if isinstance(child, Turn)]
-    walk = _SchemaWalk(encoder)
+    walk = _SchemaWalk(encoder, vocabulary)
     if roles:
         walk.turn_pieces, walk.trims = template.opening_pieces(roles), template.opening_trims(roles)
     else:
-        walk.add_text(RunPart(encoder.bos, ""), ())
+        walk.add_text(RunPart(encoder.bos, ""), (), Place(schema.source))
     turn = 0
     for child in schema.children:
         if isinstance(child, Turn):
@@ -132,6 +138,7 @@ def lay_out_schema(schema: Schema, encoder: TextEncoder, template: ChatTemplate)
 @dataclass
 class _SchemaWalk:
     encoder: TextEncoder
+    vocabulary: int | None
     turn_pieces: tuple[str, ...] = ()
     trims: tuple[Trim, ...] = ()
     at: int = 0
@@ -142,13 +149,13 @@ class _SchemaWalk:
 
     def turn(self, turn: Turn, number: int, *, open_ended: bool) -> None:
         piece = self.turn_pieces[number]
-        self.add_text(RunPart(self.encoder.template(piece), piece, turn=number), ())
+        self.add_text(RunPart(self.encoder.template(piece), piece, turn=number), (), turn.place)
         for child in _trimmed(turn, self.trims[number], open_ended):
             self.node(child, ())
 
     def node(self, node: Text | Param | Module | Union, owner: Owner) -> None:
         if isinstance(node, Text):
-            self.add_text(RunPart(self.encoder.text(node.text), node.text, node=node.order), owner)
+            self.add_text(RunPart(self.encoder.text(node.text), node.text, node=node.order), owner, node.place)
             return
         self.closed = True
         if isinstance(node, Param):
@@ -177,6 +184,7 @@ class _SchemaWalk:
 
     def hole(self, param: Param, owner: Owner) -> None:
         default = None if param.default is None else self.encoder.text(param.default)
+        self.check(default or (), param.place)
         if default is not None and len(default) > param.length:
             self.problems.append(
                 Problem(
@@ -188,7 +196,14 @@ class _SchemaWalk:
         self.entries.append(Hole(len(self.entries), self.at, param.length, owner, param, default))
         self.at += param.length
 
-    def add_text(self, part: RunPart, owner: Owner) -> None:
+    def check(self, ids: tuple[int, ...], place: Place) -> None:
+        """Note a token that the model does not know."""
+        unknown = None if self.vocabulary is None else beyond_vocabulary(ids, self.vocabulary, self.encoder.name)
+        if unknown is not None:
+            self.problems.append(Problem(place, f"this becomes {unknown}"))
+
+    def add_text(self, part: RunPart, owner: Owner, place: Place) -> None:
+        self.check(part.ids, place)
         last = self.entries[-1] if self.entries else None
         joins = not self.closed and isinstance(last, TextRun) and last.owner == owner
         if not part.ids and not joins:

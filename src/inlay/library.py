@@ -47,6 +47,7 @@ class Library:
 
     why_not_shift: the reason why this model's segments cannot be read at a shift, or None.
     placeholder: the token that fills holes while modules are encoded, or None.
+    vocabulary: how many tokens the model knows.
     """
 
     encoder: TextEncoder
@@ -54,6 +55,7 @@ class Library:
     keys: KeyMaker
     why_not_shift: str | None
     placeholder: int | None
+    vocabulary: int
     _layouts: dict[_Name, SchemaLayout] = field(default_factory=dict)
     _specs: dict[tuple[_Name, str, str], SchemaSpecs] = field(default_factory=dict)
 
@@ -62,7 +64,7 @@ class Library:
         known = self._layouts.get((salt, schema.name))
         if known is not None and known.schema is schema:
             return known
-        return lay_out_schema(schema, self.encoder, self.template)
+        return lay_out_schema(schema, self.encoder, self.template, vocabulary=self.vocabulary)
 
     def add(self, layout: SchemaLayout, salt: str = "") -> None:
         """Keep a schema under its name, in place of one that had that name."""

@@ -83,7 +83,7 @@ class LLM(Base):
 
         prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of chat
             messages, ``{"messages": messages, "tools": tools}``, or a list of any of these.
-        sampling_params: for all prompts, or one for each; None for the defaults.
+        sampling_params: for all prompts, or one for each; None for ``get_default_sampling_params()``, the model's own.
         use_tqdm: whether to show a progress bar of finished prompts.
         reuse, positions: the policy of these requests; None for the engine's defaults.
         cache_salt: keeps what these requests leave in the cache for requests with the same salt; None for everybody.
@@ -155,7 +155,7 @@ class LLM(Base):
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, policy: Policy
     ) -> list[Request]:
         several = list(prompts) if is_several(prompts) else [prompts]
-        params = sampling_params if sampling_params is not None else SamplingParams()
+        params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")

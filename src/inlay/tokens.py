@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -67,6 +68,10 @@ class TextEncoder:
         """The ids of a piece of a chat template, special tokens included."""
         return tuple(self._template.encode(text, add_special_tokens=False).ids)
 
+    def name(self, token: int) -> str | None:
+        """What the tokenizer calls a token; None for one that it does not have."""
+        return self._template.id_to_token(token)
+
     def _cut(self, text: str, encoding: Encoding) -> list[str]:
         """The text, cut open wherever it became a token that no text may become."""
         ids = encoding.ids
@@ -79,6 +84,20 @@ class TextEncoder:
             elif token_id in self._reserved and last - first > 1:
                 cuts.append(first + 1)
         return [text[first:last] for first, last in pairwise([0, *sorted(set(cuts)), len(text)])]
+
+
+def beyond_vocabulary(ids: Sequence[int], vocabulary: int, name: Callable[[int], object]) -> str | None:
+    """What is wrong with ids of which a model does not know all, as the object of a sentence; None where it does.
+
+    vocabulary: how many tokens the model knows. name: what the tokenizer calls a token.
+    """
+    if not ids or max(ids) < vocabulary:
+        return None
+    token = next(i for i in ids if i >= vocabulary)
+    return (
+        f"token {token} ({name(token)!r}), and the model knows tokens 0 to {vocabulary - 1}: the tokenizer does not "
+        "belong to this model; use the model's own, or resize the model's embeddings to the tokenizer"
+    )
 
 
 def _without_special_tokens(parts: dict[str, Any]) -> Tokenizer:

@@ -47,6 +47,30 @@ def test_dtypes(checkpoint):
         load_model(str(checkpoint), dtype="int8")
 
 
+@pytest.mark.parametrize(
+    ("stored", "loaded"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.bfloat16)],
+)
+@pytest.mark.parametrize("said", [True, False])
+def test_a_checkpoint_is_loaded_in_the_dtype_of_its_weights(checkpoint, tmp_path, caplog, stored, loaded, said):
+    """Whether its configuration says it or not."""
+    name = str(stored).removeprefix("torch.")
+    folder = copy_of(checkpoint, tmp_path, dtype=name if said else None)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {key: weight.to(stored) for key, weight in weights.items()},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    model = load_model(folder, weights="stock").model
+    assert {weight.dtype for weight in model.state_dict().values()} == {loaded}
+    assert torch.equal(model.lm_head.weight, weights["lm_head.weight"].to(stored).to(loaded))
+    told = [record.getMessage() for record in caplog.records if record.name == "inlay.models.load"]
+    remedy = "dtype 'float32' keeps every bit of them"
+    assert told == [f"{folder}: its weights are {name} and are loaded as bfloat16; {remedy}"] * (stored != loaded)
+    assert load_model(folder, dtype="float32").model.dtype == torch.float32
+
+
 def test_fingerprints_tell_weights_apart(checkpoint):
     model = load_model(str(checkpoint))
     assert model.fingerprint == load_model(str(checkpoint)).fingerprint

@@ -28,6 +28,26 @@ def test_defaults_are_those_of_openai():
     assert (chat().reuse, chat().positions, chat().model, chat().stream) == (None, None, None, False)
 
 
+def test_what_a_body_does_not_say_is_the_models():
+    defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 50}
+
+    def asked(endpoint: Endpoint, default: int | None = None, **body: Any) -> SamplingParams:
+        prompt = {"messages": [USER]} if endpoint is Endpoint.CHAT else {"prompt": "Hello"}
+        read = read_body({**prompt, **body}, endpoint)
+        return translate(read, default_max_tokens=default, defaults=defaults).params
+
+    chats, completions = Endpoint.CHAT, Endpoint.COMPLETIONS
+    assert asked(chats) == SamplingParams(temperature=0.6, top_k=20, max_tokens=50)
+    assert asked(completions) == SamplingParams(temperature=0.6, top_k=20, max_tokens=16)
+    for endpoint in Endpoint:
+        assert asked(endpoint, 7).max_tokens == 7
+        # a value of OpenAI's own defaults is said as any other
+        said = asked(endpoint, temperature=1, top_k=0, max_tokens=3)
+        assert said == SamplingParams(temperature=1, top_k=0, max_tokens=3)
+        assert asked(endpoint, temperature=None).temperature == 0.6
+    assert defaults == {"temperature": 0.6, "top_k": 20, "max_tokens": 50}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -8,13 +8,14 @@ import time
 
 import pytest
 
-from inlay import CapacityError, ParameterError, Schema
+from inlay import AsyncLLM, CapacityError, ParameterError, Schema
 from inlay.server.app import build_app
 from inlay.server.listen import listen
 from inlay.server.run import Server
 from inlay.server.settings import ServerSettings
 
-from .conftest import COMPLETIONS, SCHEMA, Site, running, small_model
+from ..models.test_generation import DEFAULTS, SAID, advised
+from .conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model
 from .test_completions import ENDLESS, asking, until
 
 
@@ -28,7 +29,24 @@ def test_a_server_that_runs_says_so(site: Site):
     assert set(site.call("GET", "/version")[2]) == {"version"}
     model = site.call("GET", "/v1/models/other")[2]
     assert (model["id"], model["root"], model["max_model_len"]) == ("other", "tiny-llama", 2048)
+    assert model["default_sampling_params"] == {}
     assert site.call("GET", "/v1/schemas")[2]["data"][0]["name"] == "trip"
+
+
+def test_what_a_request_does_not_say_is_the_models():
+    """As its generation configuration has it, and as the list of models says."""
+    llm = AsyncLLM(advised(**SAID), kv_memory="16MiB", chunk_size=8)
+    with running(llm) as site:
+        (model, _) = site.call("GET", "/v1/models")[2]["data"]
+        assert model["default_sampling_params"] == DEFAULTS
+        unsaid, said, greedy = (
+            site.post(COMPLETIONS, prompt="Hello", max_tokens=9, **body)["choices"][0]["text"]
+            for body in ({}, {"temperature": 0, "repetition_penalty": 50}, {"temperature": 0, "repetition_penalty": 1})
+        )
+        assert unsaid == said != greedy
+        chat = site.post(CHAT, messages=[{"role": "user", "content": "Hello"}], ignore_eos=True)
+        assert chat["usage"]["completion_tokens"] == 9
+    llm.shutdown()
 
 
 def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):

@@ -17,6 +17,7 @@ from inlay.batch.index import Entry, Index
 from inlay.batch.lines import BatchLine
 from inlay.batch.order import sort_key
 from inlay.batch.output import Output
+from inlay.config import GENERATION_CONFIGS, check_choice
 from inlay.errors import InlayError
 from inlay.openai import (
     BodyError,
@@ -50,6 +51,7 @@ class Job:
     schemas: those that prompts may name. reuse: the policy of requests that bring none.
     seed: what the seeds of requests that bring none come from, with their custom_id.
     default_max_tokens: see ``openai.translate``. tool_parser: see ``openai.model_tools``.
+    generation_config: that of the model, which ``load`` is to make with it.
     """
 
     input: Path
@@ -60,8 +62,10 @@ class Job:
     seed: int = 0
     default_max_tokens: int | None = None
     tool_parser: str | None = None
+    generation_config: str = "auto"
 
     def __post_init__(self) -> None:
+        check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         named_format(self.tool_parser)  # before a model is loaded
 
     def settings(self) -> dict[str, Any]:
@@ -73,6 +77,7 @@ class Job:
             "seed": self.seed,
             "default max_tokens": self.default_max_tokens,
             "tool parser": self.tool_parser,
+            "generation config": self.generation_config,
         }
 
 
@@ -134,7 +139,12 @@ class _Batch:
     def _call(self, line: BatchLine) -> Call:
         """A request as the model takes it. Raises InlayError for what is wrong with it, or not for a batch."""
         body = read_body(line.body, line.endpoint)
-        call = translate(body, default_max_tokens=self.job.default_max_tokens, tools=self.tools)
+        call = translate(
+            body,
+            default_max_tokens=self.job.default_max_tokens,
+            tools=self.tools,
+            defaults=self.llm.sampling_defaults,
+        )
         self._check(call)
         return call
 

@@ -42,6 +42,10 @@ def batch(
         int | None,
         typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
     ] = None,
+    generation_config: Annotated[
+        str,
+        typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off."),
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Of requests that bring none, with their custom_id.")] = 0,
     tool_parser: Annotated[
         str | None,
@@ -75,12 +79,21 @@ def batch(
         seed=seed,
         default_max_tokens=default_max_tokens,
         tool_parser=tool_parser,
+        generation_config=generation_config,
     )
 
     def load() -> AsyncLLM:
         from inlay.async_llm import AsyncLLM
 
-        llm = AsyncLLM(model, dtype=dtype, seed=seed, reuse=reuse, kv_memory=kv_memory, max_num_seqs=max_num_seqs)
+        llm = AsyncLLM(
+            model,
+            dtype=dtype,
+            seed=seed,
+            reuse=reuse,
+            kv_memory=kv_memory,
+            max_num_seqs=max_num_seqs,
+            generation_config=generation_config,
+        )
         if llm.loaded.note:
             print(f"inlay: {llm.loaded.note}", file=sys.stderr)
         return llm

@@ -34,7 +34,13 @@ def run(
         str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="The most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 takes the most probable token; the model's own or else 0, if not given."),
+    ] = None,
+    generation_config: Annotated[
+        str, typer.Option(help="auto: sample as the model's generation_config.json says; off.")
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Answer without reuse as well, and show both.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
@@ -48,8 +54,20 @@ def run(
     from inlay.llm import LLM
     from inlay.types import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    llm = LLM(model, dtype=dtype, quantization=quantization, reuse=reuse, positions=positions, seed=seed)
+    given: Row = {"max_tokens": max_tokens, "seed": seed}
+    if temperature is not None:
+        given["temperature"] = temperature
+    SamplingParams(**given)  # so is this
+    llm = LLM(
+        model,
+        dtype=dtype,
+        quantization=quantization,
+        reuse=reuse,
+        positions=positions,
+        seed=seed,
+        generation_config=generation_config,
+    )
+    params = SamplingParams(**{"temperature": 0.0, **llm.sampling_defaults, **given})
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     llm.add_schema(parsed_schema, encode=False)

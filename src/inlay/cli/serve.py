@@ -44,6 +44,10 @@ def serve(
         int | None,
         typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
     ] = None,
+    generation_config: Annotated[
+        str,
+        typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off."),
+    ] = "auto",
     timeout: Annotated[float, typer.Option(help="Seconds after which a request ends; 0 for never.")] = 300.0,
     max_timeout: Annotated[
         float | None, typer.Option(help="The most seconds that a request may ask for; --timeout, if not given.")
@@ -119,6 +123,7 @@ def serve(
             dtype=dtype,
             weights=weights,
             quantization=quantization,
+            generation_config=generation_config,
         )
         try:
             app = build_app(llm, settings, first)

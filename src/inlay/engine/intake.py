@@ -13,6 +13,7 @@ from inlay.engine.structured import Grammars
 from inlay.errors import ContextError, ParameterError
 from inlay.models.load import LoadedModel, stop_ids
 from inlay.placement import PromptLayout
+from inlay.tokens import beyond_vocabulary
 from inlay.types import SamplingParams
 
 
@@ -37,6 +38,7 @@ class Intake:
 
         Raises ParameterError, and ContextError where the prompt leaves no room for an answer.
         """
+        self._check_prompt(layout)
         self._check_tokens(params)
         room = self._room(layout)
         number, self._requests = self._requests, self._requests + 1
@@ -84,12 +86,16 @@ class Intake:
             raise ParameterError("a prompt is empty; give at least one token")
         longest, end = self._loaded.spec.max_positions, layout.positions[-1]
         if end + 1 >= longest:
-            where = f"{layout.place}: " if layout.place else ""
             raise ContextError(
-                f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
+                f"{_where(layout)}the prompt ends at position {end} and the model's context is {longest} tokens long, "
                 "answer included; shorten the prompt, or import fewer modules"
             )
         return longest - end - 1
+
+    def _check_prompt(self, layout: PromptLayout) -> None:
+        """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody."""
+        if unknown := beyond_vocabulary(layout.ids, self._vocabulary, self._loaded.tokenizer.convert_ids_to_tokens):
+            raise ParameterError(f"{_where(layout)}the prompt holds {unknown}")
 
     def _check_tokens(self, params: SamplingParams) -> None:
         last = self._vocabulary - 1
@@ -97,3 +103,7 @@ class Intake:
             for token in tokens:
                 if token > last:
                     raise ParameterError(f"{name} holds token {token}, and the model knows tokens 0 to {last}")
+
+
+def _where(layout: PromptLayout) -> str:
+    return f"{layout.place}: " if layout.place else ""

@@ -4,45 +4,58 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PretrainedConfig, PreTrainedModel
 
 #: Entries of a configuration that say nothing of what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version", "_attn_implementation")
-_SAMPLE = 1024
+_BLOCK = 1 << 20  # bytes that one thread hashes at a time
 
 
 class Fingerprint:
-    """sha256 over the configuration and, of every weight, its name, shape, dtype and up to 1,024 spread values.
+    """sha256 over the configuration and, of every weight, its name, shape, dtype and all of its bytes.
 
-    Weights may be shown part by part, in any order, so that a part can be packed or dropped before the next is there.
+    A weight's bytes are hashed in blocks, by as many threads as PyTorch computes with, and the digests of the blocks
+    are hashed in their order, so that the fingerprint does not depend on the threads. Weights may be shown part by
+    part, in any order, so that a part can be packed or dropped before the next is there.
+
+    weights: the digest of the weights, where it is known; then none need to be shown.
     """
 
-    def __init__(self, config: PretrainedConfig) -> None:
+    def __init__(self, config: PretrainedConfig, weights: bytes | None = None) -> None:
         settings = config.to_dict()
         for name in _VOLATILE:
             settings.pop(name, None)
         self._config = json.dumps(settings, sort_keys=True, default=str).encode()
+        self._known = weights
         self._weights: dict[str, bytes] = {}
+        self._hashed = WeakTensorKeyDictionary()  # a tied weight is shown under two names, and hashed once
 
     def add(self, path: str, part: nn.Module) -> None:
         """Take in the weights of a module that stands at that path of the model."""
-        for name, weight in part.state_dict(prefix=f"{path}." if path else "").items():
-            flat = weight.detach().reshape(-1)
-            sample = flat[:: max(1, flat.numel() // _SAMPLE)].to(torch.float32).contiguous()
-            described = f"{name} {tuple(weight.shape)} {weight.dtype}".encode()
-            self._weights[name] = described + sample.cpu().numpy().tobytes()
+        if self._known is not None:
+            return
+        weights = part.state_dict(prefix=f"{path}." if path else "", keep_vars=True)
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            for name, weight in weights.items():
+                if weight not in self._hashed:
+                    self._hashed[weight] = _sha256(b"".join(threads.map(_sha256, _blocks(weight))))
+                described = f"{name} {tuple(weight.shape)} {weight.dtype}"
+                self._weights[name] = _sha256(described.encode()) + self._hashed[weight]
+
+    def weights(self) -> bytes:
+        """The digest of all weights."""
+        return self._known or _sha256(b"".join(weight for _, weight in sorted(self._weights.items())))
 
     def digest(self, quantization: str | None = None) -> bytes:
         """The fingerprint. quantization: how the weights are rounded, which makes another model of them."""
-        digest = hashlib.sha256(self._config)
-        for _, weight in sorted(self._weights.items()):
-            digest.update(weight)
-        if quantization is not None:
-            digest.update(f"quantization {quantization}".encode())
-        return digest.digest()
+        rounded = "" if quantization is None else f"quantization {quantization}"
+        return _sha256(_sha256(self._config) + self.weights() + rounded.encode())
 
 
 def fingerprint(model: PreTrainedModel) -> bytes:
@@ -50,3 +63,13 @@ def fingerprint(model: PreTrainedModel) -> bytes:
     whole = Fingerprint(model.config)
     whole.add("", model)
     return whole.digest()
+
+
+def _blocks(weight: Tensor) -> Iterator[memoryview]:
+    """The bytes of a weight."""
+    flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return (block.numpy().data for block in flat.split(_BLOCK))
+
+
+def _sha256(data: bytes | memoryview) -> bytes:
+    return hashlib.sha256(data).digest()

@@ -19,9 +19,10 @@ from transformers import (
 
 from inlay.demo import MODEL_DIRECTORY
 from inlay.errors import ModelError, ParameterError
-from inlay.models.adapter import ModelSpec, check_config, describe
+from inlay.models.adapter import ModelSpec, check_config, describe, dtype_name
 from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.models.fingerprint import fingerprint as fingerprint
+from inlay.models.fingerprint_cache import Checkpoint
 from inlay.models.shapes import build_random, check_shape
 from inlay.models.weights import STOCK, WeightForm, prepare
 
@@ -36,7 +37,7 @@ _DEMO_NOTE = "demo is a small model that answers questions from documents in fro
 class LoadedModel:
     """A transformers model with its tokenizer and what inlay knows of it.
 
-    fingerprint: sha256 over configuration and a sample of every weight; part of every segment key.
+    fingerprint: sha256 over configuration and every byte of every weight; part of every segment key.
     note: what a user should know of this model before reading its answers, or None.
     form: how the model keeps its weights.
     """
@@ -56,8 +57,8 @@ def load_model(
     """Load a model for the CPU.
 
     name: a directory, a hub name, ``random:<shape>``, or ``demo``.
-    dtype: "float32", "bfloat16", or "auto": what the checkpoint says where that is one of the two, else bfloat16;
-        random models are bfloat16, ``demo`` is float32.
+    dtype: "float32", "bfloat16", or "auto": what the checkpoint's configuration says, or its weights where that says
+        nothing, if it is one of the two, else bfloat16; random models are bfloat16, ``demo`` is float32.
     seed: of the random weights; checkpoints and ``demo`` ignore it.
     weights: "packed" for speed, or "stock" for the model as transformers makes it.
     quantization: "int8" or "int4" keep the linear layers' weights in so many bits; None in the model's dtype.
@@ -67,7 +68,7 @@ def load_model(
     if dtype != "auto" and dtype not in DTYPES:
         raise ParameterError(f"dtype is '{dtype}'; use 'auto', 'float32' or 'bfloat16'")
     if name == "demo":
-        bundled = _checkpoint(str(MODEL_DIRECTORY), "float32" if dtype == "auto" else dtype, form)
+        bundled = _checkpoint(str(MODEL_DIRECTORY), "float32" if dtype == "auto" else dtype, form, keep=False)
         return replace(bundled, name=name, note=_DEMO_NOTE)
     if name.startswith("random:"):
         return _random(name, DTYPES.get(dtype, torch.bfloat16), seed, form)
@@ -92,27 +93,48 @@ def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> Loade
     return LoadedModel(name, model, tokenizer, describe(model), fingerprint, f"{name} has random weights", form)
 
 
-def _checkpoint(name: str, dtype: str, form: WeightForm) -> LoadedModel:
+def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -> LoadedModel:
+    """keep: whether the digest of the weights is looked up, and left, in the user's cache directory."""
     config = read_config(name)
     check_config(config)
     tokenizer = _read_tokenizer(name)
+    files = Checkpoint.of(name, config) if keep else None
+    model = _read_weights(name, config, dtype)
+    if files is not None and files != Checkpoint.of(name, config):
+        files = None  # which of the two was read?
+    model.eval()
+    spec = describe(model)
+    return LoadedModel(name, model, tokenizer, spec, prepare(model, form, files), form=form)
+
+
+def _read_weights(name: str, config: PretrainedConfig, dtype: str) -> PreTrainedModel:
+    """The stock model, in a dtype that inlay computes in."""
+    wanted: Any = DTYPES.get(dtype, config.dtype)
+    if wanted is None:  # the configuration does not say, and transformers looks at the weights
+        model = _read_model(name, config, "auto")
+        if model.dtype in DTYPES.values():
+            return model
+        wanted = model.dtype
+    if wanted not in DTYPES.values():
+        remedy = "dtype 'float32' keeps every bit of them"
+        logger.warning("%s: its weights are %s and are loaded as bfloat16; %s", name, dtype_name(wanted), remedy)
+        wanted = torch.bfloat16
+    return _read_model(name, config, wanted)
+
+
+def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
     try:
         read: Any = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            dtype=_checkpoint_dtype(config, dtype),
-            trust_remote_code=False,
-            output_loading_info=True,
+            name, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:
         raise ModelError(f"{name}: the weights cannot be loaded: {_first_line(error)}") from error
+    model: PreTrainedModel
     model, report = read
     if lacking := sorted(report["missing_keys"]):  # transformers would fill them with noise
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise ModelError(f"{name}: the weights lack {lacking[0]}{more}; give a complete checkpoint")
-    model.eval()
-    spec = describe(model)
-    return LoadedModel(name, model, tokenizer, spec, prepare(model, form), form=form)
+    return model
 
 
 def read_config(name: str) -> PretrainedConfig:
@@ -145,19 +167,16 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _checkpoint_dtype(config: PretrainedConfig, dtype: str) -> torch.dtype:
-    if dtype != "auto":
-        return DTYPES[dtype]
-    return torch.float32 if config.dtype in (torch.float32, "float32") else torch.bfloat16
-
-
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].strip().rstrip(".")
 
 
 def stop_ids(loaded: LoadedModel) -> frozenset[int]:
-    """The token ids that end a text, from the generation configuration, the configuration and the tokenizer."""
+    """The token ids that end a text, from the generation configuration, the configuration and the tokenizer.
+
+    Without those beyond the vocabulary, which the model cannot say.
+    """
     ids: set[int] = set()
     generation = getattr(loaded.model, "generation_config", None)
     for source in (generation, loaded.model.config):
@@ -167,4 +186,4 @@ def stop_ids(loaded: LoadedModel) -> frozenset[int]:
             break
     if loaded.tokenizer.eos_token_id is not None:
         ids.add(loaded.tokenizer.eos_token_id)
-    return frozenset(ids)
+    return frozenset(token for token in ids if 0 <= token < loaded.spec.vocab_size)

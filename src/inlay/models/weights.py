@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from inlay.errors import ParameterError
 from inlay.models.fingerprint import Fingerprint
+from inlay.models.fingerprint_cache import Checkpoint
 from inlay.models.fused import fused, parts
 from inlay.models.linear import MakeLinear, packed
 from inlay.models.quantize import QUANTIZATIONS
@@ -51,12 +52,15 @@ STOCK = WeightForm(weights="stock")
 
 
 class Preparation:
-    """Brings a model's weights into their form, part by part, and takes its fingerprint on the way."""
+    """Brings a model's weights into their form, part by part, and takes its fingerprint on the way.
 
-    def __init__(self, model: PreTrainedModel, form: WeightForm) -> None:
+    weights: what the fingerprint says of them, where that is known.
+    """
+
+    def __init__(self, model: PreTrainedModel, form: WeightForm, weights: bytes | None = None) -> None:
         self._model = model
         self._form = form
-        self._fingerprint = Fingerprint(model.config)
+        self._fingerprint = Fingerprint(model.config, weights)
 
     def take(self, path: str, part: nn.Module) -> None:
         """A part whose weights are there."""
@@ -66,14 +70,25 @@ class Preparation:
             if replacement is not part:
                 self._model.set_submodule(path, replacement)
 
+    def weights(self) -> bytes:
+        """What the fingerprint says of the original weights."""
+        return self._fingerprint.weights()
+
     def fingerprint(self) -> bytes:
         """Of the original weights: the same for every form that does not round them."""
         return self._fingerprint.digest(self._form.quantization)
 
 
-def prepare(model: PreTrainedModel, form: WeightForm) -> bytes:
-    """Bring a whole model into a form. Returns its fingerprint."""
-    preparation = Preparation(model, form)
+def prepare(model: PreTrainedModel, form: WeightForm, checkpoint: Checkpoint | None = None) -> bytes:
+    """Bring a whole model into a form. Returns its fingerprint.
+
+    checkpoint: the files that it was read from; what is known of them is not hashed again.
+    """
+    dtype = model.dtype
+    known = None if checkpoint is None else checkpoint.recall(dtype)
+    preparation = Preparation(model, form, known)
     for path, part in list(parts(model)):
         preparation.take(path, part)
+    if checkpoint is not None and known is None:
+        checkpoint.remember(dtype, preparation.weights())
     return preparation.fingerprint()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from inlay.errors import ParameterError
@@ -21,7 +22,7 @@ from inlay.types import SamplingParams
 _MODULAR = "anchored"  # what the policy "modular" stands for: the better one of the two that are (docs/quality.md)
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
 
-#: Fields that SamplingParams has under the same name, and with the same meaning and default.
+#: Fields that SamplingParams has under the same name, and with the same meaning.
 _PLAIN = (
     "n",
     "temperature",
@@ -72,12 +73,20 @@ class Call:
     tools: ToolUse | None
 
 
-def translate(body: Body, *, default_max_tokens: int | None = None, tools: ModelTools | None = None) -> Call:
+def translate(
+    body: Body,
+    *,
+    default_max_tokens: int | None = None,
+    tools: ModelTools | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Call:
     """A body as a call.
 
     default_max_tokens: for requests that don't say; None for OpenAI's, which are 16 for completions and no bound but
         the context for chats.
     tools: what the model does with tools, ``model_tools(tokenizer)``; None for a model that does nothing with them.
+    defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say; completions without
+        max_tokens have OpenAI's all the same.
     Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
     """
     options = body.stream_options
@@ -90,7 +99,7 @@ def translate(body: Body, *, default_max_tokens: int | None = None, tools: Model
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
         model=body.model,
         prompts=_prompts(body, offer),
-        params=_params(body, said if said is not None else default_max_tokens, offer),
+        params=_params(body, said if said is not None else default_max_tokens, offer, defaults),
         said_max_tokens=said is not None,
         reuse=_MODULAR if body.reuse == "modular" else body.reuse,
         positions=body.positions,
@@ -152,14 +161,14 @@ def _schema_prompt(document: Mapping[str, Any] | None, pml: str | None) -> Promp
     return Prompt.from_json(document, source="prompt")
 
 
-def _params(body: Body, max_tokens: int | None, offer: Offer | None) -> SamplingParams:
-    given = {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
+def _params(body: Body, max_tokens: int | None, offer: Offer | None, defaults: Mapping[str, Any]) -> SamplingParams:
+    given = {**defaults, **{name: value for name in _PLAIN if (value := getattr(body, name)) is not None}}
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
-    unbounded = isinstance(body, ChatBody) or max_tokens is not None
-    given["max_tokens"] = max_tokens if unbounded else _COMPLETION_TOKENS
+    unsaid = defaults.get("max_tokens") if isinstance(body, ChatBody) else _COMPLETION_TOKENS
+    given["max_tokens"] = max_tokens if max_tokens is not None else unsaid
     given["logprobs"] = _logprobs(body)
     given["structured_outputs"] = _structure(body) if offer is None else offer.structure
     if offer is not None and offer.use.model.ends and not offer.use.held:

@@ -48,7 +48,14 @@ _CALL: dict[str, Any] = {
     "choices": {"type": "array", "minItems": 1},
 }
 _ANSWER = _object(**_CALL, usage=_object(prompt_tokens=_COUNT), inlay=_object(exact_tokens=_COUNT))
-_MODEL = _object(id=_TEXT, object=_TEXT, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT)
+_MODEL = _object(
+    id=_TEXT,
+    object=_TEXT,
+    created=_COUNT,
+    owned_by=_TEXT,
+    max_model_len=_COUNT,
+    default_sampling_params={"type": "object"},
+)
 _SCHEMAS: dict[str, Any] = {
     "Error": _object(error=_object(message=_TEXT, type=_TEXT, param={}, code={})),
     "Tokenize": {

@@ -31,7 +31,7 @@ async def model(request: Request, name: str) -> Response:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    """OpenAI's model object, with vLLM's ``root`` and ``max_model_len``."""
+    """OpenAI's model object, with vLLM's ``root`` and ``max_model_len``, and what requests get that do not say."""
     return {
         "id": name,
         "object": "model",
@@ -40,4 +40,5 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "root": service.llm.model_name,
         "parent": None,
         "max_model_len": service.llm.loaded.spec.max_positions,
+        "default_sampling_params": service.llm.sampling_defaults,
     }

@@ -50,7 +50,12 @@ def take_order(service: Service, endpoint: Endpoint, scope: Scope, tally: Tally)
     began = time.perf_counter()
     body = read_body(scope["state"]["body"], endpoint)
     read = time.perf_counter()
-    call = translate(body, default_max_tokens=settings.default_max_tokens, tools=service.tools)
+    call = translate(
+        body,
+        default_max_tokens=settings.default_max_tokens,
+        tools=service.tools,
+        defaults=service.llm.sampling_defaults,
+    )
     tally.took("read", read - began)
     tally.took("translate", time.perf_counter() - read)
     check_name(call.model, settings)

@@ -1,0 +1,153 @@
+"""What a checkpoint's weights hashed to the last time, so that only its first load reads every byte for it.
+
+A record is one file of JSON in the user's cache directory. It holds as long as every file of the checkpoint has the
+inode, the size and the times of then; one that is damaged, or of another version, is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig
+from transformers.utils.hub import cached_file
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # of the records, and of what the digest of the weights is made of
+_SUFFIXES = (".json", ".safetensors", ".bin")
+_ADAPTER = "adapter_config.json"  # transformers would take the weights from elsewhere
+_MOST_FILES = 4096
+_MOST_BYTES = 4 << 20
+_SETTLED_S = 2.0  # two changes that are nearer to each other than a file system's clock tells leave the same times
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a checkpoint as they are at a moment.
+
+    files: name, inode, size, time of the last change of the content and of the inode in nanoseconds.
+    """
+
+    folder: str
+    files: tuple[tuple[str, int, int, int, int], ...]
+
+    @classmethod
+    def of(cls, name: str, config: PretrainedConfig) -> Checkpoint | None:
+        """That of a local directory or a hub name; None where what its weights are cannot be told from files."""
+        try:
+            folder = _folder(name, config)
+            files = [] if folder is None else _files(folder)
+        except OSError:
+            return None
+        if not any(file[0].endswith(_SUFFIXES[1:]) for file in files) or any(file[0] == _ADAPTER for file in files):
+            return None
+        return cls(str(folder), tuple(files))
+
+    def recall(self, dtype: torch.dtype) -> bytes | None:
+        """The digest of the weights in this dtype, where a load before this one has left it."""
+        path = self._path(dtype)
+        if path is None:
+            return None
+        try:
+            with path.open("rb") as file:
+                record = json.loads(file.read(_MOST_BYTES))
+            weights = bytes.fromhex(record["weights"])
+            right = record == self._record(dtype, weights)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return weights if right else None
+
+    def remember(self, dtype: torch.dtype, weights: bytes) -> None:
+        """Leave the digest of the weights for later loads, which hash again where that cannot be.
+
+        Nor is it left where the files have changed by now, or so lately that another change might not show.
+        """
+        path = self._path(dtype)
+        if path is None or not self._settled:
+            return
+        try:
+            if tuple(_files(Path(self.folder))) != self.files:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+            try:
+                with open(handle, "w", encoding="utf-8") as file:
+                    json.dump(self._record(dtype, weights), file)
+                os.replace(draft, path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(draft)
+                raise
+        except OSError as error:
+            logger.debug("the fingerprint of %s is not kept: %s", self.folder, error)
+
+    @property
+    def _settled(self) -> bool:
+        return max(max(file[3:]) for file in self.files) < (time.time() - _SETTLED_S) * 1e9
+
+    def _record(self, dtype: torch.dtype, weights: bytes) -> dict[str, Any]:
+        record = {
+            "version": VERSION,
+            "folder": self.folder,
+            "dtype": str(dtype),
+            "transformers": transformers.__version__,  # which decides what it makes of the files
+            "files": [list(file) for file in self.files],
+            "weights": weights.hex(),
+        }
+        return {**record, "sha256": hashlib.sha256(json.dumps(record).encode()).hexdigest()}
+
+    def _path(self, dtype: torch.dtype) -> Path | None:
+        """Where the record lies: one for each folder and dtype, so that a checkpoint that changes leaves no more."""
+        root = cache_root()
+        name = hashlib.sha256(json.dumps([VERSION, self.folder, str(dtype)]).encode()).hexdigest()[:32]
+        return None if root is None else root / "fingerprints" / f"{name}.json"
+
+
+def cache_root() -> Path | None:
+    """inlay's own cache directory: $INLAY_CACHE_ROOT, or ``inlay`` in $XDG_CACHE_HOME or ~/.cache.
+
+    None where there is no home.
+    """
+    own, shared = os.environ.get("INLAY_CACHE_ROOT"), os.environ.get("XDG_CACHE_HOME", "")
+    if own:
+        return Path(own)
+    if os.path.isabs(shared):  # the specification has others ignored
+        return Path(shared) / "inlay"
+    try:
+        return Path.home() / ".cache" / "inlay"
+    except RuntimeError:
+        return None
+
+
+def _folder(name: str, config: PretrainedConfig) -> Path | None:
+    """Where the files of a model lie, a hub name's in the hub's cache."""
+    if Path(name).is_dir():
+        return Path(name).resolve()
+    commit = getattr(config, "_commit_hash", None)
+    found = cached_file(name, "config.json", revision=commit, local_files_only=True) if commit else None
+    return Path(found).parent if found else None
+
+
+def _files(folder: Path) -> list[tuple[str, int, int, int, int]]:
+    paths = list(islice(folder.rglob("*"), _MOST_FILES + 1))
+    if len(paths) > _MOST_FILES:
+        return []
+    found = []
+    for path in sorted(paths):
+        if path.suffix in _SUFFIXES:
+            stat = path.stat()
+            name = path.relative_to(folder).as_posix()
+            found.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return found
