@@ -385,6 +385,14 @@ def test_a_body_is_not_read_where_nothing_is_left():
     assert len(app.states) == 2
 
 
+def test_a_body_that_costs_no_tokens_is_read_where_none_are_left():
+    meter, who, length = Meter(Clock()), tenant(tokens_per_minute=10), {"content-length": "1"}
+    admitted(meter, who).tokens(50)
+    for path, status in (("/tokenize", 200), ("/detokenize", 200), ("/v1/completions", 429)):
+        found = send(RateHeaders(Echo(), meter), [b"x"], path=path, headers=length, state={"tenant": who})
+        assert found.status == status
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0s"), (0.0001, "1ms"), (0.017, "17ms"), (1, "1s"), (1.5, "1.5s"), (59.9991, "1m0s"), (3661, "61m1s")],

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "Limits", "Meter", "Pass", "RateHeaders", "duration"]
 
+#: Requests with a body that use no tokens.
+WITHOUT_TOKENS = frozenset({"/tokenize", "/detokenize"})
+
 _MINUTE_NS = 60 * 10**9
 _BUSY_RETRY_S = 1.0  # a place is free again as soon as any of the tenant's requests ends
 
@@ -183,12 +186,13 @@ class Meter:
                 headers[f"x-ratelimit-reset-{name}"] = duration(bucket.seconds_until(bucket.per_minute, now))
         return headers
 
-    def check(self, tenant: Tenant) -> None:
-        """Refuse what any request would be refused for now; uses nothing. Raises BodyError."""
+    def check(self, tenant: Tenant, *, tokens: bool = True) -> None:
+        """Refuse what any request would be refused for now; uses nothing. tokens: see ``request``. Raises BodyError."""
         account = self._account(tenant)
         self.check_room(tenant, account, 1, 1)
         self._check_bucket("requests", account.requests)
-        self._check_bucket("tokens", account.tokens)
+        if tokens:
+            self._check_bucket("tokens", account.tokens)
 
     def check_room(self, tenant: Tenant, account: Account, answers: int, more: int) -> None:
         """Raises BodyError where a request has no room. answers: all that it asks for. more: those without a place."""
@@ -262,7 +266,7 @@ class RateHeaders:
 
         try:
             if has_body(scope):
-                self._meter.check(tenant)
+                self._meter.check(tenant, tokens=scope["path"] not in WITHOUT_TOKENS)
         except BodyError as error:
             await refuse(error, scope, receive, sending)
         else:
