@@ -19,6 +19,13 @@ def usage(**changes: int) -> Usage:
     return Usage(**(counts | changes))
 
 
+def test_stop_tokens_are_few():
+    assert len(SamplingParams(stop_token_ids=range(1024)).stop_ids) == 1024
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(stop_token_ids=[-1] * 2_000_000)
+    assert str(caught.value) == "stop_token_ids has 2,000,000 tokens, and at most 1,024 may end an answer; give fewer."
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -172,7 +172,7 @@ class Base:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Request:
-        self._intake.prepare(params)  # nobody else waits for that
+        self._intake.prepare(params, policy.salt)  # nobody else waits for that
         with self._lock:
             layout = self._place(prompt, policy)
         content = self._library.content(layout, policy)
@@ -180,7 +180,7 @@ class Base:
         stored = self._thread.call(lambda: self._engine.stored(wanted)).result() if wanted else frozenset()
         with self._lock:
             splice = self._library.splice(layout, policy, content, stored)
-            request = self._intake.request(layout, splice, params)
+            request = self._intake.request(layout, splice, params, policy.salt)
         for member in request.family:
             member.priority = priority
             member.deadline = None if timeout_s is None else time.perf_counter() + timeout_s

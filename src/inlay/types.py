@@ -15,6 +15,7 @@ _MAX_TEMPERATURE = 100.0
 _MAX_LOGPROBS = 20
 _MAX_ANSWERS = 128
 _MAX_BIAS = 100
+_MAX_STOP_IDS = 1024  # each is looked at behind every token
 _MAX_PENALTY = 2
 _MAX_REPETITION = 100.0
 _MAX_TOP_K = 2**31 - 1
@@ -43,7 +44,7 @@ class SamplingParams:
         logit_bias: token id → what to add to its logit, -100 to 100.
         seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
         stop: text that ends the answer, one string or several; read it back as ``stops``.
-        stop_token_ids: tokens that end the answer; read them back as ``stop_ids``.
+        stop_token_ids: tokens that end the answer, at most 1,024; read them back as ``stop_ids``.
         include_stop_str_in_output: whether the answer keeps the stop string that ended it.
         ignore_eos: whether to go on after the model's end-of-sequence token.
         max_tokens: the most tokens to generate; None goes on up to the model's context.
@@ -145,6 +146,11 @@ class SamplingParams:
         texts = self.stop is None or isinstance(self.stop, str) or _is_list(self.stop)
         texts = texts and all(isinstance(text, str) and text for text in self.stops)
         _require(texts, "stop", self.stop, "None, a string or a list of strings, none of them empty")
+        if _is_list(self.stop_token_ids) and len(self.stop_token_ids) > _MAX_STOP_IDS:
+            raise ParameterError(
+                f"stop_token_ids has {len(self.stop_token_ids):,} tokens, and at most {_MAX_STOP_IDS:,} may end an "
+                "answer; give fewer."
+            )
         tokens = _is_list(self.stop_token_ids) and all(_is_int(token, 0) for token in self.stop_token_ids)
         _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
         bounded = self.max_tokens is None or _is_int(self.max_tokens, 1)

@@ -96,6 +96,33 @@ def test_a_second_signal_ends_it_at_once():
         assert "Traceback" not in err
 
 
+LOADING = """
+import sys, time
+import inlay.base
+from inlay.cli.main import main
+
+def load(*_):
+    print("loading", flush=True)
+    time.sleep(60)
+
+inlay.base._loaded = load
+sys.exit(main(["serve", "random:tiny", "--port", "0"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_ends_it_at_once(number):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LOADING], **pipes) as process:  # type: ignore[call-overload]
+        try:
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(number)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (0, "", "inlay: stopped before it was ready\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

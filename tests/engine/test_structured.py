@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay import LLM, InlayError, ParameterError, SamplingParams
+from inlay.engine import structured
 from inlay.engine.stream import TextStream
 from inlay.engine.structured import Grammars, allowed_tokens
 
@@ -286,3 +287,45 @@ def test_a_grammar_that_cannot_follow_ends_the_request():
     guide = _grammars("llama3")[1].guide({"choice": ["a"]})
     with pytest.raises(InlayError, match=r"structured_outputs: .*doesn't satisfy the grammar"):
         guide.take(0)
+
+
+def _new_grammars() -> Grammars:
+    tokenizer = family("llama3")
+    return Grammars(tokenizer, len(tokenizer) + 3, [tokenizer.eos_token_id])
+
+
+def _compiled(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts of the grammars that are compiled from now on."""
+    texts: list[str] = []
+    compile_ = grammars._compile
+    monkeypatch.setattr(grammars, "_compile", lambda kind, text: (texts.append(text), compile_(kind, text))[1])
+    return texts
+
+
+def test_what_one_tenant_compiled_is_not_found_by_another(monkeypatch):
+    grammars = _new_grammars()
+    texts = _compiled(grammars, monkeypatch)
+    for salt in ("a", "a", "b", "", "b", ""):
+        grammars.guide({"regex": "[a-c]+"}, salt)
+    assert texts == ["[a-c]+"] * 3
+
+
+def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
+    monkeypatch.setattr(structured, "_COMPILED", 3)
+    monkeypatch.setattr(structured, "_COMPILED_EACH", 2)
+    grammars = _new_grammars()
+    texts = _compiled(grammars, monkeypatch)
+    for salt, pattern in (("a", "own"), *(("b", f"x{n}") for n in range(5)), ("c", "new"), ("a", "own"), ("b", "x4")):
+        grammars.guide({"regex": pattern}, salt)
+    assert texts == ["own", "x0", "x1", "x2", "x3", "x4", "new"]
+    grammars.guide({"regex": "x3"}, "b")
+    assert texts[-1] == "x3", "it was the one that had the most"
+
+
+def test_requests_bring_their_tenant_s_salt(monkeypatch):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    texts = _compiled(llm._intake._grammars, monkeypatch)
+    params = SamplingParams(max_tokens=2, n=2, structured_outputs={"regex": "[a-c]+"})
+    for salt in ("a", "a", "b", None):
+        llm.generate("x", params, cache_salt=salt)
+    assert len(texts) == 3

@@ -72,7 +72,7 @@ class Site:
 def read(response: HTTPResponse) -> Answer:
     text = response.read()
     headers = {name.lower(): value for name, value in response.getheaders()}
-    return response.status, headers, json.loads(text) if "json" in headers.get("content-type", "") else text
+    return response.status, headers, json.loads(text) if text and "json" in headers.get("content-type", "") else text
 
 
 def with_keys(folder: Path) -> Iterator[Site]:

@@ -35,3 +35,10 @@ def test_other_names(host: str):
     assert not app.states
     assert (found.status, found.error["code"]) == (421, "misdirected_request")
     assert found.error["message"].startswith(f"the Host is {host!r}, and a server without keys ")
+
+
+def test_balancers_ask_without_naming_a_host():
+    for path in ("/health", "/ready"):
+        assert send(LocalHosts(Echo()), method="GET", path=path).status == 200
+        assert send(LocalHosts(Echo()), method="GET", path=path, headers={"host": "evil.example"}).status == 421
+    assert send(LocalHosts(Echo()), method="GET", path="/v1/models").status == 421

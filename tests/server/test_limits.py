@@ -190,6 +190,124 @@ def test_tokens_are_paid_when_they_are_used():
     admitted(meter, who)
 
 
+def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, Pass] | BodyError:
+    """A request whose size is known, or its refusal."""
+    begun = begin(meter, who)
+    if isinstance(begun, BodyError):
+        return begun
+    try:
+        begun[1].hold(**size)
+    except BodyError as error:
+        end(begun[0])
+        return error
+    return begun
+
+
+def test_requests_side_by_side_use_what_there_is_and_one_request_more():
+    meter, who = Meter(Clock()), tenant(tokens_per_minute=500)
+    found = [holding(meter, who, tokens=400) for _ in range(40)]
+    running = [one for one in found if not isinstance(one, BodyError)]
+    assert len(running) == 2, "the first leaves 100 tokens, and the second has begun on them"
+    refused = failure_of(next(one for one in found if isinstance(one, BodyError)))
+    assert (refused.status, refused.code, refused.retry_after_s) == (429, "rate_limit_exceeded", 1.0)
+    assert "what is left of your 500 tokens a minute is reserved for your requests" in refused.message
+    assert meter.headers(who)["x-ratelimit-remaining-tokens"] == "0"
+
+
+def test_what_is_reserved_and_not_used_is_there_again():
+    meter, who = Meter(Clock()), tenant(tokens_per_minute=500)
+    begun = holding(meter, who, tokens=10_000)
+    assert not isinstance(begun, BodyError), "one request alone is admitted however long it may become"
+    begun[1].used(30)
+    begun[1].used(30)
+    assert isinstance(holding(meter, who, tokens=1), BodyError)
+    end(begun[0])
+    assert meter.headers(who)["x-ratelimit-remaining-tokens"] == "470"
+    assert not isinstance(holding(meter, who, tokens=470), BodyError)
+
+
+def test_a_request_without_tokens_is_admitted_while_they_are_used_up():
+    meter, who = Meter(Clock()), tenant(tokens_per_minute=10, requests_per_minute=2)
+    admitted(meter, who).tokens(50)
+    refusal(meter, who)
+
+    async def look() -> None:
+        async with meter.request(who, tokens=False):
+            pass
+
+    at_once(look())
+    with pytest.raises(BodyError, match="your 2 requests a minute are used up"):
+        at_once(look())
+
+
+uses = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), st.integers(1, 300)),
+        st.tuples(st.just("use"), st.integers(0, 20), st.integers(0, 300)),
+        st.tuples(st.just("end"), st.integers(0, 20)),
+        st.tuples(st.just("wait"), st.integers(0, 2 * MINUTE)),
+    ),
+    max_size=60,
+)
+
+
+@given(uses, st.integers(1, 200))
+def test_the_debt_is_never_more_than_one_request(uses, per_minute):
+    """Whatever runs side by side, as long as no request uses more than it said."""
+    clock, running, largest = Clock(), [], 0
+    meter, who = Meter(clock), tenant(tokens_per_minute=per_minute)
+    for step, *more in uses:
+        if step == "wait":
+            clock.now += more[0]
+        elif step == "begin":
+            begun = holding(meter, who, tokens=more[0])
+            if not isinstance(begun, BodyError):
+                running.append([begun, more[0]])
+                largest = max(largest, more[0])
+        elif step == "use" and running:
+            one = running[more[0] % len(running)]
+            count = min(more[1], one[1])
+            one[0][1].tokens(count)
+            one[1] -= count
+        elif step == "end" and running:
+            end(running.pop(more[0] % len(running))[0][0])
+        assert -meter._account(who).tokens.holds(clock.now) <= largest
+    for (stack, _), _ in running:
+        end(stack)
+    assert meter._account(who).reserved == meter._account(who).answers == meter.answers == 0
+
+
+def test_every_answer_takes_a_place():
+    meter, who = Meter(Clock()), tenant(max_concurrent=4)
+    never = holding(meter, who, answers=5)
+    assert isinstance(never, BodyError)
+    failure = failure_of(never)
+    assert (failure.status, failure.code, failure.retry_after_s) == (403, "max_concurrent_not_allowed", None)
+    begun = holding(meter, who, answers=3)
+    assert not isinstance(begun, BodyError)
+    assert isinstance(holding(meter, who, answers=2), BodyError)
+    last = holding(meter, who, answers=1)
+    assert not isinstance(last, BodyError)
+    refusal(meter, who)
+    end(begun[0])
+    assert not isinstance(holding(meter, who, answers=3), BodyError)
+
+
+def test_one_tenant_leaves_room_in_the_line_for_others():
+    meter, greedy, other, third = Meter(Clock(), places=12), tenant("a"), tenant("b"), tenant("c")
+    never = holding(meter, greedy, answers=7)
+    assert isinstance(never, BodyError)
+    assert failure_of(never).status == 400
+    first = [holding(meter, greedy) for _ in range(12)]
+    refused = [failure_of(one) for one in first if isinstance(one, BodyError)]
+    assert len(refused) == 6
+    assert {(one.status, one.code, one.retry_after_s) for one in refused} == {(429, "queue_full", 1.0)}
+    second = [holding(meter, other, answers=3), holding(meter, third)]
+    assert not any(isinstance(one, BodyError) for one in second), "there are places for whoever has few"
+    assert meter.answers == 10
+    assert isinstance(holding(meter, other), BodyError)
+
+
 def test_a_refused_request_uses_nothing():
     clock = Clock()
     meter, who = Meter(clock), tenant(requests_per_minute=2, max_concurrent=1)
@@ -265,6 +383,14 @@ def test_a_body_is_not_read_where_nothing_is_left():
     assert found.taken == 17  # thrown away, so that the client reads its answer
     assert send(RateHeaders(app, meter), method="GET", state={"tenant": who}).status == 200
     assert len(app.states) == 2
+
+
+def test_a_body_that_costs_no_tokens_is_read_where_none_are_left():
+    meter, who, length = Meter(Clock()), tenant(tokens_per_minute=10), {"content-length": "1"}
+    admitted(meter, who).tokens(50)
+    for path, status in (("/tokenize", 200), ("/detokenize", 200), ("/v1/completions", 429)):
+        found = send(RateHeaders(Echo(), meter), [b"x"], path=path, headers=length, state={"tenant": who})
+        assert found.status == status
 
 
 @pytest.mark.parametrize(

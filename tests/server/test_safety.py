@@ -196,3 +196,26 @@ def test_a_page_whose_name_means_this_machine_gets_nothing(site: Site, open_site
     refused(open_site.call("GET", "/v1/models", headers=headers), 421, "misdirected_request")
     assert open_site.call("GET", "/v1/models", headers={"Host": "localhost"})[0] == 200
     assert site.call("GET", "/v1/models", headers=headers)[0] == 200  # it would need a key
+
+
+def test_head_is_get_without_its_body(open_site: Site):
+    for path in ("/health", "/v1/models", "/version", "/metrics", "/openapi.json", SCHEMAS, "/v1/none"):
+        (found, named, _), (status, headers, body) = (open_site.call(method, path) for method in ("GET", "HEAD"))
+        assert (status, body) == (found, b"")
+        assert set(headers) == set(named)
+        assert path == "/metrics" or headers["content-length"] == named["content-length"]
+    assert open_site.call("HEAD", CHAT)[0] == 405
+
+
+def test_a_probe_over_an_old_protocol_is_answered(open_site: Site):
+    for path, status in (("/health", b"200"), ("/v1/models", b"421")):
+        with socket.create_connection(("127.0.0.1", open_site.port), timeout=30) as client:
+            client.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert client.recv(100).split()[1] == status
+
+
+def test_pages_may_read_what_tells_them_when_and_where(open_site: Site):
+    exposed = open_site.call("GET", "/v1/models", headers={"Origin": PAGE})[1]["access-control-expose-headers"]
+    names = {name.strip().lower() for name in exposed.split(",")}
+    limits = {f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")}
+    assert {"etag", "location", "retry-after", "x-request-id", *limits} <= names

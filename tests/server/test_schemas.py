@@ -440,6 +440,44 @@ class TestListing:
         assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
+class TestPages:
+    NESTED = """<schema name="big">Text.
+      <module name="a">A <module name="a1">1</module><module name="a2">2</module></module>
+      <union><module name="u1">U</module><module name="u2">V</module></union><module name="z">Z</module></schema>"""
+
+    def test_modules_come_page_by_page_at_their_places(self, client):
+        whole = made(client, {"pml": self.NESTED, "encode": False})
+        names: list[str] = []
+        _collect(whole["modules"], names)
+        assert (names, whole["last_id"], whole["has_more"]) == (["a", "a1", "a2", "u1", "u2", "z"], "z", False)
+        seen, after, more = [], "", True
+        while more:
+            page = client.get("/v1/schemas/big", params={"limit": 2, "after": after}, **as_("ann")).json()
+            seen.append(page["modules"])
+            after, more = page["last_id"], page["has_more"]
+            assert page["encoded"] == whole["encoded"], "which is of all modules"
+        first, second, third = seen
+        (a,) = whole["modules"][:1]
+        assert first == [{**a, "modules": a["modules"][:1]}]
+        assert second == [{**a, "modules": a["modules"][1:]}, {"union": whole["modules"][1]["union"][:1]}]
+        assert third == [{"union": whole["modules"][1]["union"][1:]}, whole["modules"][2]]
+
+    def test_a_large_schema_is_not_shown_all_at_once(self, client):
+        modules = "".join(f'<module name="m{n}"/>' for n in range(1001))
+        shown = made(client, {"pml": f'<schema name="many">{modules}</schema>', "encode": False})
+        assert (len(shown["modules"]), shown["last_id"], shown["has_more"]) == (1000, "m999", True)
+        rest = client.get("/v1/schemas/many?after=m999", **as_("ann")).json()
+        assert ([one["module"] for one in rest["modules"]], rest["has_more"]) == (["m1000"], False)
+        assert client.get("/v1/schemas/many?after=m1000", **as_("ann")).json()["modules"] == []
+
+    def test_what_no_page_is(self, client):
+        made(client, {"pml": TRIP, "encode": False})
+        response = client.get("/v1/schemas/trip?after=none", **as_("ann"))
+        assert "after is 'none', and the schema has no such module" in refused(response, 400, "invalid_value")
+        for limit in (0, 1001, "x"):
+            refused(client.get(f"/v1/schemas/trip?limit={limit}", **as_("ann")), 400, "invalid_value")
+
+
 def events(text: str) -> list[Any]:
     """The data of server-sent events but the last, which ends them."""
     *data, end, nothing = text.split("\n\n")
@@ -472,6 +510,17 @@ class TestWarming:
             "object": "schema.encoding", "name": "trip", "version": 1, "state": "done",
             "done": of, "total": of, "encoded": of, "of": of,
         }  # fmt: skip
+
+    def test_a_page_of_another_site_cannot_send_it(self, llm):
+        """A browser sends a POST without a body, or with a simple type of one, to any server without asking it."""
+        with asking(llm, {}) as client:
+            client.post("/v1/schemas", json={"pml": TRIP, "encode": False})
+            for body in ({}, {"headers": {"Content-Type": "text/plain"}}, {"data": {"a": "b"}}, {"content": "{}"}):
+                refused(client.post("/v1/schemas/trip/warm", **body), 415, "unsupported_media_type")
+            assert client.get("/v1/schemas/trip").json()["encoding"]["state"] == "none"
+            refused(client.post("/v1/schemas/trip/warm", json={"all": True}), 400, "unexpected_body")
+            for body in ({"json": {}}, {"headers": {"Content-Type": "application/json"}}):
+                assert client.post("/v1/schemas/trip/warm", **body).json()["state"] == "done"
 
     def test_who_watches_hears_of_the_end_although_the_schema_is_deleted(self, client):
         made(client, {"pml": TRIP, "encode": False})

@@ -22,7 +22,9 @@ _File = Annotated[Path, typer.Option(help="The file of keys, which the server is
 _Tenant = Annotated[str, typer.Option(help="Whose key it is. All keys of a tenant share its cache and its limits.")]
 _Requests = Annotated[int | None, typer.Option(min=1, help="The most requests in a minute.")]
 _Tokens = Annotated[int | None, typer.Option(min=1, help="The most tokens in a minute, of prompts and answers.")]
-_Concurrent = Annotated[int | None, typer.Option(min=1, help="The most requests at the same time.")]
+_Concurrent = Annotated[
+    int | None, typer.Option(min=1, help="The most answers at the same time; every prompt of a request has n.")
+]
 _Reuse = Annotated[str | None, typer.Option(help="The most reuse a request may ask for: off, exact or modular.")]
 _Answer = Annotated[int | None, typer.Option(min=1, help="The most tokens of one answer.")]
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +83,7 @@ def serve(
 
     # All that can be wrong is looked at before the model, which may take minutes to load.
     listener = listen(host, port, network=keys is not None or open_to_network)
-    with listener:
+    with listener, _stopped_at_once():
         from inlay.pml import Schema
         from inlay.server.settings import ServerSettings
         from inlay.server.tenants import Tenants
@@ -134,3 +140,27 @@ def serve(
         finally:
             llm.shutdown()
     return 0
+
+
+@contextmanager
+def _stopped_at_once() -> Iterator[None]:
+    """End the process at a signal, with status 0, until the server that listens for signals itself has begun.
+
+    There is nothing to bring to an end, and a model that is being loaded cannot be interrupted: its thread would be
+    waited for.
+    """
+
+    def end(number: int, _: object) -> None:
+        print("inlay: stopped before it was ready", file=sys.stderr, flush=True)
+        os._exit(0)
+
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, end) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -28,29 +28,37 @@ class Intake:
         self._grammars = Grammars(loaded.tokenizer, self._vocabulary, self._stop_ids)
         self._requests = 0
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Do what takes long, once for all requests alike: a grammar is compiled. Raises ParameterError."""
+    def prepare(self, params: SamplingParams, salt: str = "") -> None:
+        """Do what takes long, once for all requests alike of one salt: a grammar is compiled. Raises ParameterError."""
         if params.structured_outputs is not None:
-            self._grammars.guide(params.structured_outputs)
+            self._grammars.guide(params.structured_outputs, salt)
 
-    def request(self, layout: PromptLayout, splice: Splice, params: SamplingParams) -> Request:
+    def request(self, layout: PromptLayout, splice: Splice, params: SamplingParams, salt: str = "") -> Request:
         """The first of a prompt's answers; the others, where ``n`` asks for more, follow it.
 
+        salt: as ``prepare`` was given it.
         Raises ParameterError, and ContextError where the prompt leaves no room for an answer.
         """
         self._check_prompt(layout)
         self._check_tokens(params)
         room = self._room(layout)
         number, self._requests = self._requests, self._requests + 1
-        leader = self._answer(number, 0, layout, splice, params, room)
+        leader = self._answer(number, 0, layout, splice, params, room, salt)
         for index in range(1, params.n):
-            follower = self._answer(number, index, layout, splice, params, room)
+            follower = self._answer(number, index, layout, splice, params, room, salt)
             follower.leader = leader
             leader.followers.append(follower)
         return leader
 
     def _answer(
-        self, number: int, index: int, layout: PromptLayout, splice: Splice, params: SamplingParams, room: int
+        self,
+        number: int,
+        index: int,
+        layout: PromptLayout,
+        splice: Splice,
+        params: SamplingParams,
+        room: int,
+        salt: str,
     ) -> Request:
         tokenizer = self._loaded.tokenizer
         return Request(
@@ -60,7 +68,7 @@ class Intake:
             positions=layout.positions,
             splice=splice,
             params=params,
-            row=self._row(params, layout.ids, request_seed(params, number, self._entropy, index)),
+            row=self._row(params, layout.ids, request_seed(params, number, self._entropy, index), salt),
             stop_ids=frozenset() if params.ignore_eos else self._stop_ids,
             limit=room if params.max_tokens is None else min(room, params.max_tokens),
             stream=TextStream(tokenizer, layout.ids, params),
@@ -68,8 +76,9 @@ class Intake:
             index=index,
         )
 
-    def _row(self, params: SamplingParams, ids: Sequence[int], seed: int) -> Row:
-        guide = None if params.structured_outputs is None else self._grammars.guide(params.structured_outputs)
+    def _row(self, params: SamplingParams, ids: Sequence[int], seed: int, salt: str) -> Row:
+        structure = params.structured_outputs
+        guide = None if structure is None else self._grammars.guide(structure, salt)
         return Row(
             params,
             seed,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,8 @@ from inlay.errors import InlayError, ParameterError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_COMPILED = 64  # grammars that are kept
+_COMPILED = 256  # grammars that are kept
+_COMPILED_EACH = 64  # of one tenant
 
 # Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
 # taken to white space go on with it until max_tokens.
@@ -64,20 +67,26 @@ class Grammars:
         self._vocabulary = vocabulary
         self._stop_ids = sorted(stop_ids)
         self._trie: LLTokenizer | None = None  # made when the first grammar asks for it: 1.6 s at 150,000 tokens
-        self._compile = lru_cache(_COMPILED)(self._compile_new)
+        self._kept = _Kept(_COMPILED, _COMPILED_EACH)
 
-    def guide(self, structure: Mapping[str, Any]) -> Guide:
+    def guide(self, structure: Mapping[str, Any], salt: str = "") -> Guide:
         """The start of an answer in a language as ``SamplingParams.structured_outputs`` gives it.
 
+        salt: of the request's tenant. What was compiled for one is not found by others, whom its time would tell that.
         Raises ParameterError where the package is missing, and where no answer can be in the language.
         """
         ((kind, value),) = structure.items()
-        try:
-            return Guide(self._compile(*_as_text(kind, value)).deep_copy())
-        except _GrammarError as error:
-            raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
+        key = _as_text(kind, value)
+        matcher = self._kept.get(salt, key)
+        if matcher is None:
+            try:
+                matcher = self._compile(*key)
+            except _GrammarError as error:
+                raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
+            self._kept.put(salt, key, matcher)
+        return Guide(matcher.deep_copy())
 
-    def _compile_new(self, kind: str, text: str) -> LLMatcher:
+    def _compile(self, kind: str, text: str) -> LLMatcher:
         library = _library()
         matcher: LLMatcher = library.LLMatcher(self._vocabulary_trie(), library.grammar_from(kind, text), log_level=0)
         if not matcher.is_error():
@@ -98,6 +107,47 @@ class Grammars:
                     "use the model's own"
                 ) from error
         return self._trie
+
+
+class _Kept:
+    """Compiled grammars by the salt of their tenant and their text, those used last. From any thread.
+
+    most: of all tenants together; beyond it, the one who has the most loses the one that it has not used for longest.
+    each: of one tenant.
+    """
+
+    def __init__(self, most: int, each: int) -> None:
+        self._most = most
+        self._each = each
+        self._count = 0
+        self._by_salt: dict[str, OrderedDict[tuple[str, str], LLMatcher]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, salt: str, key: tuple[str, str]) -> LLMatcher | None:
+        with self._lock:
+            own = self._by_salt.get(salt)
+            if own is None or key not in own:
+                return None
+            own.move_to_end(key)
+            return own[key]
+
+    def put(self, salt: str, key: tuple[str, str], matcher: LLMatcher) -> None:
+        with self._lock:
+            own = self._by_salt.setdefault(salt, OrderedDict())
+            self._count += key not in own
+            own[key] = matcher
+            own.move_to_end(key)
+            if len(own) > self._each:
+                self._drop(salt)
+            elif self._count > self._most:
+                self._drop(max(self._by_salt, key=lambda one: len(self._by_salt[one])))
+
+    def _drop(self, salt: str) -> None:
+        own = self._by_salt[salt]
+        own.popitem(last=False)
+        self._count -= 1
+        if not own:
+            del self._by_salt[salt]
 
 
 def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,7 @@ class Limits:
     """What one tenant may use, all its keys together; None for no limit. Raises ParameterError.
 
     requests_per_minute, tokens_per_minute: of prompts and of answers together.
-    max_concurrent: requests at the same time.
+    max_concurrent: answers at the same time; a request without answers of its own counts as one.
     max_reuse: the most approximation that a request may ask for, a word of CEILINGS.
     max_tokens: the most that one answer may have.
     """

@@ -21,6 +21,7 @@ from inlay.server.documents import describe
 from inlay.server.errors import not_found, not_valid, said_wrong
 from inlay.server.gate import Gate
 from inlay.server.guard import Guard
+from inlay.server.heads import HeadAsGet
 from inlay.server.hosts import LocalHosts
 from inlay.server.limits import RateHeaders
 from inlay.server.logs import RequestLog
@@ -28,7 +29,14 @@ from inlay.server.service import Service
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import Authenticate
 
-_TOLD_TO_PAGES = ("Retry-After", "X-Request-Id")
+_TOLD_TO_PAGES = (
+    "ETag",
+    "Location",
+    "Retry-After",
+    "X-Request-Id",
+    "X-Should-Retry",
+    *(f"X-RateLimit-{what}-{name}" for name in ("Requests", "Tokens") for what in ("Limit", "Remaining", "Reset")),
+)
 
 
 def build_app(llm: AsyncLLM, settings: ServerSettings, first_schemas: Sequence[Schema] = ()) -> FastAPI:
@@ -71,7 +79,7 @@ def _middlewares(service: Service) -> list[Middleware]:
     pages = Middleware(
         CORSMiddleware,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_methods=["GET", "HEAD", "POST", "PUT", "DELETE"],
         allow_headers=["*"],
         expose_headers=_TOLD_TO_PAGES,
     )
@@ -83,4 +91,5 @@ def _middlewares(service: Service) -> list[Middleware]:
         Middleware(Authenticate, tenants=service.tenants),
         Middleware(RateHeaders, meter=service.meter),
         Middleware(Guard, max_body_bytes=settings.max_body_bytes, max_nesting=settings.max_nesting),
+        Middleware(HeadAsGet),
     ]

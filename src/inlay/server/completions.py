@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -15,11 +16,13 @@ from inlay.errors import AbortedError, InlayError
 from inlay.openai import Endpoint, Failure, failure_of, respond
 from inlay.openai.chunks import Chunks
 from inlay.server.connection import ClientGoneError, Connection
+from inlay.server.costs import answers_of, tokens_of, within_logprobs
 from inlay.server.documents import CHAT, COMPLETIONS
-from inlay.server.errors import JSONBytes
 from inlay.server.follow import News, Outputs, follow
 from inlay.server.gate import stopped
+from inlay.server.limits import Pass
 from inlay.server.logs import SURPRISE
+from inlay.server.offload import LARGE, json_response, off_loop
 from inlay.server.orders import Order, take_order
 from inlay.server.service import Service
 from inlay.server.sse import EventStream
@@ -29,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 #: Of so many tokens is heard at once where the client waits for the whole answer: one who leaves is billed to here.
 _COUNTED_EVERY = 16
+
+# Of a response, roughly, in bytes: one token's text, and one token among its log-probabilities.
+_TOKEN_BYTES = 8
+_LOGPROB_BYTES = 64
 
 router = APIRouter(tags=["answers"])
 
@@ -61,10 +68,11 @@ class Answer(Response):
             async with service.meter.request(tenant) as bill:
                 try:
                     order = take_order(service, self._endpoint, scope, tally)
+                    order = await self._hold(order, bill)
                     async with Connection(scope, receive, send, service.settings.slow_client_s) as connection:
-                        failure = await self._answer(order, tally, connection)
+                        failure = await self._answer(order, tally, bill, connection)
                 finally:
-                    bill.tokens(tally.tokens)
+                    bill.used(tally.tokens)
         except ClientGoneError:
             pass
         except Exception as error:
@@ -74,43 +82,65 @@ class Answer(Response):
         finally:
             tally.end(failure)
 
-    async def _answer(self, order: Order, tally: Tally, connection: Connection) -> Failure | None:
+    async def _hold(self, order: Order, bill: Pass) -> Order:
+        """Take what the order needs of its tenant's limits, now that it is known. Raises BodyError."""
+        service, tenant = self._service, order.tenant
+        call = within_logprobs(order.call, service.llm.loaded.spec.max_positions)
+        tokens = 0
+        if tenant.limits.tokens_per_minute is not None:  # a prompt may have a hundred thousand parts
+            tokens = await off_loop(lambda: tokens_of(call, service, tenant))
+        bill.hold(answers=answers_of(call), tokens=tokens)
+        return replace(order, call=call)
+
+    async def _answer(self, order: Order, tally: Tally, bill: Pass, connection: Connection) -> Failure | None:
         """Answer, whole or piece by piece; returns what ended a stream behind its first byte."""
         names = [order.request_id(number) for number in range(len(order.call.prompts))]
         tally.asked(order.call.params)
         with self._service.running(names):
             async with aclosing(follow(self._ask(order, names))) as news:
                 if order.call.stream:
-                    return await self._stream(order, news, tally, connection)
+                    return await self._stream(order, news, tally, bill, connection)
                 async for changed in news:
                     tally.note(changed)
+                    bill.used(tally.tokens)
         await self._whole(order, tally, connection)
         return None
 
     async def _whole(self, order: Order, tally: Tally, connection: Connection) -> None:
         began = time.perf_counter()
         named = {"name": order.name, "model": order.model, "fingerprint": self._service.fingerprint}
-        response = JSONBytes(respond(order.call, tally.outputs, created=order.created, **named))
+        outputs = tally.outputs
+        response = await json_response(
+            lambda: respond(order.call, outputs, created=order.created, **named), _size(order, tally.said)
+        )
         made = time.perf_counter()
         tally.took("respond", made - began)
         await connection.respond(response)
         tally.took("write", time.perf_counter() - made)
 
     async def _stream(
-        self, order: Order, news: AsyncGenerator[Sequence[News], None], tally: Tally, connection: Connection
+        self,
+        order: Order,
+        news: AsyncGenerator[Sequence[News], None],
+        tally: Tally,
+        bill: Pass,
+        connection: Connection,
     ) -> Failure | None:
         named = {"name": order.name, "model": order.model, "fingerprint": self._service.fingerprint}
         chunks = Chunks(order.call, created=order.created, **named)
-        events = EventStream(connection.send)
+        events = EventStream(connection.send, self._service.settings.keep_alive_s)
         try:
-            async for changed in news:
-                tally.note(changed)
-                began = time.perf_counter()
-                documents = [document for number, output in changed for document in chunks.news(number, output)]
-                made = time.perf_counter()
-                await events.write(documents)
-                tally.took("respond", made - began)
-                tally.took("write", time.perf_counter() - made)
+            async with events.kept_alive():
+                async for changed in news:
+                    before = tally.said
+                    tally.note(changed)
+                    bill.used(tally.tokens)
+                    began = time.perf_counter()
+                    documents = await _documents(chunks, changed, _size(order, tally.said - before))
+                    made = time.perf_counter()
+                    await events.write(documents)
+                    tally.took("respond", made - began)
+                    tally.took("write", time.perf_counter() - made)
             await events.end([chunks.usage()] if order.call.include_usage else [])
         except Exception as error:
             if not events.begun:
@@ -143,6 +173,21 @@ class Answer(Response):
             )
             for name, prompt in zip(names, call.prompts, strict=True)
         ]
+
+
+async def _documents(chunks: Chunks, changed: Sequence[News], size: int) -> Iterable[str]:
+    """The chunks of what is new; a client that slept may have much to hear."""
+
+    def made() -> list[str]:
+        return [document for number, output in changed for document in chunks.news(number, output)]
+
+    return made() if size <= LARGE else await off_loop(made)
+
+
+def _size(order: Order, tokens: int) -> int:
+    """About how many bytes of a response so many tokens make."""
+    logprobs = order.call.params.logprobs
+    return tokens * (_TOKEN_BYTES + (0 if logprobs is None else (1 + logprobs) * _LOGPROB_BYTES))
 
 
 def _failure(error: Exception) -> Failure:

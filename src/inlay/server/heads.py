@@ -1,10 +1,11 @@
-"""Connections on which no request comes: Uvicorn waits for one for ever, and the system has only so many."""
+"""Heads: of requests, for which Uvicorn would wait for ever, and of answers, which HEAD asks for alone."""
 
 from __future__ import annotations
 
 import asyncio
 
 import h11
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
@@ -32,3 +33,27 @@ class PromptHeads(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+
+
+class HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET is, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, sending)
+        finally:
+            if "route" in asked:  # the log names it
+                scope["route"] = asked["route"]

@@ -14,17 +14,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from inlay.openai.failures import BodyError
 from inlay.server.refusal import refuse
 
+#: What balancers ask over HTTP/1.0, which knows no Host. Pages always send one, and these paths tell them nothing.
+PROBES = frozenset({"/health", "/ready"})
+
 
 class LocalHosts:
-    """ASGI middleware: answers 421 to requests for any host but localhost and loopback addresses."""
+    """ASGI middleware: answers 421 to requests for any host but localhost and loopback addresses.
+
+    Requests for PROBES need not name one.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = Headers(scope=scope).get("host", "")
-            if not is_local(host):
+            given = Headers(scope=scope).get("host")
+            host = given or ""
+            probed = given is None and scope["path"] in PROBES
+            if not probed and not is_local(host):
                 message = (
                     f"the Host is {host!r:.80}, and a server without keys that listens on this machine alone answers "
                     "to localhost; write that, or serve with --keys, or with --open-to-network"

@@ -2,9 +2,16 @@
 
 The limits by the minute are token buckets: a bucket holds a minute's worth, is filled evenly, and is full at the start.
 So in any span of t seconds at most ``limit × (1 + t / 60)`` requests are admitted.
-What a request will use is not known when it is admitted, and a reservation of the most that it may use would turn away
-many that fit. So tokens are paid when they are used: a request is admitted while its tenant's bucket is not empty, what
-it uses may put the bucket into debt, and the next is admitted when the debt is paid.
+
+Tokens are paid when they are used: a prompt's with the first news of it, an answer's as they come. What requests under
+way may still use is reserved: a request is admitted while its tenant's bucket holds more than the others have reserved.
+So a tenant that asks for one thing at a time is admitted until its bucket is empty, however much it asks for, and
+requests that run side by side use at most what the bucket held and one request more. Reservations go down as tokens are
+paid and end with their request, so an answer that stays short keeps nobody waiting behind what it could have said.
+
+Every answer takes a place, so that a request of 64 prompts and 8 answers each takes 512 (``max_concurrent``). Beside
+that limit, one tenant may have as many answers under way as it leaves places free for others: half of all places where
+it is alone, a third where two do so. So there is room in the engine's line for whoever has nothing in it.
 """
 
 from __future__ import annotations
@@ -27,6 +34,9 @@ if TYPE_CHECKING:
     from inlay.server.tenants import Tenant
 
 __all__ = ["Bucket", "Limits", "Meter", "Pass", "RateHeaders", "duration"]
+
+#: Requests with a body that use no tokens.
+WITHOUT_TOKENS = frozenset({"/tokenize", "/detokenize"})
 
 _MINUTE_NS = 60 * 10**9
 _BUSY_RETRY_S = 1.0  # a place is free again as soon as any of the tenant's requests ends
@@ -69,10 +79,11 @@ class Bucket:
 
 
 class Account:
-    """What one tenant has used."""
+    """What one tenant has used. answers: under way. reserved: tokens that they may still use."""
 
     def __init__(self) -> None:
-        self.running = 0
+        self.answers = 0
+        self.reserved = 0
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
 
@@ -83,68 +94,152 @@ class Account:
 
 
 class Pass:
-    """A request that was admitted."""
+    """A request that was admitted: one answer's place, until ``hold`` says how many it asks for."""
 
-    def __init__(self, account: Account, clock: Clock) -> None:
+    def __init__(self, meter: Meter, account: Account, tenant: Tenant) -> None:
+        self._meter = meter
         self._account = account
-        self._clock = clock
+        self._tenant = tenant
+        self._answers = 1
+        self._reserved = 0
+        self._paid = 0
+
+    def hold(self, *, answers: int = 1, tokens: int = 0) -> None:
+        """Take places for all answers of the request, and reserve the tokens that it may use.
+
+        Raises BodyError: status 429 and retry_after_s where there is no room now, 403 or 400 where there never is.
+        """
+        self._meter.check_room(self._tenant, self._account, answers, answers - self._answers)
+        if tokens:
+            self._meter.check_tokens(self._account)
+        self._meter.answers += answers - self._answers
+        self._account.answers += answers - self._answers
+        self._account.reserved += tokens
+        self._answers, self._reserved = answers, self._reserved + tokens
 
     def tokens(self, count: int) -> None:
-        """Pay for tokens that were used: the prompt's when it is laid out, an answer's as they come."""
+        """Pay for tokens that were used."""
+        self._paid += count
         if self._account.tokens is not None:
-            self._account.tokens.take(count, self._clock())
+            self._account.tokens.take(count, self._meter.clock())
+        self._release(min(count, self._reserved))
+
+    def used(self, total: int) -> None:
+        """Pay for what was used since the last time, now that it is so many tokens in all."""
+        if total > self._paid:
+            self.tokens(total - self._paid)
+
+    def end(self) -> None:
+        """Give back its places, and what it has reserved and did not use."""
+        self._meter.answers -= self._answers
+        self._account.answers -= self._answers
+        self._release(self._reserved)
+
+    def _release(self, tokens: int) -> None:
+        self._account.reserved -= tokens
+        self._reserved -= tokens
 
 
 class Meter:
     """Admits requests and counts what they use. One event loop's; never awaits, so nothing happens in between.
 
     clock: nanoseconds that never go back.
+    places: how many answers may run and wait, of which every tenant has a share; None where nothing is to be shared.
     """
 
-    def __init__(self, clock: Clock = time.monotonic_ns) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock = time.monotonic_ns, *, places: int | None = None) -> None:
+        self.clock = clock
+        self.answers = 0  # under way, of all tenants
+        self._places = places
         self._accounts: dict[str, Account] = {}
 
     @asynccontextmanager
-    async def request(self, tenant: Tenant) -> AsyncIterator[Pass]:
-        """A place for one request of a tenant, given back at the end. Raises BodyError: status 429, retry_after_s."""
-        account = self.check(tenant)
+    async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[Pass]:
+        """A place for one request of a tenant, given back at the end. Raises BodyError: status 429, retry_after_s.
+
+        tokens: whether it may use some; one that uses none is admitted while they are used up.
+        """
+        account = self._account(tenant)
+        self.check_room(tenant, account, 1, 1)
+        self._check_bucket("requests", account.requests)
+        if tokens:
+            self.check_tokens(account)
         if account.requests is not None:
-            account.requests.take(1, self._clock())
-        account.running += 1
+            account.requests.take(1, self.clock())
+        self.answers += 1
+        account.answers += 1
+        admitted = Pass(self, account, tenant)
         try:
-            yield Pass(account, self._clock)
+            yield admitted
         finally:
-            account.running -= 1
+            admitted.end()
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
         """OpenAI's ``x-ratelimit-…`` headers for what is limited: the limit, what is left of it, when that is all."""
-        account, now = self._account(tenant), self._clock()
-        buckets = {"requests": account.requests, "tokens": account.tokens}
+        account, now = self._account(tenant), self.clock()
+        buckets = {"requests": (account.requests, 0), "tokens": (account.tokens, account.reserved)}
         headers = {}
-        for name, bucket in buckets.items():
+        for name, (bucket, reserved) in buckets.items():
             if bucket is not None:
                 headers[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
-                headers[f"x-ratelimit-remaining-{name}"] = str(max(0, bucket.holds(now)))
+                headers[f"x-ratelimit-remaining-{name}"] = str(max(0, bucket.holds(now) - reserved))
                 headers[f"x-ratelimit-reset-{name}"] = duration(bucket.seconds_until(bucket.per_minute, now))
         return headers
 
-    def check(self, tenant: Tenant) -> Account:
-        """Refuse what ``request`` would refuse now; uses nothing. Raises BodyError."""
-        account, now, most = self._account(tenant), self._clock(), tenant.limits.max_concurrent
-        if most is not None and account.running >= most:
+    def check(self, tenant: Tenant, *, tokens: bool = True) -> None:
+        """Refuse what any request would be refused for now; uses nothing. tokens: see ``request``. Raises BodyError."""
+        account = self._account(tenant)
+        self.check_room(tenant, account, 1, 1)
+        self._check_bucket("requests", account.requests)
+        if tokens:
+            self._check_bucket("tokens", account.tokens)
+
+    def check_room(self, tenant: Tenant, account: Account, answers: int, more: int) -> None:
+        """Raises BodyError where a request has no room. answers: all that it asks for. more: those without a place."""
+        most = tenant.limits.max_concurrent
+        if most is not None and answers > most:
+            message = f"the request asks for {answers:,} answers, and your key allows {most:,} at the same time"
+            raise BodyError(f"{message}; ask for fewer", param="n", code="max_concurrent_not_allowed", status=403)
+        if most is not None and account.answers + more > most:
             raise _too_many(
-                f"as many of your requests are running as may, {most:,}; wait for one to end", _BUSY_RETRY_S
+                f"as many of your requests are running as may, {most:,}; every answer counts, wait for one to end",
+                _BUSY_RETRY_S,
             )
-        for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
-            if bucket is not None and bucket.holds(now) < 1:
-                wait = bucket.seconds_until(1, now)
-                raise _too_many(f"your {bucket.per_minute:,} {name} a minute are used up; wait {duration(wait)}", wait)
-        return account
+        if self._places is None:
+            return
+        share = max(1, self._places // 2)
+        if answers > share:
+            message = f"the request asks for {answers:,} answers, and one tenant may have {share:,} at the same time"
+            raise BodyError(f"{message}; make several requests of it", param="n")
+        if account.answers + more > max(1, self._places - self.answers - more):
+            raise BodyError(
+                f"{account.answers:,} of your answers run or wait, and the rest of the line is for others; "
+                "wait for one to end",
+                code="queue_full",
+                status=429,
+                retry_after_s=_BUSY_RETRY_S,
+            )
+
+    def check_tokens(self, account: Account) -> None:
+        """Raises BodyError where a request that uses tokens may not begin."""
+        self._check_bucket("tokens", account.tokens)
+        bucket = account.tokens
+        if bucket is not None and bucket.holds(self.clock()) - account.reserved < 1:
+            raise _too_many(
+                f"what is left of your {bucket.per_minute:,} tokens a minute is reserved for your requests that are "
+                "running; wait for one to end, or give them smaller max_tokens",
+                _BUSY_RETRY_S,
+            )
+
+    def _check_bucket(self, name: str, bucket: Bucket | None) -> None:
+        now = self.clock()
+        if bucket is not None and bucket.holds(now) < 1:
+            wait = bucket.seconds_until(1, now)
+            raise _too_many(f"your {bucket.per_minute:,} {name} a minute are used up; wait {duration(wait)}", wait)
 
     def _account(self, tenant: Tenant) -> Account:
         account = self._accounts.setdefault(tenant.name, Account())
-        account.adopt(tenant.limits, self._clock())
+        account.adopt(tenant.limits, self.clock())
         return account
 
 
@@ -171,7 +266,7 @@ class RateHeaders:
 
         try:
             if has_body(scope):
-                self._meter.check(tenant)
+                self._meter.check(tenant, tokens=scope["path"] not in WITHOUT_TOKENS)
         except BodyError as error:
             await refuse(error, scope, receive, sending)
         else:

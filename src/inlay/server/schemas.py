@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -13,9 +13,11 @@ from inlay.cache.contexts import CONTEXTS
 from inlay.errors import PMLError, Problem
 from inlay.openai.failures import BodyError, failure_of
 from inlay.pml.json_places import JSONPlace
+from inlay.server.costs import text_tokens
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
+from inlay.server.offload import json_response
 from inlay.server.schema_source import SchemaBody, SchemaOptions, Source, read_body
-from inlay.server.schema_view import detail, encoding, summary
+from inlay.server.schema_view import MODULES, Page, detail, encoding, summary
 from inlay.server.settings import approximation
 from inlay.server.shelf import MODULAR, Entry, SchemaShelf
 from inlay.server.tenants import Tenant
@@ -30,6 +32,8 @@ __all__ = ["SchemaShelf", "router"]
 router = APIRouter(prefix="/v1/schemas")
 
 Limit = Annotated[int, Query(ge=1, le=100, description="how many to list")]
+Modules = Annotated[int, Query(ge=1, le=MODULES, description="how many modules to show")]
+After = Annotated[str, Query(description="the module behind which to begin")]
 Public = Annotated[bool | None, Query(description="true for the public schema of that name, false for your own")]
 
 _BODY = {
@@ -47,6 +51,8 @@ _BODY = {
         for name in SchemaOptions.model_fields
     ],
 }
+_NOTHING = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"enum": [{}]}}}}}
+_MODULE_BYTES = 200  # of a module in a response, about
 _WRONG = {
     400: "A field or the schema is wrong; error.problems lists what is wrong with the schema.",
     401: "The key is wrong.",
@@ -56,7 +62,7 @@ _WRONG = {
     409: "There is one of that name.",
     412: "If-Match names another version.",
     413: "The body is too large.",
-    415: "The body is neither JSON nor XML.",
+    415: "The body is neither JSON nor XML, or there is none and no Content-Type.",
     429: "Too many requests.",
     503: "The server is stopping.",
     507: "There is no memory for what is to be encoded.",
@@ -71,20 +77,22 @@ async def create(request: Request) -> Response:
     salt = None if _is_public(body.public, tenant) else tenant.salt
     reuse = _policy(body, tenant, service)
     async with service.meter.request(tenant) as bill:
+        bill.hold(tokens=_to_encode(body, reuse, tenant))
         try:
             source = await service.schemas.read(body)
             entry = await service.schemas.create(source, salt=salt, reuse=reuse, positions=body.positions)
         except PMLError as error:
             return _refused(error, body)
         await _encode(service.schemas, entry, body, bill)
-    return await _shown(service.schemas, entry, status=201)
+        return await _shown(service.schemas, entry, status=201)
 
 
 @router.get("", responses=_RESPONSES)
 async def all_schemas(request: Request, limit: Limit = 20, after: str = "") -> Response:
     service, tenant = _asking(request, only=("limit", "after"))
-    left = [entry for entry in service.schemas.visible(tenant) if entry.name > after]
-    data = [summary(entry) for entry in left[:limit]]
+    async with service.meter.request(tenant, tokens=False):
+        left = [entry for entry in service.schemas.visible(tenant) if entry.name > after]
+        data = [summary(entry) for entry in left[:limit]]
     names = [entry["name"] for entry in data] or [None]
     return JSONBytes(
         {"object": "list", "data": data, "first_id": names[0], "last_id": names[-1], "has_more": len(left) > limit}
@@ -92,9 +100,18 @@ async def all_schemas(request: Request, limit: Limit = 20, after: str = "") -> R
 
 
 @router.get("/{name}", responses=_RESPONSES)
-async def one_schema(request: Request, name: str, public: Public = None, source: bool = False) -> Response:
-    service, tenant = _asking(request, only=("public", "source"))
-    return await _shown(service.schemas, service.schemas.find(name, tenant, public=public), source=source)
+async def one_schema(
+    request: Request,
+    name: str,
+    public: Public = None,
+    source: bool = False,
+    limit: Modules = MODULES,
+    after: After = "",
+) -> Response:
+    service, tenant = _asking(request, only=("public", "source", "limit", "after"))
+    async with service.meter.request(tenant, tokens=False):
+        entry = service.schemas.find(name, tenant, public=public)
+        return await _shown(service.schemas, entry, source=source, page=Page(after, limit))
 
 
 @router.put("/{name}", openapi_extra=_BODY, responses=_RESPONSES)
@@ -104,6 +121,7 @@ async def replace(request: Request, name: str) -> Response:
     before = service.schemas.own(name, tenant, public=body.public)
     reuse = _policy(body, tenant, service)
     async with service.meter.request(tenant) as bill:
+        bill.hold(tokens=_to_encode(body, reuse, tenant))
         try:
             source = await service.schemas.read(body)
             _check_name(source, name)
@@ -113,7 +131,7 @@ async def replace(request: Request, name: str) -> Response:
         except PMLError as error:
             return _refused(error, body)
         await _encode(service.schemas, entry, body, bill)
-    return await _shown(service.schemas, entry)
+        return await _shown(service.schemas, entry)
 
 
 @router.delete("/{name}", responses=_RESPONSES)
@@ -124,12 +142,15 @@ async def delete(request: Request, name: str, public: Public = None) -> Response
     return JSONBytes({"object": "schema.deleted", "name": name, "public": entry.public, "deleted": True})
 
 
-@router.post("/{name}/warm", responses=_RESPONSES)
+@router.post("/{name}/warm", openapi_extra=_NOTHING, responses=_RESPONSES)
 async def warm(request: Request, name: str, public: Public = None, stream: bool = False) -> Response:
-    service, tenant = _asking(request, only=("public", "stream"))
+    _check_meant(request)
+    service, tenant = _asking(request, only=("public", "stream"), body=({}, None))
     entry = service.schemas.find(name, tenant, public=public)
     async with service.meter.request(tenant) as bill:
-        bill.tokens(await _missing(service.schemas, entry))
+        missing = await _missing(service.schemas, entry)
+        bill.hold(tokens=missing)  # others of the tenant's may have used up its tokens meanwhile
+        bill.tokens(missing)
         warming = await service.schemas.warm(entry)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -140,15 +161,33 @@ async def warm(request: Request, name: str, public: Public = None, stream: bool 
     return JSONBytes(await _warmth(service.schemas, warming))
 
 
-def _asking(request: Request, only: tuple[str, ...] | None = None) -> tuple[Service, Tenant]:
-    """What the routes share, and who asks. only: what may stand in the query of a request without a body."""
+def _asking(
+    request: Request, only: tuple[str, ...] | None = None, body: tuple[Any, ...] = (None,)
+) -> tuple[Service, Tenant]:
+    """What the routes share, and who asks. only: what may stand in the query where the body is one of a few."""
     if only is not None:
         for name in request.query_params:
             if name not in only:
                 raise BodyError(f"the query holds {name!r:.60}; it may hold {', '.join(only)}", param="query")
-        if request.state.body is not None:
-            raise BodyError("this takes no body; leave it out", code="unexpected_body")
+        if request.state.body not in body:
+            takes = "no body; leave it out" if len(body) == 1 else "an empty object as its body; send {}"
+            raise BodyError(f"this takes {takes}", code="unexpected_body")
     return request.app.state.service, request.state.tenant
+
+
+def _check_meant(request: Request) -> None:
+    """Raises BodyError for a request that a web page could have its visitor's browser send without asking first.
+
+    Without a body there is no type of it that Guard would look at. Either header makes a browser ask.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and "authorization" not in request.headers:
+        raise BodyError(
+            "there is no Content-Type, so that a web page could have sent this; send {} with "
+            "'Content-Type: application/json'",
+            code="unsupported_media_type",
+            status=415,
+        )
 
 
 def _is_public(asked: bool | None, tenant: Tenant) -> bool:
@@ -188,6 +227,22 @@ def _check_name(source: Source, name: str) -> None:
         raise BodyError(message, param="name", code="invalid_name")
 
 
+def _to_encode(body: SchemaBody, reuse: str | None, tenant: Tenant) -> int:
+    """About how many tokens a schema will take of a tenant's; how many they are is known when it is laid out."""
+    if body.encode is False or reuse is None or tenant.limits.tokens_per_minute is None:
+        return 0
+    return text_tokens(body.pml) if body.pml is not None else sum(map(text_tokens, _texts(body.schema_)))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON but the names of keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(member)
+
+
 async def _missing(shelf: SchemaShelf, entry: Entry) -> int:
     """How many tokens there are to be encoded."""
     return sum(of - tokens for of, tokens in (await shelf.stored(entry)).values())
@@ -202,15 +257,24 @@ async def _encode(shelf: SchemaShelf, entry: Entry, body: SchemaOptions, bill: P
         await warming.result()
 
 
-async def _shown(shelf: SchemaShelf, entry: Entry, *, status: int = 200, source: bool = False) -> Response:
-    """A schema as it is now."""
-    body = detail(entry, await shelf.stored(entry), shelf.warming(entry), shelf.bytes_per_token)
-    if source:
-        body["source"] = {entry.source.form: entry.source.document()}
+async def _shown(
+    shelf: SchemaShelf, entry: Entry, *, status: int = 200, source: bool = False, page: Page | None = None
+) -> Response:
+    """A schema as it is now, one page of its modules."""
+    page = page or Page()
+    page.check(entry)
+    stored, warming = await shelf.stored(entry), shelf.warming(entry)
+
+    def body() -> dict[str, Any]:
+        shown = detail(entry, stored, warming, shelf.bytes_per_token, page)
+        return shown | ({"source": {entry.source.form: entry.source.document()}} if source else {})
+
     headers = {"ETag": entry.etag}
     if status == 201:
         headers["Location"] = f"{router.prefix}/{quote(entry.name)}"
-    return JSONBytes(body, status, headers)
+    # The tree is built of all modules, however few are shown.
+    size = len(entry.layout.schema.modules) * _MODULE_BYTES + (entry.source.size if source else 0)
+    return await json_response(body, size, status, headers)
 
 
 async def _warmth(shelf: SchemaShelf, warming: Warming) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Service:
         self.settings = settings
         self.tenants = Tenants.open() if settings.keys_file is None else Tenants.from_file(settings.keys_file)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
-        self.meter = Meter()
+        self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.schemas = SchemaShelf(llm)
         self.metrics = Metrics(
             llm, model_name=settings.served_names[0], longest=llm.loaded.spec.max_positions, schemas=self.schemas
@@ -93,3 +93,9 @@ class Service:
                 self.llm.abort(name)
             if await flights.landed(_LAST_WORD_S):
                 return
+
+
+def _places(llm: AsyncLLM) -> int | None:
+    """How many answers run and wait at most; None for any number."""
+    config = llm.config
+    return None if config.max_waiting is None else config.max_num_seqs + config.max_waiting

@@ -29,6 +29,7 @@ class ServerSettings:
     timeout_s: after which a request ends, unless it asks for another time; None for never.
     max_timeout_s: the most that a request may ask for; None for ``timeout_s``.
     stream_interval: how many new tokens are worth an event of a stream, over all its choices; more of them cost less.
+    keep_alive_s: how long a stream may be silent; then its headers are sent, and a comment.
     slow_client_s: how long a client may leave what was sent to it unread.
     drain_s: how long requests under way may go on when the server is told to stop.
     default_max_tokens: see ``openai.translate``.
@@ -49,6 +50,7 @@ class ServerSettings:
     timeout_s: float | None = 300.0
     max_timeout_s: float | None = None
     stream_interval: int = 1
+    keep_alive_s: float = 10.0
     slow_client_s: float = 30.0
     drain_s: float = 30.0
     default_max_tokens: int | None = None
@@ -74,7 +76,7 @@ class ServerSettings:
             value = getattr(self, name)
             if not (value is None and name == "default_max_tokens") and value < 1:
                 raise ParameterError(f"{name} is {value}; it must be at least 1")
-        for name in ("timeout_s", "max_timeout_s", "slow_client_s", "drain_s"):
+        for name in ("timeout_s", "max_timeout_s", "keep_alive_s", "slow_client_s", "drain_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ParameterError(f"{name} is {value:g}; it must be a finite number of seconds above 0")

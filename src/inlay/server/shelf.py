@@ -93,6 +93,7 @@ class SchemaShelf:
         self._entries: dict[tuple[str | None, str], Entry] = {}
         self._warmings: dict[tuple[str | None, str], Warming] = {}
         self._locks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one change at a time
+        self._looks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one look at a time
         self._hard_work = asyncio.Lock()  # of all: seconds of a core for a large schema, which are not to add up
 
     def __len__(self) -> int:
@@ -190,9 +191,10 @@ class SchemaShelf:
         if entry.reuse is None:
             return {}
         try:
-            return await self._llm.stored(
-                entry.name, reuse=entry.reuse, positions=entry.positions, cache_salt=entry.salt
-            )
+            async with self._looks[entry.salt]:  # each goes through all modules, on a thread that others want, too
+                return await self._llm.stored(
+                    entry.name, reuse=entry.reuse, positions=entry.positions, cache_salt=entry.salt
+                )
         except ParameterError:  # it was deleted meanwhile
             return {}
 

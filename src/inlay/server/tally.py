@@ -24,6 +24,7 @@ class Tally:
         self._watch = metrics.begin(endpoint, tenant)
         self._outputs: dict[int, RequestOutput] = {}  # the last of each prompt
         self._said: dict[tuple[int, int], int] = {}  # tokens of each answer, by prompt and choice
+        self.said = 0  # tokens of all answers
         self._asked_at = 0.0
         self._took: dict[Step, float] = {}
 
@@ -35,7 +36,7 @@ class Tally:
     @property
     def tokens(self) -> int:
         """Of prompts and answers."""
-        return sum(self._said.values()) + sum(output.usage.prompt_tokens for output in self._outputs.values())
+        return self.said + sum(output.usage.prompt_tokens for output in self._outputs.values())
 
     def asked(self, params: SamplingParams) -> None:
         """The engine is asked now."""
@@ -55,6 +56,7 @@ class Tally:
                 at, tokens = (number, answer.index), len(answer.token_ids)
                 more.append(tokens - self._said.get(at, 0))
                 self._said[at] = tokens
+        self.said += sum(more)
         self._watch.tokens(sum(more), steps=max(more, default=0))
 
     def took(self, step: Step, seconds: float) -> None:

@@ -14,7 +14,7 @@ from inlay.inputs import check_ids
 from inlay.openai import BodyError, Call, Endpoint, read_body, translate
 from inlay.openai.read import shown
 from inlay.server.documents import DETOKENIZE, TOKENIZE
-from inlay.server.errors import JSONBytes
+from inlay.server.offload import json_response
 from inlay.server.orders import check_name, check_schemas, policy_of
 from inlay.server.service import Service
 from inlay.server.tenants import Tenant
@@ -26,37 +26,48 @@ _PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", "tools")
 _OWN = ("add_special_tokens", "return_token_strs")
 FIELDS = (*_PROMPT, *_OWN)
 
+#: Of one request: the characters of a prompt, and the ids of a text.
+MAX_CHARACTERS = 2**20
+MAX_IDS = 2**18
+
+_ID_BYTES, _TEXT_BYTES = 8, 16  # of an id, and of a token's text, in a response; about
+
 
 @router.post("/tokenize", **TOKENIZE)
 async def tokenize(request: Request) -> Response:
     """The ids of a prompt, exactly as a completion would take it."""
     service: Service = request.app.state.service
     tenant: Tenant = request.state.tenant
-    async with service.meter.request(tenant):
+    async with service.meter.request(tenant, tokens=False):
         body = _object(request.state.body, "/tokenize", FIELDS)
         special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
         call = _call({name: value for name, value in body.items() if name not in _OWN}, service, tenant)
         ids = await asyncio.to_thread(
             _ids, service.llm, call, policy_of(call, tenant, service.settings), tenant, special
         )
-    said = {"count": len(ids), "max_model_len": service.llm.loaded.spec.max_positions, "tokens": ids}
-    if strings:
-        said["token_strs"] = service.llm.tokenizer.convert_ids_to_tokens(ids)
-    return JSONBytes(said)
+
+        def said() -> dict[str, Any]:
+            found = {"count": len(ids), "max_model_len": service.llm.loaded.spec.max_positions, "tokens": ids}
+            return found | ({"token_strs": service.llm.tokenizer.convert_ids_to_tokens(ids)} if strings else {})
+
+        return await json_response(said, len(ids) * (_ID_BYTES + (_TEXT_BYTES if strings else 0)))
 
 
 @router.post("/detokenize", **DETOKENIZE)
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     service: Service = request.app.state.service
-    async with service.meter.request(request.state.tenant):
+    async with service.meter.request(request.state.tenant, tokens=False):
         body = _object(request.state.body, "/detokenize", ("model", "tokens"))
         check_name(_text(body, "model"), service.settings)
         given = body.get("tokens")
         if not isinstance(given, list) or not given:
             raise BodyError(f"tokens is {shown(given)}; it must be a list of token ids", param="tokens")
+        if len(given) > MAX_IDS:
+            message = f"tokens has {len(given):,} ids, and {MAX_IDS:,} are taken at once; send them in parts"
+            raise BodyError(message, param="tokens")
         text = await asyncio.to_thread(_text_of, service.llm, given)
-    return JSONBytes({"prompt": text})
+        return await json_response(lambda: {"prompt": text}, len(text))
 
 
 def _text_of(llm: AsyncLLM, ids: list[Any]) -> str:
@@ -96,7 +107,20 @@ def _call(body: Mapping[str, Any], service: Service, tenant: Tenant) -> Call:
     check_schemas(call, service, tenant)
     if len(call.prompts) > 1:
         raise BodyError(f"prompt is a list of {len(call.prompts)} prompts; tokenize them one by one", param="prompt")
+    length = _length(call.prompts[0])
+    if length > MAX_CHARACTERS:
+        message = f"the prompt has {length:,} characters, and /tokenize takes {MAX_CHARACTERS:,}; send it in parts"
+        raise BodyError(message, param="messages" if endpoint is Endpoint.CHAT else "prompt")
     return call
+
+
+def _length(prompt: Any) -> int:
+    """How many characters all texts of a prompt have; an id of one that was given as ids counts as one."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, Mapping):
+        return sum(map(_length, prompt.values()))
+    return sum(map(_length, prompt)) if isinstance(prompt, list | tuple) else 1
 
 
 def _ids(llm: AsyncLLM, call: Call, reuse: str, tenant: Tenant, special: bool) -> list[int]:
