@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 from inlay.cache.contexts import CONTEXTS, PLACEHOLDERS
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, show
 from inlay.placement import POSITIONS
 
 #: How much approximation a request accepts: none and no reuse; exact prefixes; or modules in an encoding context.
@@ -81,5 +81,5 @@ class EngineConfig:
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     """Return a setting that is one of the allowed words. Raises ParameterError."""
     if value not in allowed:
-        raise ParameterError(f"{name} is {value!r}; use one of {', '.join(allowed)}")
+        raise ParameterError(f"{name} is {show(value)}; use one of {', '.join(allowed)}")
     return str(value)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, show
 from inlay.pml import Prompt, PromptBuilder
 
 Message: TypeAlias = Mapping[str, Any]
 PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
 
-_SHOWN = 200  # characters of a value that a sentence repeats
-
 
 def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") -> list[int]:
     """Token ids as a list. vocabulary: how many there are. Raises ParameterError for what is none of them."""
-    for i in ids:
+    made = list(ids)
+    if set(map(type, made)) <= {int} and (not made or (min(made) >= 0 and max(made) < vocabulary)):
+        return made  # told without a loop of Python's: there may be a million of them
+    for i in made:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocabulary:
-            raise ParameterError(f"{what} holds the token id {i!r}; ids go from 0 to {vocabulary - 1}")
-    return list(ids)
+            raise ParameterError(f"{what} holds the token id {show(i)}; ids go from 0 to {vocabulary - 1}")
+    return made
 
 
 class Conversation(tuple[Message, ...]):
@@ -80,8 +81,7 @@ def _function(value: Any) -> Mapping[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(dict(value) if isinstance(value, Mapping) else value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return show(dict(value) if isinstance(value, Mapping) else value)
 
 
 def as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:

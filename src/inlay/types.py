@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, show
 
 # Below it, dividing by the temperature tells nothing apart but rounding errors.
 _GREEDY_BELOW = 1e-5
@@ -179,7 +179,7 @@ class SamplingParams:
 
 def _require(valid: bool, name: str, value: object, allowed: str) -> None:
     if not valid:
-        raise ParameterError(f"{name} is {value!r}; it must be {allowed}.")
+        raise ParameterError(f"{name} is {show(value)}; it must be {allowed}.")
 
 
 def _is_int(value: object, least: float, most: float = math.inf) -> bool:

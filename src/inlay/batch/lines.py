@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from inlay.errors import InlayError
 from inlay.openai import Endpoint
-from inlay.openai.read import shown
+from inlay.openai.values import shown
 from inlay.pml.problems import lone_surrogate
 
 MAX_LINE_BYTES = 64 * 2**20

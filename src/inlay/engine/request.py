@@ -17,7 +17,7 @@ from inlay.engine.sampler_report import Sampled
 from inlay.engine.sampler_row import Row
 from inlay.engine.seat import Seat, Work
 from inlay.engine.stream import TextStream
-from inlay.errors import ContextError, InlayError
+from inlay.errors import ContextError, InlayError, ParameterError
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 
@@ -163,7 +163,8 @@ class Request:
                 raise sampled
             self.row.take(sampled.token_id)
         except InlayError as error:
-            self.error = InlayError(f"request {self.id}: {error}")
+            kind = ParameterError if isinstance(error, ParameterError) else InlayError
+            self.error = kind(f"request {self.id}: {error}")
             self.damaged = True
             return
         now = time.perf_counter()

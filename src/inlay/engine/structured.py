@@ -10,7 +10,8 @@ import copy
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,14 @@ from transformers import PreTrainedTokenizerBase
 from inlay.errors import InlayError, ParameterError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _COMPILED = 256  # grammars that are kept
 _COMPILED_EACH = 64  # of one tenant
+_LONGEST = 2**17  # characters of a grammar
+_MAX_KEYS = 4_096  # of all objects of a schema: the time to compile it grows with the square of its properties,
+_MAX_PATTERNS = 128  # and faster with that of its patternProperties, each of which is held against all others
+_REASON = 300  # characters of what llguidance reports
 
 # Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
 # taken to white space go on with it until max_tokens.
@@ -34,6 +39,10 @@ _WHITE_SPACE = r" |\n {0,32}"
 
 class _GrammarError(Exception):
     """What is wrong with a grammar."""
+
+
+class CompilerError(InlayError):
+    """llguidance has failed at a grammar, where it should have said what is wrong with it."""
 
 
 class Guide:
@@ -48,9 +57,11 @@ class Guide:
         return bool(self.matcher.is_stopped())
 
     def take(self, token: int) -> None:
-        """Go on behind a token. Raises InlayError where the grammar cannot follow it."""
-        if not self.matcher.consume_token(token):
-            raise InlayError(f"structured_outputs: {_sentence(self.matcher.get_error())}")
+        """Go on behind a token. Raises ParameterError where the grammar cannot follow it, or is too complex to."""
+        with panics_told():
+            followed = self.matcher.consume_token(token)
+        if not followed:
+            raise ParameterError(f"structured_outputs: {_sentence(self.matcher.get_error())}")
 
 
 class Grammars:
@@ -76,19 +87,23 @@ class Grammars:
         Raises ParameterError where the package is missing, and where no answer can be in the language.
         """
         ((kind, value),) = structure.items()
-        key = _as_text(kind, value)
-        matcher = self._kept.get(salt, key)
+        try:
+            return Guide(self._compiled(*_as_text(kind, value), salt).deep_copy())
+        except (_GrammarError, CompilerError) as error:
+            raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
+
+    def _compiled(self, kind: str, text: str, salt: str) -> LLMatcher:
+        matcher = self._kept.get(salt, (kind, text))
         if matcher is None:
-            try:
-                matcher = self._compile(*key)
-            except _GrammarError as error:
-                raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
-            self._kept.put(salt, key, matcher)
-        return Guide(matcher.deep_copy())
+            matcher = self._compile(kind, text)
+            self._kept.put(salt, (kind, text), matcher)
+        return matcher
 
     def _compile(self, kind: str, text: str) -> LLMatcher:
-        library = _library()
-        matcher: LLMatcher = library.LLMatcher(self._vocabulary_trie(), library.grammar_from(kind, text), log_level=0)
+        trie = self._vocabulary_trie()
+        with panics_told():
+            grammar = _library().grammar_from(kind, text)
+            matcher: LLMatcher = _library().LLMatcher(trie, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             allowed_tokens([Guide(matcher)], self._vocabulary)  # shows whether there is a first token
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
@@ -155,11 +170,12 @@ def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.b
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 
     bits = allocate_token_bitmask(len(guides), vocabulary)
-    if len(guides) == 1:
-        fill_next_token_bitmask(guides[0].matcher, bits)
-    else:
-        places = [(guide.matcher, place) for place, guide in enumerate(guides)]
-        fill_next_token_bitmask_par(_executor(), places, bits)
+    with panics_told():
+        if len(guides) == 1:
+            fill_next_token_bitmask(guides[0].matcher, bits)
+        else:
+            places = [(guide.matcher, place) for place, guide in enumerate(guides)]
+            fill_next_token_bitmask_par(_executor(), places, bits)
     return np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
 
 
@@ -191,19 +207,75 @@ def _library() -> Any:
     return llguidance
 
 
-def _as_text(kind: str, value: Any) -> tuple[str, str]:
-    """The name of a kind of grammar in llguidance, and its text: JSON for schemas and choices, patterns as they are."""
-    if kind == "regex":
-        return kind, str(value)
+@contextmanager
+def panics_told() -> Iterator[None]:
+    """Turns a panic of llguidance's Rust, which is no Exception and would end the engine, into a CompilerError."""
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # its class cannot be imported
+            raise
+        raise CompilerError("the library of grammars failed at it; ask for something simpler") from error
+
+
+@lru_cache(1)
+def parser_limits() -> LLParserLimits:
+    """How much work and memory one grammar may take, while it is compiled and in each step of an answer."""
+    limits: LLParserLimits = _library().LLParserLimits(
+        max_items_in_row=20_000,  # of them, as many as a choice has texts
+        step_lexer_fuel=100_000,  # 0.1 s
+        max_lexer_states=20_000,  # of 2 kB
+        verbose_errors=False,
+    )
+    return limits
+
+
+def too_large(schema: Any) -> str | None:
+    """Why a JSON Schema would take too long to compile; None if it would not."""
+    keys = patterns = 0
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            keys += len(one)
+            found = one.get("patternProperties")
+            patterns += len(found) if isinstance(found, Mapping) else 0
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+        if keys > _MAX_KEYS:
+            return f"it has more than {_MAX_KEYS:,} keys; ask for less at once"
+        if patterns > _MAX_PATTERNS:
+            return f"it has more than {_MAX_PATTERNS} patternProperties; ask for less at once"
+    return None
+
+
+def _as_text(kind: str, value: Any) -> tuple[str, str]:
+    """The name of a kind of grammar in llguidance, and its text: JSON for schemas and choices, patterns as they are.
+
+    Raises _GrammarError for one that is too large.
+    """
+    if kind == "regex":
+        return kind, _short(str(value))
+    try:
+        parsed = json.loads(_short(value)) if isinstance(value, str) else value
         if kind == "choice":
-            return kind, json.dumps(list(parsed))
+            return kind, _short(json.dumps(list(parsed)))
         schema = {"type": "object"} if kind == "json_object" else parsed
+        if problem := too_large(schema):
+            raise _GrammarError(problem)
         options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
-        return "json", json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema)
+        return "json", _short(json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema))
     except (TypeError, ValueError) as error:
         raise ParameterError(f"structured_outputs['{kind}'] is no JSON: {error}.") from error
+    except RecursionError as error:
+        raise _GrammarError("it nests too deeply; nest it less deeply") from error
+
+
+def _short(text: str) -> str:
+    if len(text) > _LONGEST:
+        raise _GrammarError(f"it takes {len(text):,} characters, more than the {_LONGEST:,} that a grammar may have")
+    return text
 
 
 def _sentence(report: str) -> str:
@@ -212,4 +284,4 @@ def _sentence(report: str) -> str:
         return "no text satisfies it"
     lines = [line.strip() for line in report.splitlines()]
     said = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
-    return (said or lines or ["the grammar is too complex"])[0].rstrip(".")
+    return (said or lines or ["the grammar is too complex"])[0][:_REASON].rstrip(".")

@@ -9,7 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+
+from inlay.openai.values import all_of
 
 _MAX_LOGPROBS = 20
 
@@ -54,14 +56,54 @@ _TEXT = "a text"
 _POSITIVE = "a whole number of at least 1"
 _CONTENT = (
     'a text, or a list of parts {"type": "text", "text": "…"}, each with or without '
-    '"cache_control": {"type": "ephemeral"}; inlay reads text alone'
+    '"cache_control": {"type": "ephemeral"}; inlay reads text alone, in at most 1,024 parts'
 )
 _PROMPT = '{"schema": "…", "content": […]} or {"schema": "…", "imports": […], "text": "…"}'
-MAX_TOOLS = 128
-_MAX_STOPS = 64  # each is looked for behind every token
+_MAX_STOP = 1_024  # characters of one
 _MAX_ID = 256  # characters
+MAX_TOOLS = 128
+MAX_MESSAGES = 8_192
+MAX_PROMPTS = 4_096
+MAX_PARTS = 1_024  # of one message
+MAX_FIELDS = 256  # of the body, and of each object whose fields are known
+
+#: Fields that are lists or objects → how many members they may have; looked at before the members are.
+LONGEST = {
+    "logit_bias": 16_384,
+    "messages": MAX_MESSAGES,
+    "stop": 64,  # each is looked for behind every token
+    "stop_token_ids": 4_096,
+    "tools": MAX_TOOLS,
+}
+
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _NAMED = "letters, digits, _, . and -, at most 64 of them"
+
+#: Fields that hold JSON Schemas or grammars → how many values there may be in them, at any depth.
+LARGEST = {"response_format": 50_000, "structured_outputs": 50_000, "tools": 50_000}
+
+
+def _prompt_of_one_kind(value: Any) -> Any:
+    """The value of ``prompt``; its first member says which kind of list it is. Raises ValueError at the first other."""
+    if isinstance(value, str | dict):
+        return value
+    if isinstance(value, list):
+        kind = type(value[0]) if value else str
+        if kind in (str, int) and all_of(kind, value):
+            return value
+        if kind is list and all_of(list, value) and all(all_of(int, ids) for ids in value):
+            return value
+    raise ValueError("no prompt")
+
+
+def _numbers(value: Any) -> Any:
+    """An object as it is; raises ValueError at the first of its values that is no number."""
+    if isinstance(value, dict) and not all(type(one) in (int, float) for one in value.values()):
+        raise ValueError("not a number")
+    return value
+
+
+Prompts = str | list[str] | list[int] | list[list[int]] | dict[str, Any]
 
 
 class Endpoint(StrEnum):
@@ -132,13 +174,17 @@ class Message(Form):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description='"system", "developer", "user", "assistant" or "tool"'
     )
-    content: str | list[TextPart | RefusalPart] | None = Field(None, description=_CONTENT)
+    content: str | Annotated[list[TextPart | RefusalPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
+        None, description=_CONTENT
+    )
     name: str | None = Field(
         None, description="the name of who speaks, a text of at most 64 characters", min_length=1, max_length=64
     )
     refusal: str | None = Field(None, description=_TEXT)
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="an empty list")
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = Field(
+    annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = Field(
+        None, description="an empty list"
+    )
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
         None,
         description=f"a list of at most {MAX_TOOLS} calls "
         '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}',
@@ -206,21 +252,27 @@ class ResponseFormat(Form):
     json_schema: JSONSchemaFormat | None = None
 
 
+_Stop = Annotated[str, Field(max_length=_MAX_STOP)]
+
+
 class Body(Form):
     """What both endpoints take."""
 
     model: str | None = Field(None, description=_TEXT)
     n: int | None = Field(None, description=_POSITIVE, ge=1)
     max_tokens: int | None = Field(None, description=_POSITIVE, ge=1)
-    stop: str | Annotated[list[str], Field(max_length=_MAX_STOPS)] | None = Field(
-        None, description=f"a text or a list of texts, at most {_MAX_STOPS}"
+    stop: _Stop | Annotated[list[_Stop], Field(fail_fast=True, max_length=LONGEST["stop"])] | None = Field(
+        None,
+        description=f"a text or a list of texts, at most {LONGEST['stop']}, of at most {_MAX_STOP:,} characters each",
     )
     seed: int | None = Field(None, description=f"{_WHOLE} of 64 bits", ge=-(2**63), lt=2**64)
     temperature: float | None = Field(None, description=_NUMBER)
     top_p: float | None = Field(None, description=_NUMBER)
     presence_penalty: float | None = Field(None, description=_NUMBER)
     frequency_penalty: float | None = Field(None, description=_NUMBER)
-    logit_bias: dict[str, float] | None = Field(None, description="an object of token ids and numbers")
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_numbers)] | None = Field(
+        None, description=f"an object of token ids and numbers, at most {LONGEST['logit_bias']:,}"
+    )
     response_format: ResponseFormat | None = Field(
         None,
         description='{"type": "text"}, {"type": "json_object"}, or '
@@ -235,7 +287,9 @@ class Body(Form):
     repetition_penalty: float | None = Field(None, description=f"{_NUMBER} from 0.01 to 100", ge=0.01, le=100)
     min_tokens: int | None = Field(None, description=_WHOLE)
     ignore_eos: bool | None = Field(None, description=_SWITCH)
-    stop_token_ids: list[int] | None = Field(None, description="a list of token ids")
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=LONGEST["stop_token_ids"])] | None = Field(
+        None, description=f"a list of token ids, at most {LONGEST['stop_token_ids']:,}"
+    )
     include_stop_str_in_output: bool | None = Field(None, description=_SWITCH)
     skip_special_tokens: bool | None = Field(None, description=_SWITCH)
     structured_outputs: dict[str, Any] | None = Field(
@@ -251,7 +305,9 @@ class Body(Form):
 class ChatBody(Body):
     """The body of /v1/chat/completions: messages, or in their place a prompt of a schema."""
 
-    messages: list[Message] | None = Field(None, description='a list of messages {"role": "user", "content": "…"}')
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = Field(
+        None, description=f'a list of messages {{"role": "user", "content": "…"}}, at most {MAX_MESSAGES:,}'
+    )
     prompt: dict[str, Any] | None = Field(None, description=f"a prompt of a schema: {_PROMPT}")
     max_completion_tokens: int | None = Field(None, description=_POSITIVE, ge=1)
     logprobs: bool | None = Field(None, description=_SWITCH)
@@ -268,7 +324,7 @@ class ChatBody(Body):
 class CompletionBody(Body):
     """The body of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | dict[str, Any] | None = Field(
+    prompt: Annotated[Prompts, PlainValidator(_prompt_of_one_kind, json_schema_input_type=Prompts)] | None = Field(
         None,
         description=f"a text, token ids, a list of either, or a prompt of a schema: {_PROMPT}",
     )

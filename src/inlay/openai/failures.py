@@ -17,6 +17,10 @@ from inlay.errors import (
     QueueFullError,
 )
 
+MAX_PROBLEMS = 20  # that one error names
+
+_NAME = 100  # characters of a name that came from a client
+_MESSAGE = 6_000  # of what one error says, whatever it is made of
 _QUEUE_RETRY_S = 1.0  # a place in the line is free again as soon as any request ends
 
 #: In this order: the first class that fits decides. status, code, when to try again in seconds.
@@ -33,10 +37,15 @@ _KINDS: tuple[tuple[type[InlayError], int, str | None, float | None], ...] = (
 )
 
 
+def cut(text: str, most: int = _NAME) -> str:
+    """A text as errors repeat it: not longer than so many characters."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 class BodyError(ParameterError):
     """A request is not answered, and why.
 
-    param: the field that is wrong. code: the kind of mistake. status: that of HTTP.
+    param: the field that is wrong, shortened where its name is long. code: the kind of mistake. status: that of HTTP.
     retry_after_s: when to send the same request again, where that may help.
     """
 
@@ -50,7 +59,7 @@ class BodyError(ParameterError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.param = param
+        self.param = None if param is None else cut(param)
         self.code = code
         self.status = status
         self.retry_after_s = retry_after_s
@@ -82,7 +91,7 @@ def failure_of(error: InlayError) -> Failure:
 
 def _said(error: InlayError) -> str:
     """What an error says, on one line."""
-    return "; ".join(str(error).splitlines())
+    return "; ".join(cut(str(error), _MESSAGE).splitlines())
 
 
 def _kind(status: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.openai.bodies import Message, RefusalPart, TextPart
-from inlay.openai.failures import BodyError
+from inlay.openai.failures import MAX_PROBLEMS, BodyError
 from inlay.openai.tools_json import parsed
 
 Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
@@ -15,10 +15,12 @@ _ROLES = {"developer": "system"}  # OpenAI's newer name for the same turn
 
 
 def problems_of(messages: Sequence[Message]) -> list[Problem]:
-    """What is wrong with messages each of which has the right fields."""
+    """What is wrong with messages each of which has the right fields; no more than one error can tell."""
     problems: list[Problem] = []
     calls: set[str] = set()
     for number, message in enumerate(messages):
+        if len(problems) > MAX_PROBLEMS:
+            break
         place = f"messages[{number}]"
         for field, sentence in _against_role(message, calls):
             problems.append((f"{place}.{field}", "invalid_value", f"{place} {sentence}"))

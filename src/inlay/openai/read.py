@@ -1,23 +1,39 @@
-"""JSON → the body of a request, or a sentence for everything that is wrong with it."""
+"""JSON → the body of a request, or a sentence for everything that is wrong with it, up to a number of things.
+
+Bodies are as large as a server lets them be, so nothing here looks at all of one before it knows how much there is:
+lists and objects are counted first, a list is given up at the first member that is wrong, and messages and tools, of
+which each is told with what is wrong in it, when there is enough to tell.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
-from inlay.openai.bodies import NO_EFFECT, UNSUPPORTED, Body, ChatBody, CompletionBody, Endpoint, Form, Message, Tool
-from inlay.openai.failures import BodyError
+from inlay.openai.bodies import (
+    LARGEST,
+    LONGEST,
+    MAX_FIELDS,
+    MAX_PROMPTS,
+    NO_EFFECT,
+    UNSUPPORTED,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Endpoint,
+    Form,
+    Message,
+    Tool,
+)
+from inlay.openai.failures import MAX_PROBLEMS, BodyError, cut
 from inlay.openai.messages import Problem, problems_of
-from inlay.pml.problems import lone_surrogate
+from inlay.openai.values import check_values, shown
 
 _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
-_SHOWN = 60  # characters of a value that a sentence repeats
-_MAX_BITS = 200
-_MAX_NESTING = 128  # lists and objects inside each other, the body's own counted
+_LONGEST_GUESSED = 60  # characters of a name that others are compared with
 
 #: Fields that are lists of objects: what is wrong in one of these is told with its number.
 _MEMBERS: dict[str, tuple[type[Form], str, str]] = {
@@ -25,13 +41,14 @@ _MEMBERS: dict[str, tuple[type[Form], str, str]] = {
     "tools": (Tool, "tool", 'a tool {"type": "function", "function": {…}}'),
 }
 
-#: Where null is the same as leaving a key out: for each kind of object, its keys that hold other kinds.
-_NULLABLE: dict[str, dict[str, str]] = {
+#: Objects whose fields are known: for each kind, its keys that hold other kinds. In them, null is the same as nothing.
+_KINDS: dict[str, dict[str, str]] = {
     "messages": {"content": "part", "tool_calls": "call"},
     "part": {"cache_control": "mark", "prompt_cache_breakpoint": "mark"},
     "mark": {},
     "call": {"function": "function"},
     "tools": {"function": "function"},
+    "tool_choice": {"function": "function"},
     "function": {},
     "response_format": {"json_schema": "json_schema"},
     "json_schema": {},
@@ -40,125 +57,134 @@ _NULLABLE: dict[str, dict[str, str]] = {
 
 
 def read_body(raw: Any, endpoint: Endpoint) -> Body:
-    """The body of a request; the fields that have no effect are gone. Raises BodyError, which names every problem."""
+    """The body of a request; the fields that have no effect are gone. Raises BodyError, which names every problem.
+
+    Of many problems, it names the first MAX_PROBLEMS.
+    """
     if not isinstance(raw, Mapping):
         raise BodyError(f"the body is {shown(raw)}; it must be an object")
+    if len(raw) > MAX_FIELDS:
+        raise BodyError(f"the body has {len(raw):,} fields; it may have at most {MAX_FIELDS}, so leave out the others")
     given = {str(name): value for name, value in raw.items() if value is not None and name not in NO_EFFECT}
     for name, value in given.items():
-        _check_values(name, value)
+        check_values(name, value, LARGEST.get(name))
     form = _FORMS[endpoint]
     problems = _unsupported(given, form, endpoint)
-    kept = {name: _without_nulls(name, value) for name, value in given.items() if name in form.model_fields}
+    kept = {name: value for name, value in given.items() if name in form.model_fields}
+    problems += _too_long(kept, form)
+    kept = {name: _without_nulls(name, name, value) for name, value in kept.items()}
+    members = {name: kept.pop(name) for name in _MEMBERS if isinstance(kept.get(name), list)}
+    body = None
     try:
         body = form.model_validate(kept)
     except ValidationError as error:
         problems += _wrong(error, kept, form)
-    else:
-        if isinstance(body, ChatBody):
-            problems += problems_of(body.messages or ())
-    if problems:
-        param, code, _ = problems[0]
-        raise BodyError(". Also: ".join(sentence for _, _, sentence in problems), param=param, code=code)
-    return body
+    made = {name: _members(name, value, problems) for name, value in members.items()}
+    if isinstance(body, ChatBody) and not problems:
+        problems += problems_of(made.get("messages", ()))  # type: ignore[arg-type]
+    if problems or body is None:
+        raise _all_of(problems)
+    return body.model_copy(update=made) if made else body
 
 
-def shown(value: Any) -> str:
-    """A value of JSON in a few words."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | Mapping):
-        kind = "list" if isinstance(value, list) else "object"
-        return f"{'a list' if kind == 'list' else 'an object'} of {len(value):,}" if value else f"an empty {kind}"
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return "a huge number"  # which Python may refuse to write
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+def _all_of(problems: list[Problem]) -> BodyError:
+    """One error that tells all of these, or the first of them."""
+    param, code, _ = problems[0]
+    sentences = [sentence for _, _, sentence in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        sentences.append("there is more; correct these first")
+    return BodyError(". Also: ".join(sentences), param=param, code=code)
 
 
 def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: Endpoint) -> list[Problem]:
     """The fields that this endpoint does not take."""
     problems: list[Problem] = []
     for name, value in given.items():
-        if name in form.model_fields:
+        if name in form.model_fields or len(problems) > MAX_PROBLEMS:
             continue
         if name in UNSUPPORTED:
             harmless, remedy = UNSUPPORTED[name]
             if not any(value == one and type(value) is type(one) for one in harmless):
                 problems.append((name, "unsupported_field", f"{name} is not supported: {remedy}"))
             continue
-        near = get_close_matches(name, form.model_fields, n=1)
+        near = get_close_matches(name, form.model_fields, n=1) if len(name) <= _LONGEST_GUESSED else ()
         remedy = f"did you mean {near[0]}?" if near else "leave it out"
         problems.append((name, "unknown_field", f"{endpoint} takes no field {shown(name)}; {remedy}"))
     return problems
 
 
-def _check_values(name: str, value: Any) -> None:
-    """Raises BodyError for what no tokenizer, template or grammar takes: see the sentences."""
-    if problem := lone_surrogate(name):
-        raise BodyError(f"the name of a field holds {problem}")
-    level, depth = [value], 1
-    while level:
-        inside: list[Any] = []
-        for one in level:
-            if type(one) is int:  # first, as there may be a prompt of them
-                continue
-            if isinstance(one, str):
-                if problem := lone_surrogate(one):
-                    raise BodyError(f"{name} holds {problem}", param=name)
-            elif isinstance(one, Mapping):
-                inside += one
-                inside += one.values()
-            elif isinstance(one, list):
-                inside += one
-            elif isinstance(one, float) and not math.isfinite(one):
-                message = f"{name} holds NaN or Infinity, which are no values of JSON; write a number"
-                raise BodyError(message, param=name)
-        level, depth = inside, depth + 1
-        if depth > _MAX_NESTING:
-            raise BodyError(f"{name} nests lists and objects too deeply; nest them less deeply", param=name)
+def _too_long(kept: dict[str, Any], form: type[Body]) -> list[Problem]:
+    """The fields that have more members than they may, which are then taken out: nobody looks at their members."""
+    problems: list[Problem] = []
+    for name, most in LONGEST.items():
+        if isinstance(kept.get(name), list | Mapping) and len(kept[name]) > most:
+            problems.append((name, "invalid_value", _must_be(name, kept.pop(name), form)))
+    prompt = kept.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+        del kept["prompt"]
+        sentence = f"prompt is {shown(prompt)}; of prompts, one request takes at most {MAX_PROMPTS:,}"
+        problems.append(("prompt", "invalid_value", sentence))
+    return problems
 
 
-def _without_nulls(kind: str, value: Any) -> Any:
-    """A field's value; null where _NULLABLE says so is the same as leaving the key out."""
-    if kind not in _NULLABLE:
+def _without_nulls(field: str, kind: str, value: Any) -> Any:
+    """A field's value; null where _KINDS says so is the same as leaving the key out. kind: of the objects in it."""
+    if kind not in _KINDS:
         return value
     if isinstance(value, list):
-        return [_without_nulls(kind, member) for member in value]
+        return [_without_nulls(field, kind, member) for member in value]
     if not isinstance(value, Mapping):
         return value
+    if len(value) > MAX_FIELDS:
+        message = f"{field} holds an object of {len(value):,} fields; it may have at most {MAX_FIELDS}"
+        raise BodyError(f"{message}, so leave out the others", param=field)
+    inner_kinds = _KINDS[kind]
     return {
-        key: _without_nulls(_NULLABLE[kind].get(key, ""), inner) for key, inner in value.items() if inner is not None
+        key: _without_nulls(field, inner_kinds[key], inner) if key in inner_kinds else inner
+        for key, inner in value.items()
+        if inner is not None
     }
 
 
+def _members(name: str, given: list[Any], problems: list[Problem]) -> list[Form]:
+    """The members of a list of objects. What is wrong with them joins the problems, until there are enough."""
+    made = []
+    for number, member in enumerate(given):
+        try:
+            made.append(_MEMBERS[name][0].model_validate(member))
+        except ValidationError as error:
+            problems += _wrong_member(error, name, number, member)
+            if len(problems) > MAX_PROBLEMS:
+                break
+    return made
+
+
 def _wrong(error: ValidationError, given: Mapping[str, Any], form: type[Body]) -> list[Problem]:
-    """What pydantic found, in sentences of our own: one a field, or one a message's field."""
+    """What pydantic found, in sentences of our own: one a field."""
+    fields = dict.fromkeys(str(one["loc"][0]) for one in error.errors(include_url=False, include_input=False))
+    return [(field, "invalid_value", _must_be(field, given[field], form)) for field in fields]
+
+
+def _must_be(field: str, value: Any, form: type[Body]) -> str:
+    return f"{field} is {shown(value)}; it must be {form.model_fields[field].description}"
+
+
+def _wrong_member(error: ValidationError, name: str, number: int, member: Any) -> list[Problem]:
+    """What pydantic found in one member of a list: one sentence a field of it."""
+    form, called, example = _MEMBERS[name]
+    place = f"{name}[{number}]"
+    if not isinstance(member, Mapping):
+        return [(place, "invalid_value", f"{place} is {shown(member)}; it must be {example}")]
     found: dict[str, Problem] = {}
     for one in error.errors(include_url=False, include_context=False, include_input=False):
-        name, *inner = one["loc"]
-        field = str(name)
-        if field in _MEMBERS and inner:
-            param, sentence = _wrong_member(field, given[field], inner, one["type"])
+        field, *inner = map(str, one["loc"])
+        param = f"{place}.{cut(field)}"
+        if one["type"] == "extra_forbidden" and not inner:
+            known = ", ".join(form.model_fields)
+            said = f"{place} has the field {shown(field)}, which is not supported; a {called} has {known}"
+        elif field in member:
+            said = f"{param} is {shown(member[field])}; it must be {form.model_fields[field].description}"
         else:
-            param = field
-            sentence = f"{field} is {shown(given[field])}; it must be {form.model_fields[field].description}"
-        found.setdefault(param, (param, "invalid_value", sentence))
+            said = f"{place} has no {field}; it must be {form.model_fields[field].description}"
+        found.setdefault(param, (param, "invalid_value", said))
     return list(found.values())
-
-
-def _wrong_member(name: str, members: list[Any], inner: list[int | str], kind: str) -> tuple[str, str]:
-    """A field of a member of a list, and what is wrong with it. inner: where, from the member's number on."""
-    form, called, example = _MEMBERS[name]
-    number = int(inner[0])
-    place, member = f"{name}[{number}]", members[number]
-    if len(inner) == 1:
-        return place, f"{place} is {shown(member)}; it must be {example}"
-    field = str(inner[1])
-    param = f"{place}.{field}"
-    if kind == "extra_forbidden" and len(inner) == 2:
-        known = ", ".join(form.model_fields)
-        return param, f"{place} has the field {shown(field)}, which is not supported; a {called} has {known}"
-    what = f"it must be {form.model_fields[field].description}"
-    if field not in member:
-        return param, f"{place} has no {field}; {what}"
-    return param, f"{param} is {shown(member[field])}; {what}"

@@ -9,7 +9,8 @@ from typing import Any
 
 import jsonschema_rs
 
-from inlay.openai.failures import BodyError
+from inlay.engine.structured import CompilerError, panics_told, parser_limits, too_large
+from inlay.openai.failures import BodyError, cut
 
 _MAX_CALLS = 32  # in one answer that a grammar holds to calls: so that it ends
 _LONGEST_HELD = 2**16  # characters of a schema: making a grammar takes half a second there, and grows with the square
@@ -53,7 +54,10 @@ def calls_schema(functions: Sequence[tuple[str, Mapping[str, Any]]], *, key: str
             f'more than the {_LONGEST_HELD:,} that a grammar can hold; name one tool, or write "tool_choice": "auto"',
             param="tools",
         )
-    if problem := _why_not_held(text) if len(text) <= _LONGEST_CHECKED else None:
+    problem = too_large(schema)
+    if problem is None and len(text) <= _LONGEST_CHECKED:
+        problem = _why_not_held(text)
+    if problem:
         raise BodyError(
             f"tool_choice asks for a call, and no grammar can hold one to these parameters: {problem}; write "
             '"tool_choice": "auto", or leave that out of the parameters',
@@ -106,8 +110,8 @@ def _problem(schema: Mapping[str, Any]) -> str | None:
     try:
         jsonschema_rs.meta.validate({**schema, "$schema": known})
     except jsonschema_rs.ValidationError as error:
-        reason = error.message if len(error.message) <= _LONGEST_REASON else f"{error.message[:_LONGEST_REASON]}…"
-        place = ".".join(map(str, error.instance_path))
+        reason = cut(error.message, _LONGEST_REASON)
+        place = cut(".".join(map(str, error.instance_path)))
         return f"{place}: {reason}" if place else reason
     return None
 
@@ -119,5 +123,10 @@ def _why_not_held(text: str) -> str | None:
         from llguidance import LLMatcher
     except ImportError:
         return None  # the engine says which package is missing
-    wrong, reports = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(text))
-    return reports[0].splitlines()[0].rstrip(".") if wrong else None
+    try:
+        with panics_told():
+            grammar = LLMatcher.grammar_from_json_schema(text)
+            wrong, reports = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+    except CompilerError as error:
+        return str(error)
+    return cut(reports[0].splitlines()[0], _LONGEST_REASON).rstrip(".") if wrong else None

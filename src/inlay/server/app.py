@@ -90,6 +90,11 @@ def _middlewares(service: Service) -> list[Middleware]:
         Middleware(Gate, flights=service.flights),
         Middleware(Authenticate, tenants=service.tenants),
         Middleware(RateHeaders, meter=service.meter),
-        Middleware(Guard, max_body_bytes=settings.max_body_bytes, max_nesting=settings.max_nesting),
+        Middleware(
+            Guard,
+            max_body_bytes=settings.max_body_bytes,
+            max_nesting=settings.max_nesting,
+            workers=service.body_workers,
+        ),
         Middleware(HeadAsGet),
     ]

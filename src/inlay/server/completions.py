@@ -67,7 +67,7 @@ class Answer(Response):
         try:
             async with service.meter.request(tenant) as bill:
                 try:
-                    order = take_order(service, self._endpoint, scope, tally)
+                    order = await take_order(service, self._endpoint, scope, tally)
                     order = await self._hold(order, bill)
                     async with Connection(scope, receive, send, service.settings.slow_client_s) as connection:
                         failure = await self._answer(order, tally, bill, connection)

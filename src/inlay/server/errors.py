@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inlay.errors import InlayError
-from inlay.openai.failures import BodyError, Failure, failure_of
+from inlay.openai.failures import BodyError, Failure, cut, failure_of
 
 # Sent again, these would only make the server do the same work for nothing; OpenAI's clients look at the header.
 _NOT_AGAIN = frozenset({504, 507})
@@ -55,7 +55,7 @@ async def said_wrong(request: Request, error: Exception) -> Response:
 async def not_found(request: Request, error: Exception) -> Response:
     """The handler of starlette's own errors: no such route, no such method."""
     assert isinstance(error, HTTPException)
-    method, path = request.method, request.url.path
+    method, path = cut(request.method), cut(request.url.path)
     sentences = {
         404: f"there is nothing at {path!r}; see docs/server.md, or /openapi.json, for what there is",
         405: f"{path!r} does not take {method}; it takes {(error.headers or {}).get('Allow', 'other methods')}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -14,7 +15,8 @@ from inlay.openai.failures import BodyError, failure_of
 from inlay.server.errors import failure_response
 from inlay.server.json_body import decoded, parse_json
 from inlay.server.refusal import has_body, refuse
-from inlay.server.tenants import EVERYBODY
+from inlay.server.tenants import EVERYBODY, Tenant
+from inlay.server.workers import BodyWorkers
 
 #: Where a body may be PML, as text.
 TEXT_PATHS = "/v1/schemas"
@@ -30,12 +32,14 @@ _MIB = 2**20
 class Guard:
     """ASGI middleware: the body of a request, parsed, at ``scope["state"]["body"]``; a refusal where it is no good.
 
-    A body of JSON becomes its value, a body of XML (under TEXT_PATHS) its text, and no body None. Routes read it from
-    there: its bytes are gone, and ``receive`` goes on behind them. Best inside Authenticate, so that no stranger's body
-    is read.
+    A body of JSON becomes its value, a body of XML (under TEXT_PATHS) its text, and no body None. Routes take it from
+    there, with what it had of bytes at ``scope["state"]["body_bytes"]``: these are gone, and ``receive`` goes on behind
+    them. Nobody else holds the value: a route that takes it out of the state has the only one. Best inside
+    Authenticate, so that no stranger's body is read.
 
     max_body_bytes: of one body; of all that one tenant is sending at the same time, 16 times as much.
     max_nesting: lists and objects inside each other.
+    workers: parse what is large; None for some of its own.
     slow_s, slow_bytes_per_s: a body may take slow_s seconds, and more as it grows, at this rate.
 
     Refuses with status 400, 408 (too slow), 413 (too large), 415 (of another type), and 429 where too many large bodies
@@ -49,12 +53,14 @@ class Guard:
         *,
         max_body_bytes: int = 8 * _MIB,
         max_nesting: int = 64,
+        workers: BodyWorkers | None = None,
         slow_s: float = 30.0,
         slow_bytes_per_s: float = _MIB / 64,
     ) -> None:
         self._app = app
         self._max_bytes = max_body_bytes
         self._max_nesting = max_nesting
+        self._workers = workers or BodyWorkers(_BODIES_AT_ONCE * max_body_bytes)
         self._slow_s = slow_s
         self._slow_bytes_per_s = slow_bytes_per_s
         self._held: Counter[str] = Counter()  # by tenant: bytes of bodies that are not whole yet
@@ -70,25 +76,25 @@ class Guard:
             return
         except ClientDisconnect:
             return
+        state = scope.setdefault("state", {})
         try:
-            body = None if data is None else self._parsed(data, scope)
+            state.update(body=None if data is None else await self._parsed(data, scope), body_bytes=len(data or b""))
         except BodyError as error:
             await failure_response(failure_of(error))(scope, receive, send)
             return
         del data  # the value stays, its bytes need not while the request is answered
-        scope.setdefault("state", {})["body"] = body
         await self._app(scope, receive, send)
 
     async def _data(self, scope: Scope, receive: Receive) -> bytearray:
         """The bytes of a body. Raises BodyError while more of it may come, and ClientDisconnect."""
         self._check_headers(scope)
-        tenant = scope.get("state", {}).get("tenant", EVERYBODY)
-        return await self._read(receive, tenant.name)
+        return await self._read(receive, _tenant(scope))
 
-    def _parsed(self, data: bytearray, scope: Scope) -> Any:
-        if _kind(scope) == _JSON:
-            return parse_json(data, self._max_nesting)
-        return decoded(data)
+    async def _parsed(self, data: bytearray, scope: Scope) -> Any:
+        if _kind(scope) != _JSON:
+            return decoded(data)
+        work = partial(parse_json, data, self._max_nesting)
+        return await self._workers.run(work, tenant=_tenant(scope), size=len(data))
 
     def _check_headers(self, scope: Scope) -> None:
         """Refuse what can be told before the body has come."""
@@ -149,6 +155,12 @@ class Guard:
             code="body_too_large",
             status=413,
         )
+
+
+def _tenant(scope: Scope) -> str:
+    """The name of who asks."""
+    tenant: Tenant = scope.get("state", {}).get("tenant", EVERYBODY)
+    return tenant.name
 
 
 def _kind(scope: Scope) -> str:

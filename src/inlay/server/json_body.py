@@ -2,7 +2,8 @@
 
 Stricter than Python's parser: UTF-8 alone, no NaN, no key twice (which of the two counts differs from parser to parser,
 so a proxy that checks bodies may have checked the other), no halves of characters, and bounds on nesting and on how
-many lists and objects there are (an empty one takes 2 bytes of a body and 60 of memory).
+many lists and objects (an empty one takes 2 bytes of a body and 60 of memory), fields and values there are: Python's
+parser lets no other thread run until it is through with all of them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from inlay.openai.failures import BodyError
-from inlay.pml.problems import lone_surrogate
+from inlay.openai.values import holds_half_characters
 
 MAX_CONTAINERS = 100_000  # lists and objects, as many as PML may have elements
+MAX_FIELDS = 200_000  # of all objects together
+MAX_VALUES = 2**20  # the token ids of a prompt are some
 
-_STRUCTURE = b'"[]{}'
+_STRUCTURE = b'"[]{}:,'
 _OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
 _QUOTE = _STRUCTURE[0]
 _STEPS = np.zeros(256, np.int8)  # how each byte changes the depth
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
+_COLON, _COMMA = b":,"
 
 
 def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
@@ -31,7 +35,7 @@ def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
     text = decoded(data)
     if not text or text.isspace():
         return None
-    _check_nesting(data, max_nesting)
+    _check_structure(data, max_nesting)
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -55,20 +59,26 @@ def decoded(data: bytes | bytearray) -> str:
         raise _wrong(f"is not UTF-8 from byte {error.start + 1:,} on; encode it as UTF-8") from None
 
 
-def _check_nesting(data: bytes | bytearray, most: int) -> None:
-    """Refuse what is nested too deeply, before it is parsed. Right for JSON, and up to the first mistake in it.
+def _check_structure(data: bytes | bytearray, most: int) -> None:
+    """Refuse what nests too deeply or holds too much, before it is parsed. Right for JSON, and up to its first mistake.
 
     Looks at whole arrays: a loop over the characters of 8 MiB would take half a second.
     """
-    if data.count(b"[") + data.count(b"{") <= most:
-        return
+    opened, colons, commas = data.count(b"[") + data.count(b"{"), data.count(b":"), data.count(b",")
+    if opened <= most and colons <= MAX_FIELDS and commas <= MAX_VALUES:
+        return  # and this is so whatever of it stands in texts
     if b"\\" in data:  # pairs of backslashes first: what then stands before a quotation mark escapes it
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     kept = np.frombuffer(data.translate(None, _OTHERS), np.uint8)
-    in_text = np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1  # it wraps around at 256, which is even
-    steps = np.where(in_text, np.int8(0), _STEPS[kept])
-    if np.count_nonzero(steps > 0) > MAX_CONTAINERS:
-        raise _wrong(f"holds more than {MAX_CONTAINERS:,} lists and objects; send several requests")
+    kept = kept[np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1 == 0]  # outside of texts; it wraps around at 256, an even
+    steps = _STEPS[kept]
+    for found, allowed, what in (
+        (steps > 0, MAX_CONTAINERS, "lists and objects"),
+        (kept == _COLON, MAX_FIELDS, "fields"),
+        (kept == _COMMA, MAX_VALUES, "values"),
+    ):
+        if np.count_nonzero(found) > allowed:
+            raise _wrong(f"holds more than {allowed:,} {what}; send several requests")
     if np.cumsum(steps, dtype=np.int32).max(initial=0) > most:
         raise _wrong(f"nests lists and objects more than {most} deep; nest them less deeply")
 
@@ -86,7 +96,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_characters(value: Any) -> None:
-    if lone_surrogate(json.dumps(value, ensure_ascii=False)):
+    if holds_half_characters(value):
         raise _wrong("holds half a character (a lone surrogate); cut texts between characters")
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from inlay.openai import BodyError, Call, Endpoint, read_body, translate
+from inlay.openai.failures import cut
 from inlay.pml import Prompt
 from inlay.server.settings import ServerSettings, approximation
 from inlay.server.tenants import Tenant
@@ -44,20 +47,60 @@ class Order:
         return f"{self.name}-{number}"
 
 
-def take_order(service: Service, endpoint: Endpoint, scope: Scope, tally: Tally) -> Order:
-    """The order that a request is. Raises BodyError, and PMLError for a prompt of a schema that cannot be read."""
-    settings, tenant = service.settings, scope["state"]["tenant"]
+class TimedCall(NamedTuple):
+    """A call, and how many seconds its two steps took."""
+
+    call: Call
+    read_s: float
+    translate_s: float
+
+
+async def take_call(
+    service: Service, endpoint: Endpoint, body: Any, *, tenant: Tenant, size: int, default_max_tokens: int | None = None
+) -> TimedCall:
+    """The call that a body is, made where that holds up nobody else. size: bytes of the body.
+
+    Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+    """
+    work = partial(_call, body, endpoint, service, default_max_tokens)
+    return await service.body_workers.run(work, tenant=tenant.name, size=size, slow=_is_slow(body))
+
+
+def _call(body: Any, endpoint: Endpoint, service: Service, default_max_tokens: int | None) -> TimedCall:
     began = time.perf_counter()
-    body = read_body(scope["state"]["body"], endpoint)
+    checked = read_body(body, endpoint)
     read = time.perf_counter()
     call = translate(
-        body,
-        default_max_tokens=settings.default_max_tokens,
+        checked,
+        default_max_tokens=default_max_tokens,
         tools=service.tools,
         defaults=service.llm.sampling_defaults,
     )
-    tally.took("read", read - began)
-    tally.took("translate", time.perf_counter() - read)
+    return TimedCall(call, read - began, time.perf_counter() - read)
+
+
+def _is_slow(body: Any) -> bool:
+    """Whether there is a language in it: PML, or JSON Schemas."""
+    return isinstance(body, Mapping) and ("pml" in body or "tools" in body or isinstance(body.get("prompt"), Mapping))
+
+
+async def take_order(service: Service, endpoint: Endpoint, scope: Scope, tally: Tally) -> Order:
+    """The order that a request is. Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+
+    Takes the body out of the request's state: what is kept of it while the request is answered is the call.
+    """
+    settings, state = service.settings, scope["state"]
+    tenant: Tenant = state["tenant"]
+    call, read_s, translate_s = await take_call(
+        service,
+        endpoint,
+        state.pop("body"),
+        tenant=tenant,
+        size=state.pop("body_bytes"),
+        default_max_tokens=settings.default_max_tokens,
+    )
+    tally.took("read", read_s)
+    tally.took("translate", translate_s)
     check_name(call.model, settings)
     _check_answers(call, service)
     _check_priority(call, tenant)
@@ -77,7 +120,7 @@ def check_name(name: str | None, settings: ServerSettings) -> None:
     """Raises BodyError, status 404, for a model that is not served here."""
     known = settings.served_names
     if name is not None and name not in known:
-        message = f"there is no model {name!r}; this server has {' or '.join(map(repr, known))}"
+        message = f"there is no model {cut(name)!r}; this server has {' or '.join(map(repr, known))}"
         raise BodyError(message, param="model", code="model_not_found", status=404)
 
 
@@ -100,7 +143,7 @@ def check_schemas(call: Call, service: Service, tenant: Tenant) -> None:
     """Raises BodyError, status 404, for a schema that the tenant cannot see."""
     for prompt in call.prompts:
         if isinstance(prompt, Prompt) and service.llm.schema(prompt.schema, cache_salt=tenant.salt) is None:
-            message = f"there is no schema {prompt.schema!r}; create it with POST /v1/schemas"
+            message = f"there is no schema {cut(prompt.schema)!r}; create it with POST /v1/schemas"
             raise BodyError(message, param="prompt", code="schema_not_found", status=404)
 
 
@@ -124,7 +167,7 @@ def policy_of(call: Call, tenant: Tenant, settings: ServerSettings) -> str:
     if call.reuse is None:
         return ceiling
     whose = "this server" if ceiling == settings.max_reuse else "your key"
-    message = f"reuse is {call.reuse!r} and {whose} allows no more than {ceiling!r}; ask for that, or leave it out"
+    message = f"reuse is {asked!r:.100} and {whose} allows no more than {ceiling!r}; ask for that, or leave it out"
     raise BodyError(message, param="reuse", code="reuse_not_allowed", status=403)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.openai.failures import BodyError
-from inlay.openai.read import shown
+from inlay.openai.values import shown
 from inlay.pml import Schema
 from inlay.pml.json_form import document_from_json, read_schema_json
 from inlay.pml.names import objection

@@ -16,6 +16,7 @@ from inlay.server.metrics import Metrics
 from inlay.server.settings import ServerSettings, approximation
 from inlay.server.shelf import Entry, SchemaShelf
 from inlay.server.tenants import Tenants
+from inlay.server.workers import BodyWorkers
 from inlay.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Service:
         self.tenants = Tenants.open() if settings.keys_file is None else Tenants.from_file(settings.keys_file)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
+        self.body_workers = BodyWorkers(16 * settings.max_body_bytes)
         self.schemas = SchemaShelf(llm)
         self.metrics = Metrics(
             llm, model_name=settings.served_names[0], longest=llm.loaded.spec.max_positions, schemas=self.schemas

@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from inlay.async_llm import AsyncLLM
 from inlay.inputs import check_ids
-from inlay.openai import BodyError, Call, Endpoint, read_body, translate
-from inlay.openai.read import shown
+from inlay.openai import BodyError, Call, Endpoint
+from inlay.openai.values import shown
 from inlay.server.documents import DETOKENIZE, TOKENIZE
 from inlay.server.offload import json_response
-from inlay.server.orders import check_name, check_schemas, policy_of
+from inlay.server.orders import check_name, check_schemas, policy_of, take_call
 from inlay.server.service import Service
 from inlay.server.tenants import Tenant
 
@@ -41,7 +41,8 @@ async def tokenize(request: Request) -> Response:
     async with service.meter.request(tenant, tokens=False):
         body = _object(request.state.body, "/tokenize", FIELDS)
         special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
-        call = _call({name: value for name, value in body.items() if name not in _OWN}, service, tenant)
+        prompt = {name: value for name, value in body.items() if name not in _OWN}
+        call = await _call(prompt, service, tenant, request.state.body_bytes)
         ids = await asyncio.to_thread(
             _ids, service.llm, call, policy_of(call, tenant, service.settings), tenant, special
         )
@@ -100,9 +101,9 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _call(body: Mapping[str, Any], service: Service, tenant: Tenant) -> Call:
+async def _call(body: Mapping[str, Any], service: Service, tenant: Tenant, size: int) -> Call:
     endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
-    call = translate(read_body(body, endpoint), tools=service.tools)
+    call = (await take_call(service, endpoint, body, tenant=tenant, size=size)).call
     check_name(call.model, service.settings)
     check_schemas(call, service, tenant)
     if len(call.prompts) > 1:
