@@ -114,8 +114,9 @@ class Grammars:
         if self._trie is None:
             description = _plain(self._tokenizer.backend_tokenizer).to_str()
             ends = self._stop_ids or self._tokenizer.eos_token_id
+            library = _library()
             try:
-                self._trie = _library().LLTokenizer(description, n_vocab=self._vocabulary, eos_token=ends)
+                self._trie = library.LLTokenizer(description, n_vocab=self._vocabulary, eos_token=ends)
             except ValueError as error:
                 raise ParameterError(
                     f"structured_outputs cannot be used: the tokenizer does not belong to this model ({error}); "
