@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +22,9 @@ def serve(
     port: Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")] = 8000,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="What requests call the model, in place of MODEL; the first is shown. Several times."),
+        typer.Option(
+            help="What requests call the model, in place of MODEL (of a directory, its last name). Several times."
+        ),
     ] = None,
     reuse: Annotated[str, typer.Option(help="For requests that do not say: off, exact, isolated, anchored.")] = "exact",
     max_reuse: Annotated[
@@ -75,13 +78,13 @@ def serve(
     listener = listen(host, port, network=keys is not None or open_to_network)
     with listener:
         from inlay.pml import Schema
-        from inlay.server.settings import ServerSettings
+        from inlay.server.settings import ServerSettings, public_name
         from inlay.server.tenants import Tenants
 
         settings = ServerSettings(
             host=host,
             port=port,
-            served_names=tuple(served_model_name or [model]),
+            served_names=tuple(served_model_name or [public_name(model)]),
             reuse=reuse,
             max_reuse=max_reuse,
             keys_file=keys,
@@ -125,7 +128,14 @@ def serve(
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
             where = f"inlay: serving {settings.served_names[0]} on {url(listener)} (Ctrl-C ends)"
-            Server(app, lambda: print(where, flush=True)).run([listener])
+            Server(app, lambda: _ready(where)).run([listener])
         finally:
+            gc.unfreeze()  # so that the end of the process finds what is to be taken apart
             llm.shutdown()
     return 0
+
+
+def _ready(where: str) -> None:
+    gc.collect()
+    gc.freeze()  # what a server begins with stays: to look through it for cycles stops all threads, 0.2 s each time
+    print(where, flush=True)
