@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, show
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 
@@ -256,3 +256,20 @@ def test_a_request_reports_its_cached_tokens():
     assert (answer.logprobs, answer.finish_reason, answer.stop_reason) == (None, None, None)
     with pytest.raises(AssertionError):
         dataclasses.replace(output, prompt_positions=(0,))
+
+
+def test_values_are_shown_in_part():
+    class Odd:
+        def __repr__(self) -> str:
+            return "x" * 1_000 + "\n"
+
+    assert show("a") == "'a'"
+    assert show({"b": [1, 2.5, None], "a": True}) == "{'b': [1, 2.5, None], 'a': True}"
+    assert show(10**5_000) == "a huge number"
+    for large in ("x" * 9_999_999, b"x" * 9_999_999, [1] * 1_000_000, {str(i): i for i in range(100_000)}, Odd()):
+        assert len(show(large)) == 101
+        assert show(large).endswith("…")
+    deep: list = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert len(show(deep)) < 100

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from inlay import LLM, InlayError, ParameterError, SamplingParams
 from inlay.engine import structured
 from inlay.engine.stream import TextStream
-from inlay.engine.structured import Grammars, allowed_tokens
+from inlay.engine.structured import Grammars, Guide, allowed_tokens
 
 from ..conftest import tiny
 from ..tokenizers_for_tests import family
@@ -329,3 +329,61 @@ def test_requests_bring_their_tenant_s_salt(monkeypatch):
     for salt in ("a", "a", "b", None):
         llm.generate("x", params, cache_salt=salt)
     assert len(texts) == 3
+
+
+class PanicException(BaseException):
+    """What a panic of Rust is in Python; its own class cannot be imported."""
+
+
+def _panics(*_: object, **__: object) -> None:
+    raise PanicException("called `Option::unwrap()` on a `None` value at /home/who/src/lib.rs:1")
+
+
+def test_a_panic_of_the_compiler_is_told_of_the_grammar(monkeypatch):
+    import llguidance
+
+    llm = model("tiny")
+    monkeypatch.setattr(llguidance, "LLMatcher", _panics)
+    with pytest.raises(ParameterError) as caught:
+        llm.generate("x", SamplingParams(structured_outputs={"regex": "panic"}))
+    assert str(caught.value) == (
+        "structured_outputs['regex'] cannot be used: the library of grammars failed at it; ask for something simpler."
+    )
+    llm.generate("x", SamplingParams(max_tokens=1))
+
+
+def test_a_panic_in_an_answer_ends_it_alone():
+    class Matcher:
+        consume_token = staticmethod(_panics)
+
+    with pytest.raises(InlayError, match=r"^the library of grammars failed at it; ask for something simpler$"):
+        Guide(Matcher()).take(0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("structure", "sentence"),
+    [
+        ({"regex": "a" * 200_000}, "it takes 200,000 characters, more than the 131,072 that a grammar may have."),
+        ({"json": " " * 200_000}, "it takes 200,000 characters, more than the 131,072 that a grammar may have."),
+        ({"json": "[" * 100_000}, "it nests too deeply; nest it less deeply."),
+        (
+            {"json": {"properties": {str(i): {} for i in range(5_000)}}},
+            "it has more than 4,096 keys; ask for less at once.",
+        ),
+        (
+            {"json": {"anyOf": [{"patternProperties": {f"{i}{j}": {} for j in range(70)}} for i in range(2)]}},
+            "it has more than 128 patternProperties; ask for less at once.",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_would_take_long_to_compile_is_refused(structure, sentence):
+    with pytest.raises(ParameterError) as caught:
+        model("tiny").generate("x", SamplingParams(structured_outputs=structure))
+    assert str(caught.value) == f"structured_outputs['{next(iter(structure))}'] cannot be used: {sentence}"
+
+
+def test_a_choice_of_thousands_of_texts():
+    choices = [f"{word} {i}" for word in ("red", "blue") for i in range(1_500)]
+    params = SamplingParams(max_tokens=64, temperature=0, structured_outputs={"choice": choices})
+    assert model("tiny").generate("x", params)[0].outputs[0].text in choices

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from inlay import LLM, InlayError
 from inlay.openai import (
@@ -23,7 +24,8 @@ from inlay.openai import (
     read_body,
     translate,
 )
-from inlay.openai.bodies import NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
+from inlay.openai import read as read_module
+from inlay.openai.bodies import LONGEST, MAX_PROMPTS, NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
 
 from .tool_templates import tool_model, tool_tokenizer
 
@@ -338,3 +340,115 @@ def test_a_large_prompt_of_ids_is_read():
     body = read({"prompt": list(range(50_000))}, Endpoint.COMPLETIONS)
     assert isinstance(body, CompletionBody)
     assert body.prompt == list(range(50_000))
+
+
+# much of it
+
+
+def refusal(body: Any, endpoint: Endpoint = Endpoint.CHAT) -> str:
+    """The sentence that a body is refused with, which is short whatever the body."""
+    with pytest.raises(BodyError) as caught:
+        read(body, endpoint)
+    failure = failure_of(caught.value)
+    assert len(json.dumps(failure.body())) < 10_000
+    assert len(failure.param or "") <= 101
+    return failure.message
+
+
+@pytest.mark.parametrize("first", ["", 1, [1]])
+def test_the_first_member_says_what_a_prompt_is_and_the_first_other_ends_it(first: Any):
+    others: dict[type, Any] = {str: 1, int: "", list: [""]}
+    wrong = [first, others[type(first)], *[1] * 300_000]
+    with pytest.raises(ValidationError) as caught:
+        CompletionBody.model_validate({"prompt": wrong})
+    assert caught.value.error_count() == 1
+    sentence = refusal({"prompt": wrong[:MAX_PROMPTS]}, Endpoint.COMPLETIONS)
+    assert sentence.startswith("prompt is a list of 4,096; it must be a text, token ids, a list of either, or a prompt")
+
+
+@pytest.mark.parametrize("member", [True, 1.5, None, {}])
+def test_prompts_of_what_is_no_prompt(member: Any):
+    for prompt in ([member] * 2, [1, member], ["a", member], [[1], [member]]):
+        assert refusal({"prompt": prompt}, Endpoint.COMPLETIONS).startswith("prompt is a list of 2; it must be")
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a", ""], [1, 2**70], [[1], []], [], {"schema": "s"}])
+def test_prompts_are_taken_as_they_are(prompt: Any):
+    body = read({"prompt": prompt}, Endpoint.COMPLETIONS)
+    assert isinstance(body, CompletionBody)
+    assert body.prompt is prompt or body.prompt == prompt
+
+
+@pytest.mark.parametrize(("name", "most"), LONGEST.items())
+def test_lists_and_objects_that_are_too_long(name: str, most: int):
+    member = {"role": "user", "content": "a"}
+    value: Any = {str(i): 1 for i in range(most + 1)} if name == "logit_bias" else [member] * (most + 1)
+    sentence = refusal({**CHAT, name: value})
+    assert sentence.startswith(
+        f"{name} is {'an object' if name == 'logit_bias' else 'a list'} of {most + 1:,}; it must be "
+    )
+    assert f"at most {most:,}" in sentence
+
+
+def test_twenty_problems_are_named():
+    sentence = refusal({"messages": [1] * 8_000})
+    assert sentence.count("Also: ") == 20
+    assert sentence.endswith("Also: there is more; correct these first")
+    sentence = refusal({"messages": [{"role": "user"}] * 8_000})
+    assert (sentence.count(" has no content; "), sentence.count("Also: ")) == (20, 20)
+    sentence = refusal({**CHAT, **{f"max_token_{i}": 1 for i in range(200)}})
+    assert sentence.count("did you mean max_tokens?") == 20
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({f"f{i}": 1 for i in range(10_000)}, "the body has 10,000 fields; it may have at most 256, so leave out the"),
+        (
+            {"messages": [{f"f{i}": 1 for i in range(300)}]},
+            "messages holds an object of 300 fields; it may have at most 256, so leave out the others",
+        ),
+        (
+            {**CHAT, "tool_choice": {"type": "function", "function": {f"f{i}": 1 for i in range(300)}}},
+            "tool_choice holds an object of 300 fields",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "x"}] * 90_000}]},
+            "messages[0].content is a list of 90,000; it must be a text, or a list of parts",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1_025}]},
+            "messages[0].content is a list of 1,025; it must be",
+        ),
+        ({**CHAT, "stop": ["a" * 1_025]}, "stop is a list of 1; it must be a text or a list of texts, at most 64, of"),
+        ({**CHAT, "tools": [{"x": [1] * 50_000}]}, "tools holds more than 50,000 values; leave some of them out"),
+        (
+            {**CHAT, "structured_outputs": {"choice": ["a"] * 50_000}},
+            "structured_outputs holds more than 50,000 values",
+        ),
+        ({"prompt": {"schema": "s", "content": ["a"] * 20_000}}, "prompt holds more than 20,000 values"),
+        ({**CHAT, "x" * 5_000: 1}, f"/v1/chat/completions takes no field '{'x' * 59}…; leave it out"),
+        ({"messages": [{**CHAT["messages"][0], "x" * 5_000: 1}]}, f"messages[0] has the field '{'x' * 59}…, which is"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_is_too_much(body: Any, sentence: str):
+    assert refusal(body).startswith(sentence)
+
+
+def test_many_prompts_and_many_tags():
+    many = ["a"] * 4_097
+    assert refusal({"prompt": many}, Endpoint.COMPLETIONS) == (
+        "prompt is a list of 4,097; of prompts, one request takes at most 4,096"
+    )
+    with pytest.raises(BodyError, match=r"^pml holds more than 20,000 tags; import fewer modules$"):
+        translate(read({"pml": f'<prompt schema="s">{"<a/>" * 20_000}</prompt>'}, Endpoint.COMPLETIONS))
+
+
+def test_long_names_are_compared_with_nothing(monkeypatch):
+    compared: list[str] = []
+    monkeypatch.setattr(read_module, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
+    refusal({**CHAT, **{f"{i}" * 40: 1 for i in range(10, 100)}})
+    assert not compared
+    refusal({**CHAT, **{f"max_token_{i}": 1 for i in range(200)}})
+    assert len(compared) == 21

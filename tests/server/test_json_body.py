@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inlay.openai import BodyError
-from inlay.server.json_body import MAX_CONTAINERS, parse_json
+from inlay.server.json_body import MAX_CONTAINERS, MAX_FIELDS, MAX_VALUES, parse_json
 
 MOST = 8
 structure = st.text(alphabet='[]{}",:\\1na \n', max_size=60)
@@ -104,6 +104,8 @@ def test_nothing_is_none(data: bytes):
         (b'{"a": ' * 9 + b"1" + b"}" * 9, "nests lists and objects more than 8 deep; nest them less deeply"),
         (b"[" * 100_000, "nests lists and objects more than 8 deep"),
         (b"[" + b"[]," * MAX_CONTAINERS + b"1]", "holds more than 100,000 lists and objects; send several requests"),
+        (b'["",' + b"1," * MAX_VALUES + b"1]", "holds more than 1,048,576 values; send several requests"),
+        (b"{" + b'"a":1,' * MAX_FIELDS + b'"b":1}', "holds more than 100,000 fields; send several requests"),
     ],
 )
 def test_what_is_wrong(data: bytes, sentence: str):
@@ -114,7 +116,7 @@ def test_what_is_wrong(data: bytes, sentence: str):
 
 
 def test_brackets_in_texts_count_for_nothing():
-    data = json.dumps({"a": '[{"\\' * (MAX_CONTAINERS + 1), "b": "[" * 100}).encode()
+    data = json.dumps({"a": '[{"\\' * (MAX_CONTAINERS + 1), "b": "[" * 100, "c": ",:" * (MAX_VALUES + 1)}).encode()
     assert parse_json(data, 1) == json.loads(data)
 
 
@@ -125,3 +127,7 @@ def test_whole_characters_may_be_escaped():
 def test_deeper_than_python_can_parse_is_a_sentence_too():
     with pytest.raises(BodyError, match="nests lists and objects too deeply"):
         parse_json(b"[" * 90_000 + b"]" * 90_000, 1_000_000)
+
+
+def test_long_numbers_are_numbers():
+    assert parse_json(b'{"a": [' + b"9" * 4_000 + b", -1, 0.5]}", MOST) == {"a": [10**4_000 - 1, -1, 0.5]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -27,7 +28,9 @@ def serve(
     port: Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")] = 8000,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="What requests call the model, in place of MODEL; the first is shown. Several times."),
+        typer.Option(
+            help="What requests call the model, in place of MODEL (of a directory, its last name). Several times."
+        ),
     ] = None,
     reuse: Annotated[str, typer.Option(help="For requests that do not say: off, exact, isolated, anchored.")] = "exact",
     max_reuse: Annotated[
@@ -85,13 +88,13 @@ def serve(
     listener = listen(host, port, network=keys is not None or open_to_network)
     with listener, _stopped_at_once():
         from inlay.pml import Schema
-        from inlay.server.settings import ServerSettings
+        from inlay.server.settings import ServerSettings, public_name
         from inlay.server.tenants import Tenants
 
         settings = ServerSettings(
             host=host,
             port=port,
-            served_names=tuple(served_model_name or [model]),
+            served_names=tuple(served_model_name or [public_name(model)]),
             reuse=reuse,
             max_reuse=max_reuse,
             keys_file=keys,
@@ -136,8 +139,9 @@ def serve(
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
             where = f"inlay: serving {settings.served_names[0]} on {url(listener)} (Ctrl-C ends)"
-            Server(app, lambda: print(where, flush=True)).run([listener])
+            Server(app, lambda: _ready(where)).run([listener])
         finally:
+            gc.unfreeze()  # so that the end of the process finds what is to be taken apart
             llm.shutdown()
     return 0
 
@@ -164,3 +168,9 @@ def _stopped_at_once() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def _ready(where: str) -> None:
+    gc.collect()
+    gc.freeze()  # what a server begins with stays: to look through it for cycles stops all threads, 0.2 s each time
+    print(where, flush=True)

@@ -10,7 +10,7 @@ from inlay.engine.sampler import request_seed
 from inlay.engine.sampler_row import Row
 from inlay.engine.stream import TextStream
 from inlay.engine.structured import Grammars
-from inlay.errors import ContextError, ParameterError
+from inlay.errors import ContextError, ParameterError, show
 from inlay.models.load import LoadedModel, stop_ids
 from inlay.placement import PromptLayout
 from inlay.tokens import beyond_vocabulary
@@ -111,7 +111,7 @@ class Intake:
         for name, tokens in (("stop_token_ids", params.stop_ids), ("logit_bias", params.logit_bias or ())):
             for token in tokens:
                 if token > last:
-                    raise ParameterError(f"{name} holds token {token}, and the model knows tokens 0 to {last}")
+                    raise ParameterError(f"{name} holds token {show(token)}, and the model knows tokens 0 to {last}")
 
 
 def _where(layout: PromptLayout) -> str:

@@ -78,6 +78,7 @@ LONGEST = {
 
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _NAMED = "letters, digits, _, . and -, at most 64 of them"
+MAX_TAGS = 20_000  # of a prompt as PML; and values of one as JSON
 
 #: Fields that hold JSON Schemas or grammars → how many values there may be in them, at any depth.
 LARGEST = {"response_format": 50_000, "structured_outputs": 50_000, "tools": 50_000}

@@ -18,6 +18,7 @@ from inlay.openai.bodies import (
     LONGEST,
     MAX_FIELDS,
     MAX_PROMPTS,
+    MAX_TAGS,
     NO_EFFECT,
     UNSUPPORTED,
     Body,
@@ -67,7 +68,8 @@ def read_body(raw: Any, endpoint: Endpoint) -> Body:
         raise BodyError(f"the body has {len(raw):,} fields; it may have at most {MAX_FIELDS}, so leave out the others")
     given = {str(name): value for name, value in raw.items() if value is not None and name not in NO_EFFECT}
     for name, value in given.items():
-        check_values(name, value, LARGEST.get(name))
+        most = MAX_TAGS if name == "prompt" and isinstance(value, Mapping) else LARGEST.get(name)
+        check_values(name, value, most)
     form = _FORMS[endpoint]
     problems = _unsupported(given, form, endpoint)
     kept = {name: value for name, value in given.items() if name in form.model_fields}

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from inlay.errors import ParameterError
 from inlay.inputs import PromptInput
-from inlay.openai.bodies import Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
+from inlay.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.openai.failures import BodyError
 from inlay.openai.messages import for_template
 from inlay.openai.tools import ToolUse
@@ -156,6 +156,8 @@ def _require_one(body: Body, given: Mapping[str, object]) -> None:
 
 def _schema_prompt(document: Mapping[str, Any] | None, pml: str | None) -> Prompt:
     if pml is not None:
+        if pml.count("<") > MAX_TAGS:
+            raise BodyError(f"pml holds more than {MAX_TAGS:,} tags; import fewer modules", param="pml")
         return Prompt.from_string(pml, source="pml")
     assert document is not None, "one of the two is given"
     return Prompt.from_json(document, source="prompt")

@@ -9,6 +9,7 @@ parser lets no other thread run until it is through with all of them.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any, NoReturn
 
@@ -18,9 +19,10 @@ from inlay.openai.failures import BodyError
 from inlay.openai.values import holds_half_characters
 
 MAX_CONTAINERS = 100_000  # lists and objects, as many as PML may have elements
-MAX_FIELDS = 200_000  # of all objects together
+MAX_FIELDS = 100_000  # of all objects together
 MAX_VALUES = 2**20  # the token ids of a prompt are some
 
+_LONG_NUMBER = re.compile(rb"[0-9]{400}")
 _STRUCTURE = b'"[]{}:,'
 _OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
 _QUOTE = _STRUCTURE[0]
@@ -37,7 +39,9 @@ def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
         return None
     _check_structure(data, max_nesting)
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+        # Long numbers take a while, each by a function of Python's: between two of them others have their turn.
+        whole = _whole if _LONG_NUMBER.search(data) else None
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=whole)
     except json.JSONDecodeError as error:
         raise _wrong(f"is not JSON ({error.msg} at line {error.lineno}, column {error.colno}); correct it") from None
     except RecursionError:  # where max_nesting is more than Python can do
@@ -81,6 +85,10 @@ def _check_structure(data: bytes | bytearray, most: int) -> None:
             raise _wrong(f"holds more than {allowed:,} {what}; send several requests")
     if np.cumsum(steps, dtype=np.int32).max(initial=0) > most:
         raise _wrong(f"nests lists and objects more than {most} deep; nest them less deeply")
+
+
+def _whole(digits: str) -> int:
+    return int(digits)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

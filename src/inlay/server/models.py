@@ -11,6 +11,7 @@ from inlay.server.documents import MODEL, MODELS
 from inlay.server.errors import JSONBytes
 from inlay.server.orders import check_name
 from inlay.server.service import Service
+from inlay.server.settings import public_name
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -37,7 +38,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "inlay",
-        "root": service.llm.model_name,
+        "root": public_name(service.llm.model_name),
         "parent": None,
         "max_model_len": service.llm.loaded.spec.max_positions,
         "default_sampling_params": service.llm.sampling_defaults,

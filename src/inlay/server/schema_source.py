@@ -10,7 +10,8 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from inlay.openai.failures import BodyError
+from inlay.openai.bodies import MAX_FIELDS
+from inlay.openai.failures import MAX_PROBLEMS, BodyError
 from inlay.openai.values import shown
 from inlay.pml import Schema
 from inlay.pml.json_form import document_from_json, read_schema_json
@@ -119,10 +120,15 @@ class _NoFiles(Folder):
 
 
 def _validated(given: dict[str, Any]) -> SchemaBody:
+    if len(given) > MAX_FIELDS:
+        raise BodyError(
+            f"the body has {len(given):,} fields; it may have at most {MAX_FIELDS}, so leave out the others"
+        )
     try:
         return SchemaBody.model_validate(given)
     except ValidationError as error:
-        problems = {str(one["loc"][0]): one["type"] for one in error.errors(include_url=False, include_input=False)}
+        found = error.errors(include_url=False, include_input=False)
+    problems = {str(one["loc"][0]): one["type"] for one in found[:MAX_PROBLEMS]}
     raise BodyError(
         ". Also: ".join(_sentence(name, kind, given) for name, kind in problems.items()),
         param=next(iter(problems)),

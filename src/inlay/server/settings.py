@@ -90,3 +90,9 @@ class ServerSettings:
 def approximation(policy: str) -> int:
     """The place of a policy among CEILINGS: those that are not listed there are modular."""
     return CEILINGS.index(policy) if policy in CEILINGS else len(CEILINGS) - 1
+
+
+def public_name(model: str) -> str:
+    """What clients may know of where a model comes from: of a directory its last name alone."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model

@@ -1,0 +1,192 @@
+"""Large bodies: who makes what of them where, what is kept of them, and that nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from inlay.openai import BodyError
+from inlay.server import guard, orders
+from inlay.server.workers import BodyWorkers
+
+from .conftest import CHAT, COMPLETIONS, Site
+
+LARGE = 2**20
+S = 30.0  # seconds until a test gives up
+
+
+class Gate:
+    """Work that begins, and ends when it is let."""
+
+    def __init__(self) -> None:
+        self.begun, self.open = threading.Event(), threading.Event()
+
+    def work(self) -> str:
+        self.begun.set()
+        assert self.open.wait(S)
+        return threading.current_thread().name
+
+
+@pytest.fixture
+def gates() -> Iterator[list[Gate]]:
+    """As many as a test needs; open at its end, so that no thread stays."""
+    made = [Gate() for _ in range(4)]
+    yield made
+    for gate in made:
+        gate.open.set()
+
+
+async def begun(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.begun.wait, S)
+
+
+async def turns(times: int = 5) -> None:
+    """Let everything that can go on go on."""
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+def test_small_bodies_have_no_thread():
+    async def names() -> list[str]:
+        workers, name = BodyWorkers(), lambda: threading.current_thread().name
+        asked = ((10, False), (2**14, False), (2**14 + 1, False), (2**11, True), (2**16 + 1, False))
+        return [await workers.run(name, tenant="a", size=size, slow=slow) for size, slow in asked]
+
+    here, also_here, small, slow, large = asyncio.run(names())
+    assert here == also_here == threading.current_thread().name
+    assert small.startswith("inlay-small-bodies")
+    assert slow.startswith("inlay-small-bodies")
+    assert large.startswith("inlay-large-bodies")
+
+
+def test_tenants_take_turns(gates: list[Gate]):
+    """A tenant's large bodies go one after the other; those of others, and small ones, do not wait for them."""
+
+    async def run() -> None:
+        workers, (first, second, other, small) = BodyWorkers(), gates
+
+        def ask(gate: Gate, tenant: str, size: int = LARGE) -> asyncio.Task[str]:
+            return asyncio.create_task(workers.run(gate.work, tenant=tenant, size=size))
+
+        tasks = [ask(first, "a"), ask(second, "a"), ask(other, "b"), ask(small, "a", 2**15)]
+        for gate in (first, other, small):
+            await begun(gate)
+        assert not second.begun.is_set()
+        first.open.set()
+        await begun(second)
+        for gate in gates:
+            gate.open.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_work_that_nobody_waits_for_keeps_its_turn(gates: list[Gate]):
+    async def run() -> None:
+        workers, (first, second, never, _) = BodyWorkers(), gates
+        tasks = [asyncio.create_task(workers.run(g.work, tenant="a", size=LARGE)) for g in (first, never, second)]
+        await begun(first)
+        tasks[0].cancel()  # its client has left
+        tasks[1].cancel()  # and this one, before it began
+        await turns()
+        assert not second.begun.is_set()
+        first.open.set()
+        await begun(second)
+        second.open.set()
+        assert (await tasks[2]).startswith("inlay-large-bodies")
+        assert not never.begun.is_set()
+
+    asyncio.run(run())
+
+
+def test_what_waits_of_one_tenant_has_a_bound(gates: list[Gate]):
+    async def run() -> None:
+        workers = BodyWorkers(max_bytes=3 * LARGE)
+        tasks = [asyncio.create_task(workers.run(g.work, tenant="a", size=LARGE)) for g in gates[:3]]
+        await begun(gates[0])
+        with pytest.raises(BodyError) as caught:
+            await workers.run(int, tenant="a", size=LARGE)
+        assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (429, "too_many_bodies", 1.0)
+        assert await workers.run(int, tenant="b", size=LARGE) == 0
+        for gate in gates:
+            gate.open.set()
+        await asyncio.gather(*tasks)
+        await turns()
+        assert await workers.run(int, tenant="a", size=LARGE) == 0
+
+    asyncio.run(run())
+
+
+def test_errors_come_back():
+    def wrong() -> None:
+        raise BodyError("no")
+
+    with pytest.raises(BodyError, match=r"^no$"):
+        asyncio.run(BodyWorkers().run(wrong, tenant="a", size=LARGE))
+
+
+@pytest.mark.parametrize("step", ["parse", "read"])
+def test_others_are_answered_while_a_large_body_is_looked_at(
+    site: Site, gates: list[Gate], monkeypatch: pytest.MonkeyPatch, step: str
+):
+    gate = gates[0]
+    module, name = (guard, "parse_json") if step == "parse" else (orders, "read_body")
+    original = getattr(module, name)
+
+    def held(value: Any, *more: Any) -> Any:
+        large = len(value) > LARGE if step == "parse" else len(str(value)) > LARGE
+        if large:
+            gate.work()
+        return original(value, *more)
+
+    monkeypatch.setattr(module, name, held)
+    body = {"prompt": ["", *[1] * LARGE]}
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(site.refusal, COMPLETIONS, body)
+        assert gate.begun.wait(S)
+        assert site.call("GET", "/health")[0] == 200
+        site.post(COMPLETIONS, prompt="a", max_tokens=1)
+        assert not answer.done()
+        gate.open.set()
+        status, error = answer.result(S)
+    assert status == 400
+    assert len(error["message"]) < 10_000
+
+
+class Parsed(dict[str, Any]):
+    """A body that can be asked whether it is still there."""
+
+
+def test_a_body_is_gone_while_its_request_is_answered(site: Site, monkeypatch: pytest.MonkeyPatch):
+    seen: list[weakref.ref[Parsed]] = []
+    original = guard.parse_json
+
+    def parsed(*arguments: Any) -> Parsed:
+        made = Parsed(original(*arguments))
+        seen.append(weakref.ref(made))
+        return made
+
+    def generating(*arguments: Any, **named: Any) -> Any:
+        """What the engine is asked with. A thread may still be on its way back from the body."""
+        gc.collect()
+        end = time.monotonic() + S / 3
+        while seen[-1]() is not None and time.monotonic() < end:
+            time.sleep(0.001)
+        gone.append(seen[-1]() is None)
+        return generate(*arguments, **named)
+
+    gone: list[bool] = []
+    generate = site.service.llm.generate
+    monkeypatch.setattr(guard, "parse_json", parsed)
+    monkeypatch.setattr(site.service.llm, "generate", generating)
+    for size in (10, 100_000):  # in both places where it is made
+        site.post(CHAT, messages=[{"role": "user", "content": "a"}], metadata=["a" * size], max_tokens=1)
+    assert gone == [True, True]
