@@ -65,7 +65,10 @@ class TextEncoder:
 
     def template(self, text: str) -> tuple[int, ...]:
         """The ids of a piece of a chat template, special tokens included."""
-        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+        (encoding,) = self._template.encode_batch(
+            [text], add_special_tokens=False
+        )  # encode holds the interpreter's lock
+        return tuple(encoding.ids)
 
     def _cut(self, text: str, encoding: Encoding) -> list[str]:
         """The text, cut open wherever it became a token that no text may become."""
