@@ -113,7 +113,7 @@ class SchemaLayout:
 
 
 def lay_out_schema(schema: Schema, encoder: TextEncoder, template: ChatTemplate) -> SchemaLayout:
-    """Token ids and positions of a schema. Raises PMLError (a default that is too long) and ModelError."""
+    """Token ids and positions of a schema. Raises PMLError (a default that is too long), ContextError, ModelError."""
     roles = [child.role for child in schema.children if isinstance(child, Turn)]
     walk = _SchemaWalk(encoder)
     if roles:
@@ -165,6 +165,7 @@ class _SchemaWalk:
 
     def node(self, node: Text | Param | Module | Union, owner: Owner) -> None:
         if isinstance(node, Text):
+            self.encoder.bound.check([node.text], f"{node.place}: ")
             self.add_text(RunPart(self.encoder.text(node.text), node.text, node=node.order), owner)
             return
         self.closed = True

@@ -78,7 +78,7 @@ def lay_out_ids(ids: Sequence[int], text: str) -> PromptLayout:
 def lay_out_prompt(
     resolved: Resolved, layout: SchemaLayout, encoder: TextEncoder, template: ChatTemplate, *, positions: str
 ) -> PromptLayout:
-    """Place a resolved prompt. positions: "schema" or "packed". Raises PMLError and ModelError."""
+    """Place a resolved prompt. positions: "schema" or "packed". Raises PMLError, ContextError and ModelError."""
     turns = _Turns.of(resolved, template)
     items = list(resolved.items)
     settled: dict[int, str] = {}
@@ -88,6 +88,12 @@ def lay_out_prompt(
             settled[item.node.order] = text
         elif isinstance(item, NewText | Filled):
             items[number] = replace(item, text=text)
+    where = f"{resolved.source}: "
+    new = [
+        item.text for item in items if isinstance(item, NewText) or (isinstance(item, Filled) and not item.is_default)
+    ]
+    encoder.bound.check(new, where)
+    encoder.bound.check_count(sum(map(bool, new)), "new texts")
     walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, settled, positions == "packed")
     walk.begin()
     for item in items:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,10 @@ class Guide:
         """Whether the answer is whole and no token but end-of-sequence may follow."""
         return bool(self.matcher.is_stopped())
 
+    def copy(self) -> Guide:
+        """Another answer at the same place."""
+        return Guide(self.matcher.deep_copy())
+
     def take(self, token: int) -> None:
         """Go on behind a token. Raises InlayError where the grammar cannot follow it."""
         if not self.matcher.consume_token(token):
@@ -64,16 +69,19 @@ class Grammars:
         self._vocabulary = vocabulary
         self._stop_ids = sorted(stop_ids)
         self._trie: LLTokenizer | None = None  # made when the first grammar asks for it: 1.6 s at 150,000 tokens
-        self._compile = lru_cache(_COMPILED)(self._compile_new)
+        self._making_trie = threading.Lock()
+        # by salt: that a grammar is there already must not tell one tenant what another one has asked for
+        self._compile = lru_cache(_COMPILED)(lambda salt, kind, text: self._compile_new(kind, text))
 
-    def guide(self, structure: Mapping[str, Any]) -> Guide:
+    def guide(self, structure: Mapping[str, Any], salt: str = "") -> Guide:
         """The start of an answer in a language as ``SamplingParams.structured_outputs`` gives it.
 
+        salt: whose request it is; "" for one without an owner.
         Raises ParameterError where the package is missing, and where no answer can be in the language.
         """
         ((kind, value),) = structure.items()
         try:
-            return Guide(self._compile(*_as_text(kind, value)).deep_copy())
+            return Guide(self._compile(salt, *_as_text(kind, value)).deep_copy())
         except _GrammarError as error:
             raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
 
@@ -87,11 +95,12 @@ class Grammars:
         return matcher
 
     def _vocabulary_trie(self) -> LLTokenizer:
-        if self._trie is None:
-            description = _plain(self._tokenizer.backend_tokenizer).to_str()
-            ends = self._stop_ids or self._tokenizer.eos_token_id
-            self._trie = _library().LLTokenizer(description, n_vocab=self._vocabulary, eos_token=ends)
-        return self._trie
+        with self._making_trie:  # everybody needs the same one
+            if self._trie is None:
+                description = _plain(self._tokenizer.backend_tokenizer).to_str()
+                ends = self._stop_ids or self._tokenizer.eos_token_id
+                self._trie = _library().LLTokenizer(description, n_vocab=self._vocabulary, eos_token=ends)
+            return self._trie
 
 
 def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:

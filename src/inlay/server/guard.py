@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -70,6 +71,7 @@ class Guard:
             return
         except ClientDisconnect:
             return
+        scope.setdefault("state", {})["arrival"] = time.perf_counter()  # deadlines count from here
         try:
             body = None if data is None else self._parsed(data, scope)
         except BodyError as error:

@@ -72,7 +72,7 @@ async def create(request: Request) -> Response:
     reuse = _policy(body, tenant, service)
     async with service.meter.request(tenant) as bill:
         try:
-            source = await service.schemas.read(body)
+            source = await service.schemas.read(body, tenant)
             entry = await service.schemas.create(source, salt=salt, reuse=reuse, positions=body.positions)
         except PMLError as error:
             return _refused(error, body)
@@ -105,7 +105,7 @@ async def replace(request: Request, name: str) -> Response:
     reuse = _policy(body, tenant, service)
     async with service.meter.request(tenant) as bill:
         try:
-            source = await service.schemas.read(body)
+            source = await service.schemas.read(body, tenant)
             _check_name(source, name)
             entry = await service.schemas.replace(
                 before, source, reuse=reuse, positions=body.positions, if_match=request.headers.get("if-match")

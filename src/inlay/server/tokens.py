@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,9 +35,8 @@ async def tokenize(request: Request) -> Response:
         body = _object(request.state.body, "/tokenize", FIELDS)
         special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
         call = _call({name: value for name, value in body.items() if name not in _OWN}, service, tenant)
-        ids = await asyncio.to_thread(
-            _ids, service.llm, call, policy_of(call, tenant, service.settings), tenant, special
-        )
+        policy = policy_of(call, tenant, service.settings)
+        ids = await service.llm.pools.prompts.run(_ids, service.llm, call, policy, tenant, special, owner=tenant.salt)
     said = {"count": len(ids), "max_model_len": service.llm.loaded.spec.max_positions, "tokens": ids}
     if strings:
         said["token_strs"] = service.llm.tokenizer.convert_ids_to_tokens(ids)
@@ -55,7 +53,7 @@ async def detokenize(request: Request) -> Response:
         given = body.get("tokens")
         if not isinstance(given, list) or not given:
             raise BodyError(f"tokens is {shown(given)}; it must be a list of token ids", param="tokens")
-        text = await asyncio.to_thread(_text_of, service.llm, given)
+        text = await service.llm.pools.prompts.run(_text_of, service.llm, given, owner=request.state.tenant.salt)
     return JSONBytes({"prompt": text})
 
 
