@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from inlay.cache.splice import Cached, splice_exact, splice_modules
 from inlay.chat import ChatTemplate
 from inlay.layout import TextRun, lay_out_schema
 from inlay.models.bytes_tokenizer import bytes_tokenizer
-from inlay.placement import ContentPart, Placed, lay_out_prompt
+from inlay.placement import ContentPart, Placed, lay_out_ids, lay_out_prompt
 from inlay.pml import Prompt, Schema, resolve
 from inlay.tokens import TextEncoder
 from tests.tokenizers_for_tests import family
@@ -74,3 +75,18 @@ def test_many_turns():
     assert seconds(lambda: pieces.extend(template.pieces(roles, generation=True))) < 5
     assert len(pieces) == len(roles) + 1
     assert seconds(lambda: template.verify(roles, ["word"] * len(roles), pieces)) < 5
+
+
+def test_prompts_in_line_share_their_numbers():
+    ids = list(range(300, 50_300))
+    lay_out_ids(ids, "").positions  # noqa: B018  # what all have in common is there from now on
+    tracemalloc.start()
+    try:
+        layouts = [lay_out_ids([token + 1 - 1 for token in ids], "") for _ in range(4)]
+        assert [layout.ids == tuple(ids) and layout.positions == tuple(range(50_000)) for layout in layouts] == [
+            True
+        ] * 4
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * 50_000 * 20, "two references a token; with integers of its own, each would hold 72 bytes"

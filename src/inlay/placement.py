@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from threading import Lock
 
 from inlay.chat import ChatTemplate, Trim
 from inlay.errors import Place, PMLError, Problem
@@ -18,6 +19,10 @@ from inlay.pml import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, Turn
 from inlay.tokens import TextEncoder
 
 POSITIONS = ("schema", "packed")
+
+_SHARED = 2**20  # more tokens than vocabularies have, and more positions than prompts
+_integers: list[int] = []
+_growing = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,23 @@ class PromptLayout:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        return tuple(p for part in self.parts for p in range(part.start, part.end))
+        return _shared([p for part in self.parts for p in range(part.start, part.end)])
+
+
+def _shared(numbers: Sequence[int]) -> tuple[int, ...]:
+    """The same numbers, as objects that all prompts have in common: an int takes four times what points to it does."""
+    most = max(numbers, default=0)
+    if most >= _SHARED:
+        return tuple(numbers)
+    if most >= len(_integers):
+        with _growing:
+            _integers.extend(range(len(_integers), most + 1))
+    return tuple(map(_integers.__getitem__, numbers))
 
 
 def lay_out_ids(ids: Sequence[int], text: str) -> PromptLayout:
     """A prompt without a schema: nothing but new tokens from position 0."""
-    return PromptLayout(None, (Placed(tuple(ids), 0, None),), text)
+    return PromptLayout(None, (Placed(_shared(ids), 0, None),), text)
 
 
 def lay_out_prompt(
@@ -92,8 +108,8 @@ def lay_out_prompt(
     new = [
         item.text for item in items if isinstance(item, NewText) or (isinstance(item, Filled) and not item.is_default)
     ]
-    encoder.bound.check(new, where)
     encoder.bound.check_count(sum(map(bool, new)), "new texts")
+    encoder.bound.check(new, where)
     walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, settled, positions == "packed")
     walk.begin()
     for item in items:
