@@ -54,23 +54,23 @@ def test_every_module_of_a_large_schema_in_one_prompt():
 def test_many_new_texts_in_one_prompt():
     schema = Schema.from_string('<schema name="s">Hello</schema>')
     layout = lay_out_schema(schema, ENCODER, TEMPLATE)
-    prompt = Prompt.from_json({"schema": "s", "content": ["some new words. "] * 15_000})
+    prompt = Prompt.from_json({"schema": "s", "content": ["some new words. "] * 40_000})
     resolved = resolve(schema, prompt)
     placed = []
     took = seconds(lambda: placed.append(lay_out_prompt(resolved, layout, ENCODER, TEMPLATE, positions="packed")))
     assert took < 5
-    assert [len(part.ids) for part in placed[0].parts] == [5, 16 * 15_000]
+    assert [len(part.ids) for part in placed[0].parts] == [5, 16 * 40_000]
 
 
 def test_many_texts_of_one_owner_in_a_schema():
-    schema = Schema.from_json({"name": "s", "content": ["some words. "] * 15_000})
+    schema = Schema.from_json({"name": "s", "content": ["some words. "] * 40_000})
     assert seconds(lambda: lay_out_schema(schema, ENCODER, TEMPLATE)) < 5
 
 
 def test_many_turns():
     tokenizer = family("qwen2.5")
     template = ChatTemplate(tokenizer)
-    roles = ["user", "assistant"] * 8_000
+    roles = ["user", "assistant"] * 20_000
     pieces: list[str] = []
     assert seconds(lambda: pieces.extend(template.pieces(roles, generation=True))) < 5
     assert len(pieces) == len(roles) + 1
