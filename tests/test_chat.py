@@ -264,3 +264,12 @@ def test_verify_where_the_template_refuses_the_text(caplog: pytest.LogCaptureFix
     assert record.getMessage() == (
         "the chat template refuses the text of this prompt: the chat template refuses turns in the order user: no x"
     )
+
+
+def test_a_refusal_of_many_turns_is_short() -> None:
+    template = ChatTemplate(with_template(gpt2(), "{{ raise_exception('no') }}"))
+    with pytest.raises(ModelError) as caught:
+        template.pieces(["user", "assistant"] * 10_000, generation=True)
+    assert str(caught.value).startswith("the chat template refuses turns in the order user, assistant, user")
+    assert str(caught.value).endswith("assistant, … (20,000 turns): no")
+    assert len(str(caught.value)) < 400

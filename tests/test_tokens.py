@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from inlay.errors import ModelError
+from inlay.errors import ContextError, ModelError
 from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.tokens import TextEncoder
 from tests.tokenizers_for_tests import gpt2, llama2, llama3, metaspace, unigram
@@ -24,6 +27,16 @@ BUILD = {
 }
 LOSSLESS = [name for name in BUILD if name != "unigram"]
 ENCODERS = {name: TextEncoder(build()) for name, build in BUILD.items()}
+
+
+def composing() -> PreTrainedTokenizerFast:
+    """Bytes behind NFC, as of Qwen."""
+    tokenizer = copy.deepcopy(gpt2())
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+BOUNDED = {**ENCODERS, "composing": TextEncoder(composing())}
 
 
 def special_names(tokenizer: PreTrainedTokenizerFast) -> list[str]:
@@ -203,3 +216,48 @@ def test_empty_text(name: str) -> None:
 def test_a_slow_tokenizer_is_refused() -> None:
     with pytest.raises(ModelError, match=r"is a object, not a fast tokenizer; save it with a tokenizer\.json"):
         TextEncoder(object())  # type: ignore[arg-type]
+
+
+@given(TEXTS | st.text(max_size=60) | st.text(alphabet="e\u0301\u0323\u212a\u1100\u1161\u11a8", max_size=60))
+def test_no_text_has_fewer_tokens_than_its_length_says(text: str) -> None:
+    for name in ("gpt2", "llama2", "llama3", "bytes", "composing"):
+        encoder = BOUNDED[name]
+        assert encoder.bound.least_tokens(text) <= len(encoder.text(text))
+        assert encoder.bound.least_tokens(text) <= len(encoder.template(text))
+
+
+def test_of_what_a_tokenizer_may_drop_nothing_is_claimed() -> None:
+    assert ENCODERS["unigram"].bound.least_tokens("word " * 1000) == 0
+    splitting = Tokenizer(models.BPE({chr(33 + n): n for n in range(90)}, []))
+    splitting.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert TextEncoder(PreTrainedTokenizerFast(tokenizer_object=splitting), 10).bound.least_tokens(" " * 1000) == 0
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
+    encoder = TextEncoder(bytes_tokenizer(), 100)
+    longest = max(map(len, special_names(bytes_tokenizer())))  # all others are single bytes
+    fits = "x" * (99 * longest)
+    encoder.bound.check([fits])
+    with pytest.raises(ContextError) as caught:
+        encoder.bound.check([fits, "y"])
+    assert str(caught.value) == (
+        f"the text has {99 * longest + 1:,} bytes, which are 100 tokens at least, and the model's context is 100 "
+        "tokens long, answer included; shorten the text"
+    )
+
+
+@pytest.mark.parametrize("read", ["text", "template"])
+def test_tokenizing_lets_other_threads_run(read: str) -> None:
+    """A long text is tokenized without the interpreter's lock, whichever way it goes."""
+    encoder = ENCODERS["gpt2"]
+    used = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_text", "_template"):
+            real = getattr(encoder, name)
+            patch.setattr(
+                encoder,
+                name,
+                SimpleNamespace(encode_batch=lambda *a, real=real, **k: used.append(1) or real.encode_batch(*a, **k)),
+            )
+        assert getattr(encoder, read)("some words")
+    assert used, "only encode_batch gives the lock away"

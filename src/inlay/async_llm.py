@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from inlay.base import Base
@@ -15,6 +17,7 @@ from inlay.engine.request import Request
 from inlay.errors import InlayError, ParameterError
 from inlay.inputs import PromptInput
 from inlay.layout import SchemaLayout
+from inlay.library import Policy
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.types import RequestOutput, SamplingParams
 
@@ -41,6 +44,7 @@ class AsyncLLM(Base):
         request_id: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        arrival: float | None = None,
         reuse: str | None = None,
         positions: str | None = None,
         cache_salt: str | None = None,
@@ -53,7 +57,9 @@ class AsyncLLM(Base):
         prompt, sampling_params, reuse, positions, cache_salt: as in ``LLM.generate``.
         request_id: a name for ``abort``; None for a number.
         priority: who goes first where not all can run; a lower number does.
-        timeout_s: seconds after which the request ends with a DeadlineError.
+        timeout_s: seconds after which the request ends with a DeadlineError, wherever it stands: also while its prompt
+            is tokenized and its grammar compiled.
+        arrival: when these seconds began, on the clock of ``time.perf_counter``; None for now.
         stream_interval: of how many new tokens to hear at once, over all answers; None for the whole answer alone. Who
             asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
         Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
@@ -64,13 +70,13 @@ class AsyncLLM(Base):
             raise ParameterError(f"stream_interval is {stream_interval}; it must be at least 1, or None")
         if request_id is not None and request_id in self._named:
             raise ParameterError(f"request_id '{request_id}' is taken by a request that is under way; give another one")
-        request = await asyncio.to_thread(
-            self._request,
+        began = time.perf_counter() if arrival is None else arrival
+        request = await self._prepared(
             prompt,
             sampling_params if sampling_params is not None else self.get_default_sampling_params(),
             self._policy(reuse, positions, cache_salt),
             priority=priority,
-            timeout_s=timeout_s,
+            deadline=None if timeout_s is None else began + timeout_s,
         )
         if request_id is not None:
             request.rename(request_id)
@@ -87,6 +93,17 @@ class AsyncLLM(Base):
             del self._named[request.id]
             if not request.answered:
                 self._thread.cancel(request)
+
+    async def _prepared(
+        self, prompt: PromptInput, params: SamplingParams, policy: Policy, *, priority: int, deadline: float | None
+    ) -> Request:
+        """A prompt as a request, made on other threads. Raises InlayError, DeadlineError as soon as that is so."""
+        owner = policy.salt or None
+        guide = None
+        if params.structured_outputs is not None:
+            guide = await self.pools.grammars.run(self._guide, params, policy, owner=owner, deadline=deadline)
+        made = partial(self._request, priority=priority, deadline=deadline, guide=guide)
+        return await self.pools.prompts.run(made, prompt, params, policy, owner=owner, deadline=deadline)
 
     def abort(self, request_id: str) -> bool:
         """Give a request up; its stream ends with an error. Returns whether there was one of that name."""
@@ -111,7 +128,8 @@ class AsyncLLM(Base):
         progress: called with how many of the schema's tokens are encoded, and how many there are, on the engine's
             thread.
         """
-        layout, specs = await asyncio.to_thread(self._schema, schema, self._policy(reuse, positions, cache_salt))
+        policy = self._policy(reuse, positions, cache_salt)
+        layout, specs = await self.pools.schemas.run(self._schema, schema, policy, owner=cache_salt)
         if encode:
             await self._encode(specs, progress)
         return layout
@@ -125,7 +143,8 @@ class AsyncLLM(Base):
         cache_salt: str | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        specs = await asyncio.to_thread(self._segments_of, prompt, self._policy(reuse, positions, cache_salt))
+        policy = self._policy(reuse, positions, cache_salt)
+        specs = await self.pools.prompts.run(self._segments_of, prompt, policy, owner=cache_salt)
         await self._encode(specs, None)
 
     async def stored(
@@ -136,7 +155,7 @@ class AsyncLLM(Base):
         Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
         """
         policy = self._policy(reuse, positions, cache_salt)
-        modules = await asyncio.to_thread(self._modules_of, name, policy)
+        modules = await self.pools.schemas.run(self._modules_of, name, policy, owner=cache_salt)
         specs = [spec for module in modules.values() for spec in module]
         keys = await asyncio.wrap_future(self._thread.call(lambda: self._engine.stored(specs)))
         return {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +20,9 @@ from inlay.engine.intake import Intake
 from inlay.engine.probe import why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
+from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
+from inlay.engine.workpool import WorkPools
 from inlay.errors import ModelError, ParameterError
 from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
 from inlay.layout import SchemaLayout
@@ -73,9 +73,10 @@ class Base:
         )
         self._policy()  # a default that the model cannot follow is an error now, not at the first request
         self._intake = Intake(loaded, secrets.randbits(64) if seed is None else seed)
-        self._lock = threading.Lock()  # of what turns prompts into requests; the engine has a thread of its own
         self._thread = EngineThread(self._engine, own=self._own_thread)
         self._end = weakref.finalize(self, self._thread.stop)
+        self.pools = WorkPools(self.config.max_waiting)  # what an event loop must not wait for; threads when needed
+        weakref.finalize(self, self.pools.close)
 
     @property
     def encoder(self) -> TextEncoder:
@@ -116,8 +117,7 @@ class Base:
 
         Its segments stay until the room is needed, as everything does.
         """
-        with self._lock:
-            return self._library.remove(name, cache_salt or "")
+        return self._library.remove(name, cache_salt or "")
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and how full its pool is. Cheap, from any thread."""
@@ -132,35 +132,31 @@ class Base:
         cache_salt: str | None = None,
     ) -> PromptLayout:
         """A prompt as token ids and positions, without running it. Arguments as in ``LLM.generate``."""
-        policy = self._policy(reuse, positions, cache_salt)
-        with self._lock:
-            return self._place(prompt, policy)
+        return self._place(prompt, self._policy(reuse, positions, cache_salt))
 
     def shutdown(self) -> None:
         """End the engine's thread. Requests under way end with an error; later calls are refused."""
+        self.pools.close()
         self._end()
 
     def _schema(self, schema: Schema, policy: Policy) -> tuple[SchemaLayout, list[SegmentSpec]]:
         """Make a schema known; returns its layout and the segments that can be encoded beforehand."""
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
-        layout = self._library.lay_out(schema, policy.salt)  # a large one takes seconds, for which nobody else waits
-        with self._lock:
-            self._library.add(layout, policy.salt)
-            return layout, self._library.all_specs(layout, policy)
+        layout = self._library.lay_out(schema, policy.salt)
+        self._library.add(layout, policy.salt)
+        return layout, self._library.all_specs(layout, policy)
 
     def _modules_of(self, name: str, policy: Policy) -> dict[str, list[SegmentSpec]]:
         """The segments of every module of a schema; "" for text outside modules."""
-        with self._lock:
-            layout = self._library.layout(name, policy.salt)
-            if layout is None:
-                raise ParameterError(f"schema '{name}' is not known; add it with add_schema first")
-            return self._library.module_specs(layout, policy)
+        layout = self._library.layout(name, policy.salt)
+        if layout is None:
+            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first")
+        return self._library.module_specs(layout, policy)
 
     def _segments_of(self, prompt: Prompt | PromptBuilder, policy: Policy) -> list[SegmentSpec]:
         """The module segments that a prompt reads."""
-        with self._lock:
-            splice = self._library.splice(self._library.place(as_prompt(prompt), policy), policy)
+        splice = self._library.splice(self._library.place(as_prompt(prompt), policy), policy)
         return [part.spec for part in splice if isinstance(part, Cached)]
 
     def _request(
@@ -170,21 +166,28 @@ class Base:
         policy: Policy,
         *,
         priority: int = 0,
-        timeout_s: float | None = None,
+        deadline: float | None = None,
+        guide: Guide | None = None,
     ) -> Request:
-        self._intake.prepare(params, policy.salt)  # nobody else waits for that
-        with self._lock:
-            layout = self._place(prompt, policy)
+        """A prompt as a request.
+
+        deadline: on the clock of ``time.perf_counter``. guide: of ``_guide``, where it is known already.
+        """
+        guide = guide or self._guide(params, policy)
+        layout = self._place(prompt, policy)
         content = self._library.content(layout, policy)
         wanted = [] if content is None else content.to_find()
         stored = self._thread.call(lambda: self._engine.stored(wanted)).result() if wanted else frozenset()
-        with self._lock:
-            splice = self._library.splice(layout, policy, content, stored)
-            request = self._intake.request(layout, splice, params, policy.salt)
+        splice = self._library.splice(layout, policy, content, stored)
+        request = self._intake.request(layout, splice, params, guide)
         for member in request.family:
             member.priority = priority
-            member.deadline = None if timeout_s is None else time.perf_counter() + timeout_s
+            member.deadline = deadline
         return request
+
+    def _guide(self, params: SamplingParams, policy: Policy) -> Guide | None:
+        """What an answer has to follow, which may take long: a grammar is compiled. Raises ParameterError."""
+        return self._intake.guide(params, policy.salt)
 
     def _place(self, prompt: Any, policy: Policy) -> PromptLayout:
         if isinstance(prompt, (Prompt, PromptBuilder)):
@@ -192,6 +195,7 @@ class Base:
         if isinstance(prompt, Mapping):
             prompt = unwrap(prompt)
         if isinstance(prompt, str):
+            self.encoder.bound.check([prompt])
             return lay_out_ids(self.tokenizer.encode(prompt), prompt)
         if is_conversation(prompt):
             check_messages(prompt)
@@ -232,7 +236,7 @@ def _library(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> L
         positioned=reason is not None,
     )
     tokenizer = loaded.tokenizer
-    encoder = TextEncoder(tokenizer)
+    encoder = TextEncoder(tokenizer, loaded.spec.max_positions)
     vocabulary = loaded.spec.vocab_size
     placeholder = placeholder_id(config.placeholders, encoder.unk_id)
     if unknown := beyond_vocabulary(() if placeholder is None else (placeholder,), vocabulary, encoder.name):

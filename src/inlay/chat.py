@@ -10,11 +10,12 @@ their results. Seams (see seams.py) keep their texts from becoming special token
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain, product, takewhile
-from operator import eq
+from itertools import accumulate, chain, product
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -25,8 +26,11 @@ from inlay.seams import Seams, at_seams
 logger = logging.getLogger(__name__)
 
 _SENTINEL = "7310946{:04d}9512683"  # no letters: a template that changes their case shows it all the same
+_SENTINELS = re.compile(r"7310946([0-9]{4,6})9512683")
 _BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body, to see what the template leaves of it
 _STRIPPED = ("", "\n", None)
+_ROLES_SHOWN = 20  # in a sentence
+_REMEMBERED_TURNS = 256  # of turns longer than this the pieces are not kept: anybody can send many such
 
 Turn = str | Mapping[str, Any]
 """A turn whose body is cut out: its role, or a message without content. Or a message that is rendered as it is."""
@@ -133,13 +137,13 @@ class ChatTemplate:
         With tools or whole messages, pieces can have seams: split them with ``at_seams``.
         Raises ModelError where the tokenizer has no template, or its template refuses the turns or drops a body.
         """
-        if tools is None and all(isinstance(turn, str) for turn in turns):
+        if _is_short(turns, tools):
             return self._pieces(tuple(turns), generation)  # one of few: there are no texts of users in it
         return self._split(turns, generation, tools)
 
     def trims(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
         """What the template strips from each of the bodies. Arguments and errors as of ``pieces``."""
-        if tools is None and all(isinstance(turn, str) for turn in turns):
+        if _is_short(turns, tools):
             return self._trims(tuple(turns), generation)
         return self._find_trims(turns, generation, tools)
 
@@ -173,7 +177,7 @@ class ChatTemplate:
             self.warn_once(f"the chat template refuses the text of this prompt: {error}")
             return
         if real != built:
-            at = sum(takewhile(bool, map(eq, real, built)))
+            at = _first_difference(real, built)
             ends = list(accumulate(map(len, parts)))[1::2]  # of the bodies
             cut = _cut_out(turns)
             turn = next((number for number, end in zip(cut, ends, strict=False) if at < end), len(turns) - 1)
@@ -219,26 +223,25 @@ class ChatTemplate:
         self, turns: Sequence[Turn], generation: bool, tools: Tools | None, before: str = "", after: str = ""
     ) -> tuple[str, ...]:
         """The rendering of sentinels between ``before`` and ``after``, split on the sentinels alone."""
-        sentinels = {number: _SENTINEL.format(number) for number in _cut_out(turns)}
-        bodies = [before + sentinel + after for sentinel in sentinels.values()]
-        rest = self._render(turns, bodies, generation, tools)
-        order = ", ".join(map(_role, turns))
-        for number, sentinel in sentinels.items():
-            if rest.count(sentinel) != 1:
+        numbers = _cut_out(turns)
+        bodies = [before + _SENTINEL.format(number) + after for number in numbers]
+        rendering = self._render(turns, bodies, generation, tools)
+        shown = [(int(found[1]), found.span()) for found in _SENTINELS.finditer(rendering)]
+        spans, times = dict(shown), Counter(number for number, _ in shown)
+        pieces, at = [], 0
+        for number in numbers:
+            turn = f"the body of turn {number + 1} ({_role(turns[number])})"
+            if times[number] != 1:
+                raise ModelError(f"the chat template does not show {turn} once, for turns in the order {_roles(turns)}")
+            start, end = spans[number]
+            if start < at:
+                order = _roles(turns)
                 raise ModelError(
-                    f"the chat template does not show the body of turn {number + 1} ({_role(turns[number])}) once, "
-                    f"for turns in the order {order}"
+                    f"the chat template moves {turn} in front of another one, for turns in the order {order}"
                 )
-        pieces = []
-        for number, sentinel in sentinels.items():
-            piece, found, rest = rest.partition(sentinel)
-            if not found:
-                raise ModelError(
-                    f"the chat template moves the body of turn {number + 1} ({_role(turns[number])}) in front of "
-                    f"another one, for turns in the order {order}"
-                )
-            pieces.append(piece)
-        return (*pieces, rest)
+            pieces.append(rendering[at:start])
+            at = end
+        return (*pieces, rendering[at:])
 
     def _render(self, turns: Sequence[Turn], bodies: Sequence[str], generation: bool, tools: Tools | None) -> str:
         """The rendering of turns with these bodies in the place of those that are cut out; the rest has seams."""
@@ -275,9 +278,13 @@ class ChatTemplate:
                 )
             )
         except Exception as error:  # a template is a program that came with the model: it can fail in any way
-            roles = ", ".join(str(message.get("role")) for message in messages)
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(f"the chat template refuses turns in the order {roles}: {reason}") from error
+            raise ModelError(f"the chat template refuses turns in the order {_roles(messages)}: {reason}") from error
+
+
+def _is_short(turns: Sequence[Turn], tools: Tools | None) -> bool:
+    """Whether these are a few roles alone, without any text of users."""
+    return tools is None and len(turns) <= _REMEMBERED_TURNS and all(isinstance(turn, str) for turn in turns)
 
 
 def _cut_out(turns: Sequence[Turn]) -> list[int]:
@@ -286,7 +293,25 @@ def _cut_out(turns: Sequence[Turn]) -> list[int]:
 
 
 def _role(turn: Turn) -> str:
-    return turn if isinstance(turn, str) else str(turn["role"])
+    return turn if isinstance(turn, str) else str(turn.get("role"))
+
+
+def _roles(turns: Sequence[Turn]) -> str:
+    """The roles of turns in order, as a sentence shows them."""
+    shown = ", ".join(map(_role, turns[:_ROLES_SHOWN]))
+    return shown if len(turns) <= _ROLES_SHOWN else f"{shown}, … ({len(turns):,} turns)"
+
+
+def _first_difference(one: str, other: str) -> int:
+    """The first place at which two texts differ, by comparing halves: texts can have millions of characters."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _stripped(bare: str, padded: str) -> tuple[str | None, str | None]:

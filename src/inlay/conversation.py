@@ -24,21 +24,23 @@ def lay_out_conversation(
 
     Raises ModelError where the template refuses the turns.
     """
+    texts = sum(len(message["content"]) for message in messages if not isinstance(message["content"], str))
+    encoder.bound.check_count(texts, "parts of messages")
     turns = [_turn(message, template) for message in messages]
     pieces = template.pieces(turns, generation=True, tools=tools)
     trims = template.trims(turns, generation=True, tools=tools)
     walk = _Walk(encoder)
-    bodies = []
     cut_out = [
         message for message, turn in zip(messages, turns, strict=True) if isinstance(turn, str) or "content" not in turn
     ]
-    for message, piece, trim in zip(cut_out, pieces, trims, strict=False):
+    settled = [_settled(_parts(message["content"]), trim) for message, trim in zip(cut_out, trims, strict=True)]
+    encoder.bound.check(part.text for parts in settled for part in parts)
+    for message, piece, parts in zip(cut_out, pieces, settled, strict=False):
         walk.template(piece)
-        parts = _settled(_parts(message["content"]), trim)
-        bodies.append("".join(part.text for part in parts))
         for part in parts:
             walk.content(part, system=message["role"] == "system")
     walk.template(pieces[-1])
+    bodies = ["".join(part.text for part in parts) for parts in settled]
     template.verify(turns, bodies, pieces, tools=tools)
     return PromptLayout(None, tuple(walk.parts), "".join(walk.texts))
 

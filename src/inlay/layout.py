@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from inlay.chat import ChatTemplate, Trim
 from inlay.errors import Place, PMLError, Problem
@@ -99,9 +100,11 @@ class SchemaLayout:
 
     def text_of(self, order: int) -> str:
         """A text node as it is laid out: a chat template may strip the ends of a turn."""
-        run = self.entries[self.run_of[order]] if order in self.run_of else None
-        parts = run.parts if isinstance(run, TextRun) else ()
-        return next((part.text for part in parts if part.node == order), "")
+        return self._texts.get(order, "")
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        return {part.node: part.text for run in self.runs for part in run.parts if part.node is not None}
 
     def chain(self, index: int, owners: frozenset[Owner]) -> list[TextRun | Hole]:
         """The entries of these owners before entry ``index``, in document order."""
@@ -115,7 +118,7 @@ def lay_out_schema(
     """Token ids and positions of a schema.
 
     vocabulary: how many tokens the model knows; None where there is no model that the ids could reach.
-    Raises PMLError (a default that is too long, a token that the model does not know) and ModelError.
+    Raises PMLError (a default that is too long, a token that the model does not know), ContextError and ModelError.
     """
     roles = [child.role for child in schema.children if isinstance(child, Turn)]
     walk = _SchemaWalk(encoder, vocabulary)
@@ -135,6 +138,20 @@ def lay_out_schema(
     return walk.finish(schema)
 
 
+@dataclass(slots=True)
+class _Run:
+    """A TextRun that may become longer."""
+
+    index: int
+    ids: list[int]
+    start: int
+    owner: Owner
+    parts: list[RunPart]
+
+    def finished(self) -> TextRun:
+        return TextRun(self.index, tuple(self.ids), self.start, self.owner, tuple(self.parts))
+
+
 @dataclass
 class _SchemaWalk:
     encoder: TextEncoder
@@ -142,7 +159,7 @@ class _SchemaWalk:
     turn_pieces: tuple[str, ...] = ()
     trims: tuple[Trim, ...] = ()
     at: int = 0
-    entries: list[TextRun | Hole] = field(default_factory=list)
+    entries: list[_Run | Hole] = field(default_factory=list)
     extents: dict[str, Extent] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     closed: bool = True  # whether the next text begins a new run
@@ -155,6 +172,7 @@ class _SchemaWalk:
 
     def node(self, node: Text | Param | Module | Union, owner: Owner) -> None:
         if isinstance(node, Text):
+            self.encoder.bound.check([node.text], f"{node.place}: ")
             self.add_text(RunPart(self.encoder.text(node.text), node.text, node=node.order), owner, node.place)
             return
         self.closed = True
@@ -170,7 +188,8 @@ class _SchemaWalk:
         start, first, owner = self.at, len(self.entries), (*owner, module.name)
         for child in module.children:
             self.node(child, owner)
-        tokens = sum(len(e.ids) for e in self.entries[first:] if isinstance(e, TextRun) and e.owner == owner)
+        runs = (self.entries[number] for number in range(first, len(self.entries)))
+        tokens = sum(len(run.ids) for run in runs if isinstance(run, _Run) and run.owner == owner)
         self.extents[module.name] = Extent(start, self.at, tokens)
 
     def union(self, union: Union, owner: Owner) -> None:
@@ -205,29 +224,30 @@ class _SchemaWalk:
     def add_text(self, part: RunPart, owner: Owner, place: Place) -> None:
         self.check(part.ids, place)
         last = self.entries[-1] if self.entries else None
-        joins = not self.closed and isinstance(last, TextRun) and last.owner == owner
-        if not part.ids and not joins:
-            return  # no run is empty
-        if joins and isinstance(last, TextRun):
-            self.entries[-1] = replace(last, ids=last.ids + part.ids, parts=(*last.parts, part))
+        if not self.closed and isinstance(last, _Run) and last.owner == owner:
+            last.ids += part.ids
+            last.parts.append(part)
+        elif part.ids:  # no run is empty
+            self.entries.append(_Run(len(self.entries), list(part.ids), self.at, owner, [part]))
         else:
-            self.entries.append(TextRun(len(self.entries), part.ids, self.at, owner, (part,)))
+            return
         self.at += len(part.ids)
         self.closed = False
 
     def finish(self, schema: Schema) -> SchemaLayout:
-        runs = [entry for entry in self.entries if isinstance(entry, TextRun)]
+        entries = tuple(entry.finished() if isinstance(entry, _Run) else entry for entry in self.entries)
+        runs = [entry for entry in entries if isinstance(entry, TextRun)]
         by_owner: dict[Owner, list[TextRun | Hole]] = {}
-        for entry in self.entries:
+        for entry in entries:
             by_owner.setdefault(entry.owner, []).append(entry)
         return SchemaLayout(
             schema=schema,
-            entries=tuple(self.entries),
+            entries=entries,
             length=self.at,
             extents=self.extents,
             run_of={part.node: run.index for run in runs for part in run.parts if part.node is not None},
             run_of_turn={part.turn: run.index for run in runs for part in run.parts if part.turn is not None},
-            hole_of={entry.param.order: entry.index for entry in self.entries if isinstance(entry, Hole)},
+            hole_of={entry.param.order: entry.index for entry in entries if isinstance(entry, Hole)},
             turn_pieces=self.turn_pieces,
             by_owner={owner: tuple(entries) for owner, entries in by_owner.items()},
         )

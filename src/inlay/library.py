@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,6 +46,9 @@ class Policy:
 class Library:
     """Schemas by name, public ones and those that only requests with some salt know.
 
+    Any thread may ask. Layouts and specs never change once they are made: they are made without a lock, and only what
+    names them is kept under one.
+
     why_not_shift: the reason why this model's segments cannot be read at a shift, or None.
     placeholder: the token that fills holes while modules are encoded, or None.
     vocabulary: how many tokens the model knows.
@@ -58,6 +62,7 @@ class Library:
     vocabulary: int
     _layouts: dict[_Name, SchemaLayout] = field(default_factory=dict)
     _specs: dict[tuple[_Name, str, str], SchemaSpecs] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of changes to these two
 
     def lay_out(self, schema: Schema, salt: str = "") -> SchemaLayout:
         """A schema's layout, that of ``add`` if there is one. Changes nothing. Raises PMLError."""
@@ -68,15 +73,20 @@ class Library:
 
     def add(self, layout: SchemaLayout, salt: str = "") -> None:
         """Keep a schema under its name, in place of one that had that name."""
-        name = layout.schema.name
-        if self._layouts.get((salt, name)) is not layout:
-            self.remove(name, salt)
-            self._layouts[salt, name] = layout
+        name = (salt, layout.schema.name)
+        with self._lock:
+            if self._layouts.get(name) is not layout:
+                self._forget(name)
+                self._layouts[name] = layout
 
     def remove(self, name: str, salt: str = "") -> bool:
         """Forget a schema. Returns whether there was one."""
-        self._specs = {key: specs for key, specs in self._specs.items() if key[0] != (salt, name)}
-        return self._layouts.pop((salt, name), None) is not None
+        with self._lock:
+            return self._forget((salt, name))
+
+    def _forget(self, name: _Name) -> bool:
+        self._specs = {key: specs for key, specs in self._specs.items() if key[0] != name}
+        return self._layouts.pop(name, None) is not None
 
     def layout(self, name: str, salt: str = "") -> SchemaLayout | None:
         """The layout of the schema of that name: the salt's own, else the public one."""
@@ -99,10 +109,12 @@ class Library:
         The ids are those of the whole rendering, unless a message comes in parts, which are encoded apart, or a text
         spells a special token: then the rendering is cut there, so that no text can open a role.
         """
+        self.encoder.bound.check_count(len(messages), "messages")
         tools = messages.tools if isinstance(messages, Conversation) else None
         if not all(isinstance(message["content"], str) for message in messages):
             return lay_out_conversation(messages, self.encoder, self.template, tools)
         texts = at_seams(self.template.render_with_seams(messages, tools=tools))
+        self.encoder.bound.check(texts)
         if len(texts) == 1:
             return lay_out_ids(encode(texts[0]), texts[0])
         return lay_out_ids([token for text in texts for token in self.encoder.template(text)], "".join(texts))
@@ -161,18 +173,24 @@ class Library:
 
     def specs(self, layout: SchemaLayout, policy: Policy, *, public: bool) -> SchemaSpecs:
         """The specs of a schema under a modular policy. public: whether it is everybody's, or the policy's salt's."""
-        memo = (("" if public else policy.salt, layout.schema.name), policy.reuse, policy.positions)
-        if memo not in self._specs or self._specs[memo].layout is not layout:
-            self._specs[memo] = SchemaSpecs(
-                layout,
-                context=policy.reuse,
-                packed=policy.positions == "packed",
-                movable=self.why_not_shift is None,
-                keys=self.keys,
-                unk_id=self.placeholder,
-                salt=b"" if public else policy.secret,
-            )
-        return self._specs[memo]
+        name = ("" if public else policy.salt, layout.schema.name)
+        memo = (name, policy.reuse, policy.positions)
+        known = self._specs.get(memo)
+        if known is not None and known.layout is layout:
+            return known
+        made = SchemaSpecs(
+            layout,
+            context=policy.reuse,
+            packed=policy.positions == "packed",
+            movable=self.why_not_shift is None,
+            keys=self.keys,
+            unk_id=self.placeholder,
+            salt=b"" if public else policy.secret,
+        )
+        with self._lock:
+            if self._layouts.get(name) is not layout:
+                return made  # of one that has been forgotten meanwhile: for this request alone
+            return self._specs.setdefault(memo, made)
 
     def _is_public(self, layout: SchemaLayout) -> bool:
         """Not of one that has been forgotten meanwhile: what is in doubt is private."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from threading import Lock
 
 from inlay.chat import ChatTemplate, Trim
 from inlay.errors import Place, PMLError, Problem
@@ -17,6 +19,10 @@ from inlay.pml import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, Turn
 from inlay.tokens import TextEncoder
 
 POSITIONS = ("schema", "packed")
+
+_SHARED = 2**20  # more tokens than vocabularies have, and more positions than prompts
+_integers: list[int] = []
+_growing = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +66,35 @@ class PromptLayout:
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
+        if len(self.parts) == 1:
+            return self.parts[0].ids  # most are such, and some are long
         return tuple(token for part in self.parts for token in part.ids)
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        return tuple(p for part in self.parts for p in range(part.start, part.end))
+        return _shared([p for part in self.parts for p in range(part.start, part.end)])
+
+
+def _shared(numbers: Sequence[int]) -> tuple[int, ...]:
+    """The same numbers, as objects that all prompts have in common: an int takes four times what points to it does."""
+    most = max(numbers, default=0)
+    if most >= _SHARED:
+        return tuple(numbers)
+    if most >= len(_integers):
+        with _growing:
+            _integers.extend(range(len(_integers), most + 1))
+    return tuple(map(_integers.__getitem__, numbers))
 
 
 def lay_out_ids(ids: Sequence[int], text: str) -> PromptLayout:
     """A prompt without a schema: nothing but new tokens from position 0."""
-    return PromptLayout(None, (Placed(tuple(ids), 0, None),), text)
+    return PromptLayout(None, (Placed(_shared(ids), 0, None),), text)
 
 
 def lay_out_prompt(
     resolved: Resolved, layout: SchemaLayout, encoder: TextEncoder, template: ChatTemplate, *, positions: str
 ) -> PromptLayout:
-    """Place a resolved prompt. positions: "schema" or "packed". Raises PMLError and ModelError."""
+    """Place a resolved prompt. positions: "schema" or "packed". Raises PMLError, ContextError and ModelError."""
     turns = _Turns.of(resolved, template)
     items = list(resolved.items)
     settled: dict[int, str] = {}
@@ -85,6 +104,12 @@ def lay_out_prompt(
             settled[item.node.order] = text
         elif isinstance(item, NewText | Filled):
             items[number] = replace(item, text=text)
+    where = f"{resolved.source}: "
+    new = [
+        item.text for item in items if isinstance(item, NewText) or (isinstance(item, Filled) and not item.is_default)
+    ]
+    encoder.bound.check_count(sum(map(bool, new)), "new texts")
+    encoder.bound.check(new, where)
     walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, settled, positions == "packed")
     walk.begin()
     for item in items:
@@ -162,7 +187,8 @@ class _PromptWalk:
     turn: int = -1
     parts: list[Placed] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)  # the whole text, for people
-    bodies: list[str] = field(default_factory=list)  # the text of each turn, for the template's check
+    bodies: list[list[str]] = field(default_factory=list)  # the texts of each turn, for the template's check
+    fresh: list[tuple[int, ...]] = field(default_factory=list)  # new tokens up to here, which become one part
     placed: set[int] = field(default_factory=set)  # indices of runs that stand already
     new_text: Place | None = None  # the latest text of the request, while nothing of the schema followed it
     problems: list[Problem] = field(default_factory=list)
@@ -258,33 +284,44 @@ class _PromptWalk:
         if turns.generation:
             self.pieces.append(turns.pieces[-1])
             self.place(self.encoder.template(turns.pieces[-1]), None)
+        self.flush()
         if turns.roles:
-            self.template.verify(turns.roles, self.bodies, turns.pieces, generation=turns.generation)
+            bodies = ["".join(texts) for texts in self.bodies]
+            self.template.verify(turns.roles, bodies, turns.pieces, generation=turns.generation)
 
     def open_body(self, piece: str) -> None:
         self.pieces.append(piece)
-        self.bodies.append("")
+        self.bodies.append([])
 
     def say(self, text: str) -> None:
         self.pieces.append(text)
         if self.bodies:
-            self.bodies[-1] += text
+            self.bodies[-1].append(text)
 
     def place(self, ids: tuple[int, ...], origin: TextRun | Hole | None) -> None:
         if not ids:
             return
-        last = self.parts[-1] if self.parts else None
-        if origin is None and last is not None and last.origin is None and last.end == self.at:
-            self.parts[-1] = Placed(last.ids + ids, last.start, None)
+        if origin is None:
+            self.fresh.append(ids)
         else:
+            self.flush()
             self.parts.append(Placed(ids, self.at, origin))
         self.at += len(ids)
+
+    def flush(self) -> None:
+        """Make a part of the new tokens up to here."""
+        if self.fresh:
+            ids = self.fresh[0] if len(self.fresh) == 1 else tuple(chain.from_iterable(self.fresh))
+            self.parts.append(Placed(ids, self.at - len(ids), None))
+            self.fresh.clear()
 
     def arrive(self, start: int) -> None:
         """Come to something whose position the schema fixes; under packed positions it stands wherever we are."""
         if not self.packed:
             if start < self.at:
                 self.problems.append(Problem(self.new_text or self.source, self.overflow(self.at - start)))
+            if start != self.at:
+                self.flush()
             self.at = start
         self.new_text = None
 

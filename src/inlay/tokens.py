@@ -16,6 +16,7 @@ from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
+from inlay.text_bound import TextBound
 
 _NO_SPACE: dict[str, dict[str, Any]] = {
     "Metaspace": {"prepend_scheme": "never"},
@@ -29,16 +30,18 @@ class TextEncoder:
 
     unk_id: the token for what the vocabulary lacks, or None.
     bos: what the tokenizer itself puts in front of a text: BOS, or nothing.
+    bound: refuses what cannot fit into a context of so many ``positions`` (None for any) before it is tokenized.
     Raises ModelError for a tokenizer that is not a fast one.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             kind = type(tokenizer).__name__
             raise ModelError(f"the model's tokenizer is a {kind}, not a fast tokenizer; save it with a tokenizer.json")
         parts = json.loads(backend.to_str())
         parts.update(truncation=None, padding=None)
+        self.bound = TextBound(parts, positions)
         for step in ("normalizer", "pre_tokenizer"):
             parts[step] = _without_edges(parts[step])
         self._template = Tokenizer.from_str(json.dumps(parts))
@@ -66,7 +69,10 @@ class TextEncoder:
 
     def template(self, text: str) -> tuple[int, ...]:
         """The ids of a piece of a chat template, special tokens included."""
-        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+        (encoding,) = self._template.encode_batch(
+            [text], add_special_tokens=False
+        )  # encode holds the interpreter's lock
+        return tuple(encoding.ids)
 
     def name(self, token: int) -> str | None:
         """What the tokenizer calls a token; None for one that it does not have."""

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from inlay import LLM, Schema
 from inlay.cache.index import Found
 from inlay.cache.pool import Run
-from inlay.cache.segment import Context, Segment, TokenRun
-from inlay.cache.splice import Cached, Fresh, pieces, splice_exact
+from inlay.cache.segment import Context, KeyMaker, Segment, TokenRun, specify
+from inlay.cache.splice import Cached, Fresh, pieces, splice_exact, splice_modules
 from inlay.engine.request import usage_of
 from inlay.placement import Placed
 
 from ..conftest import tiny
 
+KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 SCHEMA = Schema.from_string(
     '<schema name="s">In front. <module name="a">First <param name="p" len="6" default="one"/> module.</module>'
     '<module name="b">Second module.</module> Behind.</schema>'
@@ -137,6 +138,27 @@ def test_what_follows_two_modules_is_no_exact_continuation():
     whole = runs["exact"].rest(len(runs["exact"].ids) - 1)
     digests = {runs["isolated"].digest, runs["anchored"].digest, whole.digest}
     assert len(digests) == 3
+
+
+CHAINED = [specify((9,), 0, (), KEYS)]
+for token in range(5):
+    CHAINED.append(specify((token,), token + 1, CHAINED[: token + 1], KEYS))
+CHAINED += [specify((token,), 3, CHAINED[:3], KEYS) for token in (7, 8)]  # beside the fourth
+
+
+@given(st.permutations(range(len(CHAINED))), st.lists(st.integers(0, 1), min_size=8, max_size=8))
+def test_a_segment_is_displaced_where_any_that_it_attends_to_is_moved_otherwise(order, gaps):
+    parts, at = [], 0
+    for number, gap in zip(order, gaps, strict=True):
+        parts.append((Placed(CHAINED[number].ids, at + gap, None), CHAINED[number]))
+        at += 1 + gap
+    pairs = [(part.start, spec) for part, spec in parts]
+    told = splice_modules([part for part, _ in parts], lambda part: dict(pairs)[part.start])
+    shifts: dict[bytes, int] = {}
+    for (part, spec), cached in zip(parts, told, strict=True):
+        shift = part.start - spec.start
+        assert cached.displaced == any(shifts.get(other.key, shift) != shift for other in spec.context)
+        shifts[spec.key] = shift
 
 
 def test_pieces_are_read_at_the_shift_of_each_segment():

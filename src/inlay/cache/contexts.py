@@ -10,8 +10,10 @@ Text behind a parameter is encoded with the text before the hole and with neithe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from inlay.cache.segment import KeyMaker, SegmentSpec, specify
 from inlay.errors import ParameterError
@@ -21,9 +23,46 @@ CONTEXTS = ("isolated", "anchored")
 PLACEHOLDERS = ("none", "unk")
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What an entry can see before it, up to and with some entry.
+
+    last: the last segment of it, whose parents are the others; None where there is none.
+    end: where the next entry starts if it is packed behind these.
+    origin: where the first entry with tokens starts; canonical starts count from there. None where there is none.
+    """
+
+    last: SegmentSpec | None = None
+    end: int = 0
+    origin: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Whose text an entry sees.
+
+    scaffold: the number of the one that it is read in, whose modules it sees. owners: itself and its ancestors, but for
+        those modules.
+    """
+
+    owners: tuple[Owner, ...]
+    scaffold: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Companions:
+    """The modules of one scaffold, as owners, and their entries in document order."""
+
+    owners: frozenset[Owner]
+    entries: tuple[TextRun | Hole, ...]
+
+
 @dataclass
 class SchemaSpecs:
     """The specs of one schema's runs and defaults, under one encoding context and one position policy.
+
+    Any thread may ask: what is kept is never changed, and is the same whoever was first to make it. Entries that see
+    the same text share the record of it, so that all specs of a schema take time in proportion to its text.
 
     packed: whether positions are consecutive along a segment's context, instead of those of the schema.
     movable: whether a segment may be encoded at a canonical start and read at a shift.
@@ -37,8 +76,9 @@ class SchemaSpecs:
     keys: KeyMaker
     unk_id: int | None = None
     salt: bytes = b""
-    _memo: dict[tuple[int, frozenset[Owner]], SegmentSpec] = field(default_factory=dict)
-    _links: dict[tuple[tuple[int, int], ...], SegmentSpec] = field(default_factory=dict)
+    _chains: dict[tuple[_View, int], _Chain] = field(default_factory=dict)  # with the entry of that index as the last
+    _defaults: dict[tuple[_View, int], SegmentSpec] = field(default_factory=dict)
+    _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the prompt that asked last
 
     def by_module(self) -> dict[str, list[SegmentSpec]]:
         """Every segment that a prompt without scaffolds can ask for, runs and defaults; "" for text outside modules."""
@@ -50,54 +90,117 @@ class SchemaSpecs:
 
     def spec(self, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
         """The segment of a run, or of a hole's default, for a prompt that imports these modules."""
-        owners = self._visible(entry.owner, imported)
-        memo = (entry.index, owners)
-        if memo not in self._memo:
-            ids = entry.ids if isinstance(entry, TextRun) else entry.default or ()
-            self._memo[memo] = self._build(ids, entry, self.layout.chain(entry.index, owners))
-        return self._memo[memo]
+        view = self._view(entry.owner, imported)
+        if isinstance(entry, TextRun):
+            spec = self._up_to(entry, view).last
+            assert spec is not None, "a run has tokens"
+            return spec
+        memo = (view, entry.index)
+        if memo not in self._defaults:
+            before = self._before(entry, view)
+            made = specify(entry.default or (), self._start(entry, before), _as_context(before), self.keys, self.salt)
+            self._defaults[memo] = made
+        return self._defaults[memo]
 
-    def _visible(self, owner: Owner, imported: frozenset[str]) -> frozenset[Owner]:
-        owners = {owner}
-        if self.context == "anchored":
-            owners |= {owner[:depth] for depth in range(len(owner))}
-        return frozenset(owners | self._companions(owner, imported))
+    def _view(self, owner: Owner, imported: frozenset[str]) -> _View:
+        scaffold = self._scaffolds_of(imported).get(owner[-1]) if owner else None
+        depths = range(len(owner) + 1) if self.context == "anchored" else [len(owner)]
+        others = frozenset() if scaffold is None else self._companions[scaffold].owners
+        return _View(tuple(owner[:depth] for depth in depths if owner[:depth] not in others), scaffold)
 
-    def _companions(self, owner: Owner, imported: frozenset[str]) -> set[Owner]:
+    def _scaffolds_of(self, imported: frozenset[str]) -> dict[str, int]:
+        """Module → the number of the scaffold that it is read in; the first counts that names it and is complete."""
+        known, active = self._active
+        if known is not imported:
+            active = {}
+            for number, scaffold in enumerate(self.layout.schema.scaffolds):
+                if imported.issuperset(scaffold.modules):
+                    for name in scaffold.modules:
+                        active.setdefault(name, number)
+            self._active = (imported, active)
+        return active
+
+    @cached_property
+    def _companions(self) -> list[_Companions]:
+        """Of each scaffold."""
+        parents, by_owner = self.layout.schema.parents, self.layout.by_owner
+        found = []
         for scaffold in self.layout.schema.scaffolds:
-            if owner and owner[-1] in scaffold.modules and imported.issuperset(scaffold.modules):
-                return {(*self.layout.schema.parents[name], name) for name in scaffold.modules}
-        return set()
+            owners = frozenset((*parents[name], name) for name in scaffold.modules)
+            entries = [entry for owner in owners for entry in by_owner.get(owner, ())]
+            found.append(_Companions(owners, tuple(sorted(entries, key=_index))))
+        return found
 
-    def _build(self, ids: tuple[int, ...], entry: TextRun | Hole, chain: list[TextRun | Hole]) -> SegmentSpec:
-        context: tuple[SegmentSpec, ...] = ()
-        starts = self._starts([*chain, entry])
-        path: tuple[tuple[int, int], ...] = ()
-        for before, start in zip(chain, starts, strict=False):
-            tokens = before.ids if isinstance(before, TextRun) else self._placeholder(before)
-            if tokens:
-                path = (*path, (before.index, start))
-                if path not in self._links:  # one spec for all that attend to the same text
-                    self._links[path] = specify(tokens, start, context, self.keys, self.salt)
-                context = (*context, self._links[path])
-        return specify(ids, starts[-1], context, self.keys, self.salt)
+    def _up_to(self, entry: TextRun | Hole, view: _View) -> _Chain:
+        """What is seen in this view up to an entry, and with it."""
+        missing = []
+        known: _Chain | None = None
+        at: TextRun | Hole | None = entry
+        while at is not None:
+            memo = (self._narrowed(view, at), at.index)
+            known = self._chains.get(memo)
+            if known is not None:
+                break
+            missing.append((memo, at))
+            at = self._entry_before(at, view)
+        chain = known or _Chain()
+        for memo, at in reversed(missing):
+            chain = self._chains.setdefault(memo, self._longer(chain, at))
+        return chain
 
-    def _starts(self, entries: list[TextRun | Hole]) -> list[int]:
-        """Where each entry of a chain is encoded. Canonical starts count from the first token of the chain."""
-        if self.packed:
-            starts, at = [], 0
-            for entry in entries:
-                starts.append(at)
-                at += len(entry.ids) if isinstance(entry, TextRun) else entry.length
-        else:
-            starts = [entry.start for entry in entries]
+    def _before(self, entry: TextRun | Hole, view: _View) -> _Chain:
+        """The same without it."""
+        last = self._entry_before(entry, view)
+        return _Chain() if last is None else self._up_to(last, view)
+
+    def _narrowed(self, view: _View, entry: TextRun | Hole) -> _View:
+        """The view without those who have nothing up to this entry: many views have the same beginning."""
+        companions = () if view.scaffold is None else self._companions[view.scaffold].entries
+        return _View(
+            tuple(owner for owner in view.owners if _begins(self.layout.by_owner.get(owner, ()), entry)),
+            view.scaffold if _begins(companions, entry) else None,
+        )
+
+    def _entry_before(self, entry: TextRun | Hole, view: _View) -> TextRun | Hole | None:
+        """The entry in view that stands next before this one."""
+        seen = [self.layout.by_owner.get(owner, ()) for owner in view.owners]
+        if view.scaffold is not None:
+            seen.append(self._companions[view.scaffold].entries)
+        before = [(entries, bisect_left(entries, entry.index, key=_index)) for entries in seen]
+        return max((entries[number - 1] for entries, number in before if number), key=_index, default=None)
+
+    def _longer(self, chain: _Chain, entry: TextRun | Hole) -> _Chain:
+        """A chain with one more entry behind it. A hole takes room, and has tokens where placeholders fill it."""
+        tokens = entry.ids if isinstance(entry, TextRun) else self._placeholder(entry)
+        at = chain.end if self.packed else entry.start
+        end = at + (len(entry.ids) if isinstance(entry, TextRun) else entry.length)
+        if not tokens:
+            return _Chain(chain.last, end, chain.origin)
+        spec = specify(tokens, self._start(entry, chain), _as_context(chain), self.keys, self.salt)
+        return _Chain(spec, end, at if chain.origin is None else chain.origin)
+
+    def _start(self, entry: TextRun | Hole, before: _Chain) -> int:
+        """Where an entry is encoded behind a chain. Canonical starts count from the first token of all."""
+        at = before.end if self.packed else entry.start
         if not self.movable:
-            return starts
-        first = next((n for n, e in enumerate(entries) if isinstance(e, TextRun) or self._placeholder(e)), -1)
-        return [start - starts[first] for start in starts]
+            return at
+        return at - (at if before.origin is None else before.origin)
 
     def _placeholder(self, hole: Hole) -> tuple[int, ...]:
         return () if self.unk_id is None else (self.unk_id,) * hole.length
+
+
+def _as_context(chain: _Chain) -> tuple[SegmentSpec, ...]:
+    return () if chain.last is None else (chain.last,)
+
+
+def _index(entry: TextRun | Hole) -> int:
+    return entry.index
+
+
+def _begins(entries: Sequence[TextRun | Hole], entry: TextRun | Hole) -> bool:
+    """Whether the first of these stands at or before an entry."""
+    return bool(entries) and entries[0].index <= entry.index
 
 
 def placeholder_id(placeholders: str, unk_id: int | None) -> int | None:
@@ -112,7 +215,14 @@ def placeholder_id(placeholders: str, unk_id: int | None) -> int | None:
 def in_encoding_order(specs: Iterable[SegmentSpec]) -> list[SegmentSpec]:
     """These specs and all that they attend to, each once (by key), context first."""
     ordered: dict[bytes, SegmentSpec] = {}
+    seen: set[SegmentSpec] = set()  # not keys: what attends to the same tokens may have them in other segments
     for spec in specs:
-        for needed in (*spec.context, spec):
+        missing: list[SegmentSpec] = []
+        needed: SegmentSpec | None = spec
+        while needed is not None and needed not in seen:
+            missing.append(needed)
+            needed = needed.parent
+        for needed in reversed(missing):
+            seen.add(needed)
             ordered.setdefault(needed.key, needed)
     return list(ordered.values())

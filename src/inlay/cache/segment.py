@@ -8,7 +8,7 @@ changes it. Its digest, with the distance to the segment's first token, is the s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -147,7 +147,7 @@ class SegmentSpec:
     """A segment as it is asked for, whether or not it exists.
 
     start: the position that its first token is encoded at.
-    context: the segments that it attends to, in order, at the positions that they are encoded at.
+    parent: the last segment that it attends to; that one's parent is the one before, and so on. None for no context.
     before: the flattened context in front of it.
     digest: its context digest.
     record: the flattened context behind its last token, for what follows it.
@@ -155,7 +155,7 @@ class SegmentSpec:
 
     ids: tuple[int, ...]
     start: int
-    context: tuple[SegmentSpec, ...]
+    parent: SegmentSpec | None
     before: Context
     digest: bytes
     key: bytes
@@ -166,25 +166,39 @@ class SegmentSpec:
         return self.start + len(self.ids)
 
     @property
+    def context(self) -> tuple[SegmentSpec, ...]:
+        """The segments that it attends to, in order, at the positions that they are encoded at.
+
+        Made anew at every call: a schema whose contexts grow would keep as many references as modules squared.
+        """
+        found = []
+        spec = self.parent
+        while spec is not None:
+            found.append(spec)
+            spec = spec.parent
+        return tuple(reversed(found))
+
+    @property
     def run(self) -> TokenRun:
         """Its tokens with their record."""
         return TokenRun(self.ids, self.start, self.before)
 
 
 def specify(
-    ids: tuple[int, ...], start: int, context: tuple[SegmentSpec, ...], keys: KeyMaker, salt: bytes = b""
+    ids: tuple[int, ...], start: int, context: Sequence[SegmentSpec], keys: KeyMaker, salt: bytes = b""
 ) -> SegmentSpec:
     """The spec of these tokens at ``start``, attending to ``context``.
 
-    Each segment of the context must have been made under all those before it in the context.
+    context: each segment must have been made under all those before it; so the last one alone says as much as all.
     salt: whose it is; b"" for everybody's.
     """
-    record = (context[-1].record if context else Context()).keep_private(salt)
+    parent = context[-1] if context else None
+    record = (Context() if parent is None else parent.record).keep_private(salt)
     digest = record.digest(start)
     return SegmentSpec(
         ids=ids,
         start=start,
-        context=context,
+        parent=parent,
         before=record,
         digest=digest,
         key=keys.key(digest, ids, start),

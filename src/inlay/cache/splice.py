@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.attention.plan import Piece, pieces_at
@@ -69,7 +69,7 @@ def splice_modules(
     splice: list[Cached | Fresh] = []
     record = Context()  # what stands before the next part in this splice
     before = Context()  # what the part before it was made under, and that part
-    placed: dict[bytes, int] = {}  # key of a segment → its shift here
+    shifts = _Shifts()
     owned = (_Part.of(part, spec_of(part), salt if part.origin is None or not public else b"") for part in parts)
     for part in _joined(owned):
         record, before = record.keep_private(part.salt), before.keep_private(part.salt)
@@ -83,9 +83,9 @@ def splice_modules(
             before = record
         else:
             shift = part.start - spec.start
-            displaced = any(placed.get(other.key, shift) != shift for other in spec.context)
+            displaced = shifts.differ(spec, shift)
             splice.append(Cached(spec, part.start, len(spec.ids), exact=made == here, displaced=displaced))
-            placed[spec.key] = shift
+            shifts.place(spec, shift)
             before = spec.record
     return tuple(splice)
 
@@ -110,13 +110,48 @@ class _Part:
 
 
 def _joined(parts: Iterable[_Part]) -> list[_Part]:
-    joined: list[_Part] = []
+    """The parts, those that go on in each other as one."""
+    runs: list[list[_Part]] = []
     for part in parts:
-        if joined and joined[-1].goes_on_in(part):
-            joined[-1] = replace(joined[-1], ids=joined[-1].ids + part.ids)
+        if runs and runs[-1][-1].goes_on_in(part):
+            runs[-1].append(part)
         elif part.ids:
-            joined.append(part)
-    return joined
+            runs.append([part])
+    return [run[0] if len(run) == 1 else replace(run[0], ids=tuple(_ids(run))) for run in runs]
+
+
+def _ids(parts: Iterable[_Part]) -> Iterator[int]:
+    return (token for part in parts for token in part.ids)
+
+
+class _Shifts:
+    """How far the segments of a splice are moved, each with all that it attends to."""
+
+    def __init__(self) -> None:
+        self._placed: dict[SegmentSpec, int] = {}
+        self._known: dict[SegmentSpec, frozenset[int]] = {}  # the shifts of a segment and of its context, two at most
+
+    def differ(self, spec: SegmentSpec, shift: int) -> bool:
+        """Whether any segment that this one attends to is moved by something else."""
+        return spec.parent is not None and not self._shifts(spec.parent) <= {shift}
+
+    def place(self, spec: SegmentSpec, shift: int) -> None:
+        if spec in self._known:
+            self._known.clear()  # it stands behind something that attends to it
+        self._placed[spec] = shift
+
+    def _shifts(self, spec: SegmentSpec) -> frozenset[int]:
+        missing: list[SegmentSpec] = []
+        at: SegmentSpec | None = spec
+        while at is not None and at not in self._known:
+            missing.append(at)
+            at = at.parent
+        found = frozenset() if at is None else self._known[at]
+        for each in reversed(missing):
+            if each in self._placed and len(found) < 2:
+                found |= {self._placed[each]}
+            self._known[each] = found
+        return found
 
 
 def open_end(splice: Splice) -> Splice:

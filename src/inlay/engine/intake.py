@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 from inlay.cache.splice import Splice
 from inlay.engine.request import Request
 from inlay.engine.sampler import request_seed
 from inlay.engine.sampler_row import Row
 from inlay.engine.stream import TextStream
-from inlay.engine.structured import Grammars
+from inlay.engine.structured import Grammars, Guide
 from inlay.errors import ContextError, ParameterError, show
 from inlay.models.load import LoadedModel, stop_ids
 from inlay.placement import PromptLayout
@@ -26,26 +27,32 @@ class Intake:
         self._stop_ids = stop_ids(loaded)
         self._vocabulary = loaded.spec.vocab_size
         self._grammars = Grammars(loaded.tokenizer, self._vocabulary, self._stop_ids)
-        self._requests = 0
+        self._numbers = count()  # of requests, on whatever thread
 
-    def prepare(self, params: SamplingParams, salt: str = "") -> None:
-        """Do what takes long, once for all requests alike of one salt: a grammar is compiled. Raises ParameterError."""
-        if params.structured_outputs is not None:
-            self._grammars.guide(params.structured_outputs, salt)
+    def guide(self, params: SamplingParams, salt: str = "") -> Guide | None:
+        """The start of an answer in the language that it has to be in; a grammar is compiled for that.
 
-    def request(self, layout: PromptLayout, splice: Splice, params: SamplingParams, salt: str = "") -> Request:
+        salt: whose request it is. Raises ParameterError.
+        """
+        if params.structured_outputs is None:
+            return None
+        return self._grammars.guide(params.structured_outputs, salt)
+
+    def request(
+        self, layout: PromptLayout, splice: Splice, params: SamplingParams, guide: Guide | None = None
+    ) -> Request:
         """The first of a prompt's answers; the others, where ``n`` asks for more, follow it.
 
-        salt: as ``prepare`` was given it.
+        guide: of ``guide``, for these parameters.
         Raises ParameterError, and ContextError where the prompt leaves no room for an answer.
         """
         self._check_prompt(layout)
         self._check_tokens(params)
         room = self._room(layout)
-        number, self._requests = self._requests, self._requests + 1
-        leader = self._answer(number, 0, layout, splice, params, room, salt)
+        number = next(self._numbers)
+        leader = self._answer(number, 0, layout, splice, params, room, guide)
         for index in range(1, params.n):
-            follower = self._answer(number, index, layout, splice, params, room, salt)
+            follower = self._answer(number, index, layout, splice, params, room, guide)
             follower.leader = leader
             leader.followers.append(follower)
         return leader
@@ -58,7 +65,7 @@ class Intake:
         splice: Splice,
         params: SamplingParams,
         room: int,
-        salt: str,
+        guide: Guide | None,
     ) -> Request:
         tokenizer = self._loaded.tokenizer
         return Request(
@@ -68,7 +75,7 @@ class Intake:
             positions=layout.positions,
             splice=splice,
             params=params,
-            row=self._row(params, layout.ids, request_seed(params, number, self._entropy, index), salt),
+            row=self._row(params, layout.ids, request_seed(params, number, self._entropy, index), guide),
             stop_ids=frozenset() if params.ignore_eos else self._stop_ids,
             limit=room if params.max_tokens is None else min(room, params.max_tokens),
             stream=TextStream(tokenizer, layout.ids, params),
@@ -76,9 +83,7 @@ class Intake:
             index=index,
         )
 
-    def _row(self, params: SamplingParams, ids: Sequence[int], seed: int, salt: str) -> Row:
-        structure = params.structured_outputs
-        guide = None if structure is None else self._grammars.guide(structure, salt)
+    def _row(self, params: SamplingParams, ids: Sequence[int], seed: int, guide: Guide | None) -> Row:
         return Row(
             params,
             seed,
@@ -86,7 +91,7 @@ class Intake:
             stop_ids=() if params.ignore_eos else self._stop_ids,
             # A grammar offers end-of-sequence wherever the answer is whole; ignore_eos goes on while it can.
             never=self._stop_ids if guide is not None and params.ignore_eos else (),
-            guide=guide,
+            guide=None if guide is None else guide.copy(),
         )
 
     def _room(self, layout: PromptLayout) -> int:

@@ -159,7 +159,7 @@ class Placing:
             self._store.longest(part.run, most=most) if find and isinstance(part, Fresh) and part.run else None
             for part, most in zip(splice, _readable(splice), strict=True)
         ]
-        needed = {other.key for key in wanted if modules[key][1] is None for other in modules[key][0].context}
+        needed = {spec.key for spec in in_encoding_order(modules[key][0] for key in wanted if modules[key][1] is None)}
         return _Survey({key: entry for key, entry in modules.items() if key in wanted | needed}, tuple(beginnings))
 
     def _knows_last(self, splice: Splice, survey: _Survey) -> bool:

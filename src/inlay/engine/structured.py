@@ -56,6 +56,10 @@ class Guide:
         """Whether the answer is whole and no token but end-of-sequence may follow."""
         return bool(self.matcher.is_stopped())
 
+    def copy(self) -> Guide:
+        """Another answer at the same place."""
+        return Guide(self.matcher.deep_copy())
+
     def take(self, token: int) -> None:
         """Go on behind a token. Raises ParameterError where the grammar cannot follow it, or is too complex to."""
         with panics_told():
@@ -79,6 +83,7 @@ class Grammars:
         self._stop_ids = sorted(stop_ids)
         self._trie: LLTokenizer | None = None  # made when the first grammar asks for it: 1.6 s at 150,000 tokens
         self._kept = _Kept(_COMPILED, _COMPILED_EACH)
+        self._making_trie = threading.Lock()
 
     def guide(self, structure: Mapping[str, Any], salt: str = "") -> Guide:
         """The start of an answer in a language as ``SamplingParams.structured_outputs`` gives it.
@@ -111,18 +116,19 @@ class Grammars:
         return matcher
 
     def _vocabulary_trie(self) -> LLTokenizer:
-        if self._trie is None:
-            description = _plain(self._tokenizer.backend_tokenizer).to_str()
-            ends = self._stop_ids or self._tokenizer.eos_token_id
-            library = _library()
-            try:
-                self._trie = library.LLTokenizer(description, n_vocab=self._vocabulary, eos_token=ends)
-            except ValueError as error:
-                raise ParameterError(
-                    f"structured_outputs cannot be used: the tokenizer does not belong to this model ({error}); "
-                    "use the model's own"
-                ) from error
-        return self._trie
+        with self._making_trie:  # everybody needs the same one
+            if self._trie is None:
+                description = _plain(self._tokenizer.backend_tokenizer).to_str()
+                ends = self._stop_ids or self._tokenizer.eos_token_id
+                library = _library()
+                try:
+                    self._trie = library.LLTokenizer(description, n_vocab=self._vocabulary, eos_token=ends)
+                except ValueError as error:
+                    raise ParameterError(
+                        f"structured_outputs cannot be used: the tokenizer does not belong to this model ({error}); "
+                        "use the model's own"
+                    ) from error
+            return self._trie
 
 
 class _Kept:

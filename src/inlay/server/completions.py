@@ -166,6 +166,7 @@ class Answer(Response):
                 request_id=name,
                 priority=call.priority,
                 timeout_s=order.timeout_s,
+                arrival=order.arrival,
                 reuse=order.reuse,
                 positions=call.positions,
                 cache_salt=order.tenant.salt,

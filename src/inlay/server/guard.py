@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -77,6 +78,7 @@ class Guard:
         except ClientDisconnect:
             return
         state = scope.setdefault("state", {})
+        state["arrival"] = time.perf_counter()  # deadlines count from here
         try:
             state.update(body=None if data is None else await self._parsed(data, scope), body_bytes=len(data or b""))
         except BodyError as error:

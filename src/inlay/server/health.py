@@ -32,6 +32,7 @@ async def ready(request: Request) -> Response:
     if not service.ready:
         message = "the server is starting; try again in a moment"
         raise BodyError(message, code="not_ready", status=503, retry_after_s=_RETRY_S)
+    service.check_moving()
     return JSONBytes({"status": "ready"})
 
 

@@ -31,7 +31,8 @@ class Order:
     """What to answer, for whom, and in which bounds.
 
     name: what tells its answer from others. created: seconds since 1970. model: what the answer calls the model.
-    reuse: the policy of its prompts. timeout_s: when it ends in any case; None for never.
+    reuse: the policy of its prompts. arrival: when all of it had come, on the clock of ``time.perf_counter``.
+    timeout_s: how long after that it ends in any case; None for never.
     """
 
     call: Call
@@ -40,6 +41,7 @@ class Order:
     created: int
     model: str
     reuse: str
+    arrival: float
     timeout_s: float | None
 
     def request_id(self, number: int) -> str:
@@ -89,6 +91,7 @@ async def take_order(service: Service, endpoint: Endpoint, scope: Scope, tally: 
 
     Takes the body out of the request's state: what is kept of it while the request is answered is the call.
     """
+    began = time.perf_counter()
     settings, state = service.settings, scope["state"]
     tenant: Tenant = state["tenant"]
     call, read_s, translate_s = await take_call(
@@ -112,6 +115,7 @@ async def take_order(service: Service, endpoint: Endpoint, scope: Scope, tally: 
         created=int(time.time()),
         model=call.model or settings.served_names[0],
         reuse=policy_of(call, tenant, settings),
+        arrival=state.get("arrival", began),
         timeout_s=_timeout(Headers(scope=scope).get(_TIMEOUT), settings),
     )
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -15,6 +19,7 @@ from inlay.server.listen import drop_sleepers
 from inlay.server.service import Service
 
 _KEEP_ALIVE_S = 75  # longer than proxies keep idle connections, so that it is they who close them
+_LAST_S = 3.0  # behind a second signal: for errors to reach those who are still told
 _CLOSING_S = 2  # for connections to close when nothing is under way any more
 
 
@@ -41,6 +46,7 @@ class Server(uvicorn.Server):
         self._service: Service = app.state.service
         self._ready = ready
         self._tasks: list[asyncio.Task[None]] = []
+        self._signals = 0
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal ends it. sockets: that listen already. Raises what keeps it from starting."""
@@ -60,7 +66,16 @@ class Server(uvicorn.Server):
         self._tasks.append(asyncio.create_task(self._start()))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On a signal; nothing is safe here but to tell the event loop."""
+        """On a signal; nothing is safe here but to tell the event loop.
+
+        At the second one the process ends in a moment, whatever its threads are doing: what runs outside the
+        interpreter cannot be ended, and neither the event loop nor the engine may be waited for.
+        """
+        self._signals += 1
+        if self._signals == 2:
+            end = threading.Timer(_LAST_S, _leave)
+            end.daemon = True
+            end.start()
         self.loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
@@ -81,3 +96,11 @@ class Server(uvicorn.Server):
         await self._service.stop()
         if first:
             self.should_exit = True
+
+
+def _leave() -> None:
+    """End the process as the end of its main thread would, without waiting for any other."""
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)

@@ -79,7 +79,7 @@ async def create(request: Request) -> Response:
     async with service.meter.request(tenant) as bill:
         bill.hold(tokens=_to_encode(body, reuse, tenant))
         try:
-            source = await service.schemas.read(body)
+            source = await service.schemas.read(body, tenant)
             entry = await service.schemas.create(source, salt=salt, reuse=reuse, positions=body.positions)
         except PMLError as error:
             return _refused(error, body)
@@ -123,7 +123,7 @@ async def replace(request: Request, name: str) -> Response:
     async with service.meter.request(tenant) as bill:
         bill.hold(tokens=_to_encode(body, reuse, tenant))
         try:
-            source = await service.schemas.read(body)
+            source = await service.schemas.read(body, tenant)
             _check_name(source, name)
             entry = await service.schemas.replace(
                 before, source, reuse=reuse, positions=body.positions, if_match=request.headers.get("if-match")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from inlay.async_llm import AsyncLLM
+from inlay.openai.failures import BodyError
 from inlay.openai.tools_formats import model_tools
 from inlay.pml import Schema
 from inlay.server.gate import Flights
@@ -21,6 +22,7 @@ from inlay.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
+_STUCK_S = 10.0  # of prompt processing, until the server is not ready
 _LAST_WORDS, _LAST_WORD_S = 20, 0.1  # how often, and how long each time, for errors to reach those who listen
 
 
@@ -67,6 +69,13 @@ class Service:
         async for _ in self.llm.generate([0], SamplingParams(max_tokens=1), reuse="off"):
             pass
         self.ready = True
+
+    def check_moving(self) -> None:
+        """Raises BodyError, status 503, where what is sent now would stand in line behind work that does not end."""
+        stuck_s = self.llm.pools.prompts.stuck_s
+        if stuck_s > _STUCK_S:
+            message = f"no prompt has been begun for {stuck_s:.0f} seconds and some wait; send requests elsewhere"
+            raise BodyError(message, code="not_ready", status=503, retry_after_s=_STUCK_S)
 
     @contextmanager
     def running(self, names: Sequence[str]) -> Iterator[None]:

@@ -94,7 +94,6 @@ class SchemaShelf:
         self._warmings: dict[tuple[str | None, str], Warming] = {}
         self._locks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one change at a time
         self._looks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one look at a time
-        self._hard_work = asyncio.Lock()  # of all: seconds of a core for a large schema, which are not to add up
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -133,10 +132,9 @@ class SchemaShelf:
         salts = (None, tenant.salt)
         return sorted({e.name: e for salt in salts for e in self._of(salt)}.values(), key=lambda entry: entry.name)
 
-    async def read(self, body: SchemaBody) -> Source:
-        """The schema that a body holds. Raises BodyError and PMLError."""
-        async with self._hard_work:
-            return await asyncio.to_thread(read_source, body)
+    async def read(self, body: SchemaBody, tenant: Tenant) -> Source:
+        """The schema that a body of a tenant's holds. Raises BodyError and PMLError."""
+        return await self._llm.pools.schemas.run(read_source, body, owner=tenant.salt)
 
     async def create(self, source: Source, *, salt: str | None, reuse: str | None, positions: str | None) -> Entry:
         """Put a new schema on the shelf. Raises BodyError, and PMLError where it cannot be laid out."""
@@ -164,8 +162,7 @@ class SchemaShelf:
         """Take a schema from the shelf; requests under way finish. Raises BodyError."""
         async with self._locks[before.salt]:
             entry = await self._current(before, if_match)
-            # on another thread: it waits for whoever lays a schema out
-            await asyncio.to_thread(self._llm.remove_schema, entry.name, cache_salt=entry.salt)
+            self._llm.remove_schema(entry.name, cache_salt=entry.salt)
             self._warmings.pop((entry.salt, entry.name), None)
             del self._entries[entry.salt, entry.name]
 
@@ -207,8 +204,7 @@ class SchemaShelf:
         self, source: Source, salt: str | None, reuse: str | None, positions: str | None, past: Sequence[Version]
     ) -> Entry:
         schema = source.schema
-        async with self._hard_work:
-            layout = await self._llm.add_schema(schema, encode=False, cache_salt=salt)
+        layout = await self._llm.add_schema(schema, encode=False, cache_salt=salt)
         number = past[-1].version + 1 if past else 1
         versions = (*past, Version(number, self._clock(), source.sha256))[-self._limits.versions :]
         tokens = sum(len(run.ids) for run in layout.runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,9 +42,8 @@ async def tokenize(request: Request) -> Response:
         special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
         prompt = {name: value for name, value in body.items() if name not in _OWN}
         call = await _call(prompt, service, tenant, request.state.body_bytes)
-        ids = await asyncio.to_thread(
-            _ids, service.llm, call, policy_of(call, tenant, service.settings), tenant, special
-        )
+        policy = policy_of(call, tenant, service.settings)
+        ids = await service.llm.pools.prompts.run(_ids, service.llm, call, policy, tenant, special, owner=tenant.salt)
 
         def said() -> dict[str, Any]:
             found = {"count": len(ids), "max_model_len": service.llm.loaded.spec.max_positions, "tokens": ids}
@@ -67,7 +65,7 @@ async def detokenize(request: Request) -> Response:
         if len(given) > MAX_IDS:
             message = f"tokens has {len(given):,} ids, and {MAX_IDS:,} are taken at once; send them in parts"
             raise BodyError(message, param="tokens")
-        text = await asyncio.to_thread(_text_of, service.llm, given)
+        text = await service.llm.pools.prompts.run(_text_of, service.llm, given, owner=request.state.tenant.salt)
         return await json_response(lambda: {"prompt": text}, len(text))
 
 

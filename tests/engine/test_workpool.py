@@ -1,0 +1,214 @@
+"""Threads shared by owners: who goes next, who may wait, and what becomes of work that nobody waits for any more."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from functools import partial
+
+import pytest
+
+from inlay.engine.workpool import WorkPool
+from inlay.errors import DeadlineError, InlayError, QueueFullError
+
+LONG_S = 20.0
+
+
+class Gates:
+    """Work that goes on until it is let go, and notes in which order it began."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.news = threading.Condition()
+        self.open: set[str] = set()
+
+    def work(self, name: str) -> str:
+        with self.news:
+            self.begun.append(name)
+            self.news.notify_all()
+            assert self.news.wait_for(lambda: name in self.open or "all" in self.open, LONG_S)
+        return name
+
+    def let_go(self, name: str) -> None:
+        with self.news:
+            self.open.add(name)
+            self.news.notify_all()
+
+    def wait_for(self, *names: str) -> None:
+        with self.news:
+            assert self.news.wait_for(lambda: set(names) <= set(self.begun), LONG_S), self.begun
+
+
+@pytest.fixture
+def gates() -> Iterator[Gates]:
+    gates = Gates()
+    yield gates
+    gates.let_go("all")
+
+
+def test_results_and_errors_come_back():
+    pool = WorkPool("sums")
+    assert pool.submit(sum, [1, 2]).result(LONG_S) == 3
+    assert isinstance(pool.submit(int, "x").exception(LONG_S), ValueError)
+    assert asyncio.run(pool.run(sum, [1, 2], owner="ann", deadline=time.perf_counter() + LONG_S)) == 3
+    pool.close()
+
+
+def test_an_owner_has_half_of_the_threads_at_most(gates):
+    pool = WorkPool("work", 4)
+    names = [f"mallory{n}" for n in range(6)]
+    futures = [pool.submit(gates.work, name, owner="mallory") for name in names]
+    bob = pool.submit(gates.work, "bob", owner="bob")
+    gates.wait_for("mallory0", "mallory1", "bob")
+    assert gates.begun.count("bob") == 1
+    assert set(gates.begun) == {"mallory0", "mallory1", "bob"}
+    gates.let_go("mallory0")
+    gates.wait_for("mallory2")
+    gates.let_go("all")
+    assert [future.result(LONG_S) for future in [*futures, bob]] == [*names, "bob"]
+
+
+def test_owners_take_turns(gates):
+    pool = WorkPool("work", 1)
+    futures = [pool.submit(gates.work, "first", owner="ann")]
+    gates.wait_for("first")
+    for owner in ("ann", "bob", "eve"):
+        futures += [pool.submit(gates.work, f"{owner}{n}", owner=owner) for n in range(2)]
+    gates.let_go("all")
+    for future in futures:
+        future.result(LONG_S)
+    assert gates.begun == ["first", "ann0", "bob0", "eve0", "ann1", "bob1", "eve1"]
+
+
+def test_work_without_an_owner_may_have_all_threads(gates):
+    pool = WorkPool("work", 3)
+    for number in range(4):
+        pool.submit(gates.work, str(number))
+    gates.wait_for("0", "1", "2")
+    assert len(gates.begun) == 3
+
+
+def test_a_line_is_as_long_as_may_be(gates):
+    pool = WorkPool("compiling", 2, most_waiting=2)
+    futures = [pool.submit(gates.work, "0", owner="ann")]
+    gates.wait_for("0")
+    futures += [pool.submit(gates.work, str(n), owner="ann") for n in (1, 2)]
+    with pytest.raises(QueueFullError, match="2 requests are in line for compiling already, as many as may be"):
+        pool.submit(gates.work, "3", owner="ann")
+    pool.submit(gates.work, "bob", owner="bob")
+    gates.wait_for("bob")
+    assert futures[1].cancel()
+    pool.submit(gates.work, "3", owner="ann")
+
+
+def test_who_leaves_the_line_is_never_begun_and_who_has_begun_keeps_the_thread(gates):
+    pool = WorkPool("work", 2)  # of which one owner may have one
+
+    async def leave() -> None:
+        running = asyncio.create_task(pool.run(gates.work, "running", owner="eve"))
+        await asyncio.to_thread(gates.wait_for, "running")
+        waiting = asyncio.create_task(pool.run(gates.work, "waiting", owner="eve"))
+        await asyncio.sleep(0)
+        for task in (running, waiting):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        again = pool.submit(gates.work, "again", owner="eve")
+        await pool.run(sum, [], owner="bob")  # goes by
+        assert gates.begun == ["running"]
+        gates.let_go("all")
+        assert await asyncio.wrap_future(again) == "again"
+
+    asyncio.run(leave())
+    assert gates.begun == ["running", "again"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_deadline_is_told_at_once_wherever_the_work_stands(gates, begun):
+    pool = WorkPool("prompt processing", 2)
+
+    async def ask() -> None:
+        if not begun:
+            pool.submit(gates.work, "before", owner="ann")
+            await asyncio.to_thread(gates.wait_for, "before")
+        sentence = "the request was still in prompt processing and its deadline has passed; send less"
+        with pytest.raises(DeadlineError, match=sentence):
+            await pool.run(gates.work, "late", owner="ann", deadline=time.perf_counter() + 0.01)
+
+    asyncio.run(ask())
+
+
+def test_a_deadline_that_has_passed_begins_nothing():
+    pool, called = WorkPool("work"), []
+    with pytest.raises(DeadlineError):
+        asyncio.run(pool.run(called.append, 1, deadline=time.perf_counter() - 1))
+    assert pool.submit(list).result(LONG_S) == []
+    assert not called
+
+
+def test_a_timeout_of_the_work_itself_stays_one():
+    def fails() -> None:
+        raise TimeoutError("of its own")
+
+    with pytest.raises(TimeoutError, match="of its own"):
+        asyncio.run(WorkPool("work").run(fails, deadline=time.perf_counter() + LONG_S))
+
+
+def test_it_says_for_how_long_nothing_has_moved(gates):
+    now = [100.0]
+    pool = WorkPool("work", 2, clock=lambda: now[0])
+    for name in ("0", "1"):
+        pool.submit(gates.work, name)
+    gates.wait_for("0", "1")
+    now[0] = 130.0
+    assert pool.stuck_s == 0, "nobody waits"
+    last = pool.submit(gates.work, "2")
+    now[0] = 137.0
+    assert pool.stuck_s == 7
+    gates.let_go("0")
+    gates.wait_for("2")
+    assert pool.stuck_s == 0
+    gates.let_go("all")
+    last.result(LONG_S)
+
+
+def test_a_closed_pool_fails_what_waits_and_takes_no_more(gates):
+    pool = WorkPool("work", 2)
+    running = pool.submit(gates.work, "running", owner="ann")
+    gates.wait_for("running")
+    waiting = pool.submit(gates.work, "waiting", owner="ann")
+    pool.close()
+    assert isinstance(waiting.exception(LONG_S), InlayError)
+    with pytest.raises(InlayError, match="has been shut down"):
+        pool.submit(sum, [])
+    gates.let_go("all")
+    assert running.result(LONG_S) == "running"
+
+
+def test_many_jobs_of_many_owners_each_run_once():
+    pool, done = WorkPool("work", 4), []
+    futures: list[Future[None]] = [
+        pool.submit(partial(done.append, n), owner=(None, "a", "b", "c")[n % 4]) for n in range(400)
+    ]
+    cancelled = {n for n in range(0, 400, 7) if futures[n].cancel()}
+    for n, future in enumerate(futures):
+        if n in cancelled:
+            with pytest.raises(CancelledError):
+                future.result(LONG_S)
+        else:
+            future.result(LONG_S)
+    assert sorted(done) == sorted(set(range(400)) - cancelled)
+
+
+def test_a_process_that_ends_does_not_wait_for_them():
+    program = (
+        "import time\nfrom inlay.engine.workpool import WorkPool\nbegun = []\n"
+        "pool = WorkPool('work')\npool.submit(lambda: (begun.append(1), time.sleep(600)))\n"
+        "while not begun: time.sleep(0.01)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0

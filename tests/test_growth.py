@@ -1,0 +1,92 @@
+"""What prompts cost before they run grows evenly: sizes at which anything quadratic takes a multiple of its bound."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+from inlay.cache.contexts import SchemaSpecs
+from inlay.cache.segment import KeyMaker
+from inlay.cache.splice import Cached, splice_exact, splice_modules
+from inlay.chat import ChatTemplate
+from inlay.layout import TextRun, lay_out_schema
+from inlay.models.bytes_tokenizer import bytes_tokenizer
+from inlay.placement import ContentPart, Placed, lay_out_ids, lay_out_prompt
+from inlay.pml import Prompt, Schema, resolve
+from inlay.tokens import TextEncoder
+from tests.tokenizers_for_tests import family
+
+TOKENIZER = bytes_tokenizer()
+ENCODER, TEMPLATE = TextEncoder(TOKENIZER), ChatTemplate(TOKENIZER)
+KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Of this thread's processor time, which neighbours on the machine do not change."""
+    began = time.thread_time()
+    function()
+    return time.thread_time() - began
+
+
+def test_parts_that_become_one_run():
+    ids = tuple(range(20))
+    parts = [Placed(ids, 20 * n, None if n % 2 else ContentPart(marked=False)) for n in range(20_000)]
+    assert seconds(lambda: splice_exact(parts)) < 2.5  # 0.1; quadratic: 20
+
+
+def test_every_module_of_a_large_schema_in_one_prompt():
+    text = "".join(f'x<module name="m{n}">y{n}</module>' for n in range(4000))
+    layout = lay_out_schema(Schema.from_string(f'<schema name="s">{text}</schema>'), ENCODER, TEMPLATE)
+    specs = SchemaSpecs(layout, "anchored", packed=True, movable=True, keys=KEYS)
+    parts, at = [], 0
+    for run in layout.entries:
+        assert isinstance(run, TextRun)
+        parts.append(Placed(run.ids, at, run))
+        at += len(run.ids)
+    splice: list[Cached] = []
+    assert seconds(lambda: splice.extend(splice_modules(parts, lambda part: specs.spec(part.origin, frozenset())))) < 6
+    # text behind the first module is encoded without it, and so it and all that attends to it stand elsewhere
+    assert [part.displaced for part in splice] == [False] * 2 + [True] * 7998
+
+
+def test_many_new_texts_in_one_prompt():
+    schema = Schema.from_string('<schema name="s">Hello</schema>')
+    layout = lay_out_schema(schema, ENCODER, TEMPLATE)
+    prompt = Prompt.from_json({"schema": "s", "content": ["some new words. "] * 40_000})
+    resolved = resolve(schema, prompt)
+    placed = []
+    took = seconds(lambda: placed.append(lay_out_prompt(resolved, layout, ENCODER, TEMPLATE, positions="packed")))
+    assert took < 5
+    assert [len(part.ids) for part in placed[0].parts] == [5, 16 * 40_000]
+
+
+def test_many_texts_of_one_owner_in_a_schema():
+    schema = Schema.from_json({"name": "s", "content": ["some words. "] * 40_000})
+    assert seconds(lambda: lay_out_schema(schema, ENCODER, TEMPLATE)) < 5
+
+
+def test_many_turns():
+    tokenizer = family("qwen2.5")
+    template = ChatTemplate(tokenizer)
+    roles = ["user", "assistant"] * 20_000
+    pieces: list[str] = []
+    assert seconds(lambda: pieces.extend(template.pieces(roles, generation=True))) < 5
+    assert len(pieces) == len(roles) + 1
+    assert seconds(lambda: template.verify(roles, ["word"] * len(roles), pieces)) < 5
+
+
+def test_prompts_in_line_share_their_numbers():
+    ids = list(range(300, 50_300))
+    lay_out_ids(ids, "").positions  # noqa: B018  # what all have in common is there from now on
+    tracemalloc.start()
+    try:
+        layouts = [lay_out_ids([token + 1 - 1 for token in ids], "") for _ in range(4)]
+        assert [layout.ids == tuple(ids) and layout.positions == tuple(range(50_000)) for layout in layouts] == [
+            True
+        ] * 4
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 4 * 50_000 * 20, "two references a token; with integers of its own, each would hold 72 bytes"
