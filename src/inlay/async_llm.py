@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from inlay.base import Base
-from inlay.cache.segment import SegmentSpec
-from inlay.engine.encoder import Progress
+from inlay.base import Base, removed
+from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
-from inlay.errors import InlayError, ParameterError
+from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.inputs import PromptInput
 from inlay.layout import SchemaLayout
 from inlay.pml import Prompt, PromptBuilder, Schema
@@ -45,6 +44,8 @@ class AsyncLLM(Base):
         positions: str | None = None,
         cache_salt: str | None = None,
         stream_interval: int | None = 1,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt; yields what there is so far, at most once a step, the last time with ``finished``.
 
@@ -56,6 +57,8 @@ class AsyncLLM(Base):
         timeout_s: seconds after which the request ends with a DeadlineError.
         stream_interval: of how many new tokens to hear at once, over all answers; None for the whole answer alone. Who
             asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
+        tenant: whose request it is. Tenants share the passes, the places and the line (docs/batching.md).
+        weight: how large its share is beside those of others.
         Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
         """
         if timeout_s is not None and not timeout_s > 0:
@@ -71,6 +74,8 @@ class AsyncLLM(Base):
             self._policy(reuse, positions, cache_salt),
             priority=priority,
             timeout_s=timeout_s,
+            tenant=tenant,
+            weight=weight,
         )
         if request_id is not None:
             request.rename(request_id)
@@ -105,15 +110,19 @@ class AsyncLLM(Base):
         positions: str | None = None,
         progress: Progress | None = None,
         cache_salt: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> SchemaLayout:
-        """See LLM.add_schema. Requests go on meanwhile: they have a step after every ``prefill_chunk`` tokens.
+        """See LLM.add_schema. Requests go on meanwhile: modules are computed in the same passes as their prompts.
 
-        progress: called with how many of the schema's tokens are encoded, and how many there are, on the engine's
-            thread.
+        progress: called with how many of the schema's tokens are encoded, and how many there are: once when it is laid
+            out, then on the engine's thread.
+        tenant, weight: as in ``generate``.
         """
-        layout, specs = await asyncio.to_thread(self._schema, schema, self._policy(reuse, positions, cache_salt))
+        policy = self._policy(reuse, positions, cache_salt)
+        layout, specs = await asyncio.to_thread(self._schema, schema, policy)
         if encode:
-            await self._encode(specs, progress)
+            await self._encode(self._encoding(layout, specs, policy, tenant, weight), progress)
         return layout
 
     async def warm(
@@ -126,7 +135,7 @@ class AsyncLLM(Base):
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
         specs = await asyncio.to_thread(self._segments_of, prompt, self._policy(reuse, positions, cache_salt))
-        await self._encode(specs, None)
+        await self._encode(Encoding("the prompt", tuple(specs)), None)
 
     async def stored(
         self, name: str, *, reuse: str | None = None, positions: str | None = None, cache_salt: str | None = None
@@ -144,23 +153,41 @@ class AsyncLLM(Base):
             for module, specs in modules.items()
         }
 
-    async def _encode(self, specs: Sequence[SegmentSpec], progress: Progress | None) -> None:
-        passes = self._engine.encoding(specs, self.config.prefill_chunk)
-        total = sum(len(spec.ids) for spec in specs)
+    async def _encode(self, encoding: Encoding, progress: Progress | None) -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
 
-        def one_pass() -> bool:
-            news = next(passes, None)
-            done, missing = news or (0, 0)
-            if progress is not None:
-                progress(total - (missing - done), total)
-            return news is not None
+        def heard(_: Encoding) -> None:
+            error = encoding.error
+            try:
+                if progress is not None and error is None:
+                    progress(encoding.done, encoding.total)
+            except Exception as raised:
+                error = raised
+            if encoding.finished or error is not None:
+                loop.call_soon_threadsafe(_settle, ended, error)
 
         try:
-            while await asyncio.wrap_future(self._thread.call(one_pass)):
-                pass
+            if progress is not None and encoding.specs:
+                progress(encoding.done, encoding.total)
+            self._thread.submit(encoding, heard)
+            await ended
+        except AbortedError:
+            raise removed(encoding) from None
         finally:
-            with suppress(InlayError):  # the engine may have been shut down meanwhile
-                self._thread.call(passes.close)
+            if not encoding.finished:
+                with suppress(InlayError):  # the engine may have been shut down meanwhile
+                    self._thread.cancel(encoding)
+            self._encodings.pop(encoding, None)
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 class _News:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from inlay.attention.dispatch import get_backend
@@ -17,15 +19,16 @@ from inlay.cache.splice import Cached
 from inlay.cache.store import SegmentStore
 from inlay.chat import ChatTemplate
 from inlay.config import REUSE, EngineConfig, check_choice
+from inlay.engine.encoder import Encoding
 from inlay.engine.engine import Engine
 from inlay.engine.intake import Intake
 from inlay.engine.probe import why_not_shift
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.thread import EngineThread
-from inlay.errors import ParameterError
+from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
-from inlay.layout import SchemaLayout
+from inlay.layout import SchemaLayout, check_lengths
 from inlay.library import Library, Policy
 from inlay.models.adapter import dtype_name
 from inlay.models.load import LoadedModel, load_model
@@ -72,6 +75,7 @@ class Base:
         self._intake = Intake(loaded, secrets.randbits(64) if seed is None else seed)
         self._lock = threading.Lock()  # of what turns prompts into requests; the engine has a thread of its own
         self._thread = EngineThread(self._engine, own=self._own_thread)
+        self._encodings: dict[Encoding, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
         self._end = weakref.finalize(self, self._thread.stop)
 
     @property
@@ -105,12 +109,14 @@ class Base:
         return self._library.layout(name, cache_salt or "")
 
     def remove_schema(self, name: str, *, cache_salt: str | None = None) -> bool:
-        """Forget a schema; returns whether there was one. Requests under way go on.
+        """Forget a schema; returns whether there was one. Requests under way go on; its encoding ends.
 
         Its segments stay until the room is needed, as everything does.
         """
         with self._lock:
-            return self._library.remove(name, cache_salt or "")
+            known = self._library.remove(name, cache_salt or "")
+            self._end_encodings()
+        return known
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and how full its pool is. Cheap, from any thread."""
@@ -138,9 +144,31 @@ class Base:
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
         layout = self._library.lay_out(schema, policy.salt)  # a large one takes seconds, for which nobody else waits
+        check_lengths(layout, self.loaded.spec.max_positions)
         with self._lock:
             self._library.add(layout, policy.salt)
+            self._end_encodings()
             return layout, self._library.all_specs(layout, policy)
+
+    def _encoding(
+        self, layout: SchemaLayout, specs: Sequence[SegmentSpec], policy: Policy, tenant: str, weight: float
+    ) -> Encoding:
+        """The encoding of a schema, which ends when that is removed or replaced. Raises AbortedError if it was."""
+        name, longest = layout.schema.name, self.loaded.spec.max_positions
+        useful = tuple(spec for spec in specs if spec.end <= longest)  # no prompt reads what lies further on
+        encoding = Encoding(f"schema '{name}'", useful, tenant=tenant, weight=check_weight(weight))
+        with self._lock:
+            if self._library.layout(name, policy.salt) is not layout:
+                raise removed(encoding)
+            self._encodings[encoding] = layout, policy.salt
+        return encoding
+
+    def _end_encodings(self) -> None:
+        """Give up the encodings of schemas that are not known any more."""
+        for encoding, (layout, salt) in list(self._encodings.items()):
+            if self._library.layout(layout.schema.name, salt) is not layout:
+                with suppress(InlayError):  # the engine may have been shut down meanwhile
+                    self._thread.abort(encoding)
 
     def _modules_of(self, name: str, policy: Policy) -> dict[str, list[SegmentSpec]]:
         """The segments of every module of a schema; "" for text outside modules."""
@@ -164,7 +192,10 @@ class Base:
         *,
         priority: int = 0,
         timeout_s: float | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
+        check_weight(weight)
         self._intake.prepare(params)  # nobody else waits for that
         with self._lock:
             layout = self._place(prompt, policy)
@@ -175,7 +206,7 @@ class Base:
             splice = self._library.splice(layout, policy, content, stored)
             request = self._intake.request(layout, splice, params)
         for member in request.family:
-            member.priority = priority
+            member.priority, member.tenant, member.weight = priority, tenant, weight
             member.deadline = None if timeout_s is None else time.perf_counter() + timeout_s
         return request
 
@@ -194,6 +225,18 @@ class Base:
         raise ParameterError(
             f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt"
         )
+
+
+def check_weight(weight: float) -> float:
+    """Raises ParameterError."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ParameterError(f"weight is {weight!r:.100}; it must be a number above 0")
+    return weight
+
+
+def removed(encoding: Encoding) -> AbortedError:
+    """What ends the encoding of a schema that is not known any more."""
+    return AbortedError(f"{encoding.id} was removed or replaced while it was encoded; what is encoded stays")
 
 
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inlay import LLM, Schema
 from inlay.cache.index import Found
 from inlay.cache.pool import Run
-from inlay.cache.segment import Context, Segment, TokenRun
+from inlay.cache.segment import Context, KeyMaker, Segment, TokenRun
 from inlay.cache.splice import Cached, Fresh, pieces, splice_exact
 from inlay.engine.request import usage_of
 from inlay.placement import Placed
@@ -21,6 +21,8 @@ SCHEMA = Schema.from_string(
     '<schema name="s">In front. <module name="a">First <param name="p" len="6" default="one"/> module.</module>'
     '<module name="b">Second module.</module> Behind.</schema>'
 )
+
+KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
 
 
 def splice(prompt, reuse: str, positions: str = "packed"):
@@ -141,8 +143,8 @@ def test_what_follows_two_modules_is_no_exact_continuation():
 
 def test_pieces_are_read_at_the_shift_of_each_segment():
     """Segments of one path may have been encoded at different positions."""
-    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", b"", (Run(8, 2), Run(20, 1)))
-    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", b"", (Run(40, 4),))
+    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", (Run(8, 2), Run(20, 1)), KEYS)
+    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", (Run(40, 4),), KEYS)
     read = pieces(Found(((one, 3), (other, 2)), 5), 10, 5)
     assert [(p.run, p.start, p.shift) for p in read] == [
         (Run(8, 2), 0, 10),

@@ -474,7 +474,8 @@ class TestWarming:
         }  # fmt: skip
 
     def test_who_watches_hears_of_the_end_although_the_schema_is_deleted(self, client):
-        made(client, {"pml": TRIP, "encode": False})
+        modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
+        made(client, {"pml": f'<schema name="trip">{modules}</schema>', "encode": False})
         shelf = client.app.state.service.schemas
 
         async def watch() -> bytes:
@@ -484,12 +485,13 @@ class TestWarming:
             return b"".join([event async for event in _events(shelf, warming)])
 
         *_, result = events(client.portal.call(watch).decode())
-        assert (result["state"], result["encoded"]) == ("done", 0)
+        assert result["error"]["code"] == "encoding_ended"
+        assert "schema 'trip' was removed or replaced while it was encoded" in result["error"]["message"]
 
     def test_a_pool_without_room_is_an_error_and_the_schema_stays(self):
         llm = AsyncLLM(tiny("llama"), kv_memory="100KiB", chunk_size=8)
         with asking(llm) as client:
-            long = f'<schema name="long"><module name="m">{"Some text. " * 400}</module></schema>'
+            long = f'<schema name="long"><module name="m">{"Some text. " * 150}</module></schema>'
             shown = made(client, long)
             assert shown["encoding"]["state"] == "failed"
             assert shown["encoding"]["error"]["code"] == "kv_memory_exceeded"
