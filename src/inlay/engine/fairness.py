@@ -4,9 +4,9 @@ Tenants share by weight, as in "Fairness in Serving Large Language Models" (arXi
 the tokens that were computed for it, divided by weight, and the one with the lowest is served next. A tenant that comes
 anew starts where the lowest of the others is, so nobody saves up a claim by staying away.
 
-Within a tenant, the job that is first in line gets at least a quarter of what its tenant gets, and the others share
-three quarters, those with the least left to compute first: a short prompt has its first token after a pass or two,
-however long the prompts before it are, and no prompt stands still.
+Within a tenant, the job that is first in line gets at least a quarter of what its tenant gets, and others of its
+priority share three quarters, those with the least left to compute first: a short prompt has its first token after a
+pass or two, however long the prompts before it are, and no prompt stands still. The less urgent share a quarter.
 """
 
 from __future__ import annotations
@@ -88,16 +88,19 @@ def _within(jobs: Sequence[S], tokens: int, given: dict[S, int]) -> dict[S, int]
     left = {job: job.prompt_left - given.get(job, 0) for job in jobs}
     waiting = [job for job in jobs if left[job]]
     newcomers = sorted(waiting[1:], key=lambda job: (job.priority, left[job]))
+    peers = [job for job in newcomers if job.priority == waiting[0].priority]
+    most, room = tokens * 3 // 4, tokens
     taken: dict[S, int] = {}
-    for line, part in ((newcomers, tokens * 3 // 4), (waiting, tokens)):
+    for line, part in ((peers, most), (newcomers[len(peers) :], tokens // 4), (waiting, tokens)):
+        part = min(part, room if line is waiting else room - (tokens - most))
         for job in line:
-            room = part - sum(taken.values())
-            if room <= 0:
-                break
-            more = min(room, left[job])
-            taken[job] = taken.get(job, 0) + more
-            left[job] -= more
-    return {job: count for job, count in taken.items() if count}
+            more = min(part, left[job])
+            if more > 0:
+                taken[job] = taken.get(job, 0) + more
+                left[job] -= more
+                part -= more
+                room -= more
+    return taken
 
 
 def crowded_out(counts: dict[str, tuple[int, float]], tenant: str, weight: float) -> str | None:

@@ -169,13 +169,14 @@ class Scheduler(Generic[J]):
         self._refused = []
         self._expire(step, now)
         self._give_up_a_place(step)
+        given_up = len(step.preempted)
         self._decode(step)
         budget = self._max_tokens - len(step.decode)
         if step.decode:
             budget = min(budget, self._prefill_chunk)
         if max_prefill is not None:
             budget = min(budget, max_prefill)
-        if not step.preempted and budget > 0:
+        if len(step.preempted) == given_up and budget > 0:  # where the pool is full, nobody joins
             self._admit(step)
         self._prefill(step, budget)
         return step
