@@ -155,7 +155,8 @@ class Base:
     ) -> Encoding:
         """The encoding of a schema, which ends when that is removed or replaced. Raises AbortedError if it was."""
         name, longest = layout.schema.name, self.loaded.spec.max_positions
-        useful = tuple(spec for spec in specs if spec.end <= longest)  # no prompt reads what lies further on
+        moves = self._library.why_not_shift is None
+        useful = tuple(spec for spec in specs if moves or spec.end <= longest)  # no prompt reads what lies further on
         encoding = Encoding(f"schema '{name}'", useful, tenant=tenant, weight=check_weight(weight))
         with self._lock:
             if self._library.layout(name, policy.salt) is not layout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -500,6 +500,34 @@ class TestWarming:
             assert failed["error"]["code"] == "kv_memory_exceeded"
             assert client.get("/v1/schemas/long", **as_("ann")).json()["encoded"]["tokens"] == 0
         llm.shutdown()
+
+    @pytest.mark.parametrize("change", ["delete", "put"])
+    def test_a_schema_that_is_deleted_or_replaced_is_encoded_no_further(self, client, llm, change):
+        modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
+        pml = f'<schema name="long">{modules}</schema>'
+        shown = made(client, {"pml": pml, "encode": "background"})
+        if change == "delete":
+            client.delete("/v1/schemas/long", **as_("ann"))
+        else:
+            client.put("/v1/schemas/long", json={"pml": '<schema name="long">Other.</schema>'}, **as_("ann"))
+        assert client.portal.call(llm.stats).running == 0
+        client.portal.call(wait_for, lambda: not llm._encodings)
+        if change == "delete":
+            shown = made(client, {"pml": pml, "encode": False})
+            assert shown["encoded"]["tokens"] < shown["encoded"]["of"]
+
+    def test_a_module_longer_than_the_context_is_a_problem_at_its_place(self, client):
+        pml = f'<schema name="long"><module name="m">{"Some text. " * 400}</module></schema>'
+        response = client.post("/v1/schemas", json={"pml": pml}, **as_("ann"))
+        refused(response, 400, "invalid_schema")
+        (problem,) = response.json()["error"]["problems"]
+        assert (problem["line"], problem["column"]) == (1, 21)
+        assert "module 'm' is 4400 tokens long and the model's context is 2048" in problem["message"]
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 class TestLimits:
