@@ -180,3 +180,17 @@ def test_a_fault_in_a_pass_ends_an_encoding_in_it(monkeypatch):
     assert str(encoding.failure) == "broken"
     assert not driver.engine.busy
     assert driver.all_free()
+
+
+def test_where_positions_are_learned_what_lies_beyond_the_context_is_left_out():
+    texts = "".join(f'<module name="m{n}">{"abcdefgh" * 110}{n}</module>' for n in range(4))
+    schema = Schema.from_string(f'<schema name="s">{texts}</schema>')
+    driver = Driver("gpt2", kv_tokens=5000, positions="schema", reuse="isolated", record=False)
+    driver.llm.add_schema(schema)
+    (found,) = [driver.llm._library.module_specs(driver.llm.schema("s"), driver.llm._policy())]
+    assert [driver.store.get(spec) is not None for specs in found.values() for spec in specs] == [
+        True,
+        True,
+        False,
+        False,
+    ]

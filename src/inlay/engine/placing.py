@@ -91,7 +91,11 @@ class Placing:
         survey = self._survey_modules(batch)
         if self._somebody_computes((), survey):
             return Admission.LATER
-        self._check_capacity(self._chunks_needed((), survey), f"a module of {encoding.id}, with what it attends to,")
+        if self._chunks_needed((), survey) > pool.chunks:  # as below
+            survey = self._survey_modules(batch, find=False)
+            self._check_capacity(
+                self._chunks_needed((), survey), f"a module of {encoding.id}, with what it attends to,"
+            )
         hold = self._store.hold(*survey.found)
         slots = self._room((), survey)
         if slots is None:
