@@ -28,8 +28,8 @@ from inlay.engine.runner import Runner
 from inlay.engine.thread import EngineThread
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
-from inlay.layout import SchemaLayout, check_lengths
-from inlay.library import Library, Policy
+from inlay.layout import SchemaLayout
+from inlay.library import Library, Policy, check_lengths
 from inlay.models.adapter import dtype_name
 from inlay.models.load import LoadedModel, load_model
 from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
@@ -159,7 +159,7 @@ class Base:
         useful = tuple(spec for spec in specs if moves or spec.end <= longest)  # no prompt reads what lies further on
         encoding = Encoding(f"schema '{name}'", useful, tenant=tenant, weight=check_weight(weight))
         with self._lock:
-            if self._library.layout(name, policy.salt) is not layout:
+            if not self._knows(layout, policy.salt):
                 raise removed(encoding)
             self._encodings[encoding] = layout, policy.salt
         return encoding
@@ -167,9 +167,14 @@ class Base:
     def _end_encodings(self) -> None:
         """Give up the encodings of schemas that are not known any more."""
         for encoding, (layout, salt) in list(self._encodings.items()):
-            if self._library.layout(layout.schema.name, salt) is not layout:
+            if not self._knows(layout, salt):
                 with suppress(InlayError):  # the engine may have been shut down meanwhile
                     self._thread.abort(encoding)
+
+    def _knows(self, layout: SchemaLayout, salt: str) -> bool:
+        """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
+        known = self._library.layout(layout.schema.name, salt)
+        return known is not None and known.schema is layout.schema
 
     def _modules_of(self, name: str, policy: Policy) -> dict[str, list[SegmentSpec]]:
         """The segments of every module of a schema; "" for text outside modules."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from inlay.chat import ChatTemplate, Trim
-from inlay.errors import Place, PMLError, Problem
+from inlay.errors import PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.tokens import TextEncoder
 
@@ -127,27 +127,6 @@ def lay_out_schema(schema: Schema, encoder: TextEncoder, template: ChatTemplate)
     if walk.problems:
         raise PMLError(walk.problems)
     return walk.finish(schema)
-
-
-def check_lengths(layout: SchemaLayout, longest: int) -> None:
-    """Refuse what no prompt can hold. longest: the model's context, in tokens. Raises PMLError."""
-    tokens: dict[str, int] = {}
-    for run in layout.runs:
-        name = run.owner[-1] if run.owner else ""
-        tokens[name] = tokens.get(name, 0) + len(run.ids)
-    modules = layout.schema.modules
-    problems = [
-        Problem(
-            modules[name].place if name else Place(layout.schema.source),
-            (f"module '{name}'" if name else "the text outside modules")
-            + f" is {count} tokens long and the model's context is {longest} tokens long, answer included; shorten it, "
-            "or cut it into modules of which prompts import some",
-        )
-        for name, count in tokens.items()
-        if count >= longest
-    ]
-    if problems:
-        raise PMLError(problems)
 
 
 @dataclass
