@@ -12,9 +12,11 @@ from inlay import (
     LLM,
     AbortedError,
     AsyncLLM,
+    CapacityError,
     DeadlineError,
     InlayError,
     ParameterError,
+    PMLError,
     QueueFullError,
     SamplingParams,
     Schema,
@@ -180,6 +182,131 @@ def test_a_schema_is_encoded_between_the_steps_of_others(modules, repeats):
     asyncio.run(run())
     first, last_one = events.index("encoded"), len(events) - 1 - events[::-1].index("encoded")
     assert events[first:last_one].count("token") >= 6
+
+
+MANY = "".join(f"<module name='m{n}'>{f'Text number {n}. ' * 20}</module>" for n in range(30))
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "given up"])
+def test_the_encoding_of_a_schema_that_is_not_wanted_any_more_ends(change):
+    schema = Schema.from_string(f"<schema name='many'>{MANY}</schema>")
+
+    async def run() -> tuple[int, int]:
+        llm = engine(max_num_batched_tokens=64)
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def progress(done: int, total: int) -> None:
+            if done > 700:
+                loop.call_soon_threadsafe(begun.set)
+
+        encoding = asyncio.create_task(llm.add_schema(schema, progress=progress))
+        await begun.wait()
+        if change == "removed":
+            assert llm.remove_schema("many")
+        elif change == "replaced":
+            await llm.add_schema(Schema.from_string("<schema name='many'>Other text.</schema>"), encode=False)
+        else:
+            encoding.cancel()
+        with pytest.raises(asyncio.CancelledError if change == "given up" else AbortedError) as caught:
+            await encoding
+        if change != "given up":
+            said = "schema 'many' was removed or replaced while it was encoded; what is encoded stays"
+            assert str(caught.value) == said
+        await last(llm.generate("And on it goes.", PARAMS))
+        await llm.add_schema(schema, encode=False)
+        return tuple(map(sum, zip(*(await llm.stored("many")).values(), strict=True)))
+
+    tokens, stored = asyncio.run(run())
+    assert 300 < stored < tokens
+
+
+def test_the_same_schema_added_again_disturbs_nobody():
+    schema = Schema.from_string(f"<schema name='many'>{MANY}</schema>")
+
+    async def run() -> None:
+        llm = engine(max_num_batched_tokens=64)
+        await asyncio.gather(*(llm.add_schema(schema) for _ in range(3)))
+        assert all(tokens == stored > 0 for tokens, stored in (await llm.stored("many")).values())
+
+    asyncio.run(run())
+
+
+def test_a_module_longer_than_the_context_is_refused_where_it_stands():
+    long = "word " * 410
+    schema = Schema.from_string(
+        f"<schema name='s'>\n  <module name='fits'>x</module><module name='m'>{long}</module></schema>"
+    )
+    with pytest.raises(PMLError) as caught:
+        asyncio.run(engine().add_schema(schema))
+    assert str(caught.value) == (
+        "<schema>:2:33: module 'm' is 2050 tokens long and the model's context is 2048 tokens long, answer included; "
+        "shorten it, or cut it into modules of which prompts import some"
+    )
+    always = Schema.from_string(f"<schema name='s'>{long}</schema>")
+    with pytest.raises(PMLError, match="<schema>: the text outside modules is 2050 tokens long"):
+        asyncio.run(engine().add_schema(always))
+
+
+def test_an_encoding_that_cannot_fit_is_one_sentence():
+    schema = Schema.from_string(f"<schema name='many'>{MANY}</schema>")
+
+    async def run() -> None:
+        llm = AsyncLLM(tiny("llama"), kv_memory="1MiB", chunk_size=8)
+        with pytest.raises(
+            CapacityError, match=r"schema 'many' has .* tokens to encode and the KV pool holds"
+        ) as caught:
+            await llm.add_schema(schema)
+        assert "tokens to encode and the KV pool holds" in str(caught.value)
+        assert "encode=False, which leaves each module to the first prompt" in str(caught.value)
+        await last(llm.generate("And on it goes.", PARAMS))
+
+    asyncio.run(run())
+
+
+def test_progress_that_fails_ends_the_encoding_alone():
+    async def run() -> None:
+        llm = engine()
+
+        def progress(done: int, total: int) -> None:
+            if done:
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            await llm.add_schema(SCHEMA, progress=progress)
+        await llm.add_schema(SCHEMA)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), True, "2"])
+def test_a_weight_is_a_number_above_0(weight):
+    async def run() -> None:
+        llm = engine()
+        with pytest.raises(ParameterError, match=r"weight is .*; it must be a number above 0"):
+            await last(llm.generate("Well", PARAMS, weight=weight))
+        with pytest.raises(ParameterError, match="weight is"):
+            await llm.add_schema(SCHEMA, weight=weight)
+
+    asyncio.run(run())
+
+
+def test_a_tenant_in_a_full_line_makes_way_for_another():
+    async def run() -> list[RequestOutput | BaseException]:
+        llm = engine(max_num_seqs=2, max_waiting=3)
+        many = []
+        for n, params in enumerate([LONG, LONG, PARAMS, PARAMS, PARAMS]):
+            many.append(asyncio.create_task(last(llm.generate(f"{n} of many", params, tenant="many"))))
+            while llm.stats().running + llm.stats().waiting <= n:
+                await asyncio.sleep(0.001)
+        one = await last(llm.generate("One", PARAMS, tenant="one"))
+        assert one.finished
+        assert not many[0].done(), "the other of the two had its place"
+        return await asyncio.gather(*many, return_exceptions=True)
+
+    *others, refused = asyncio.run(run())
+    assert all(end.finished for end in others)
+    assert isinstance(refused, QueueFullError)
 
 
 def test_stored_tells_what_is_encoded():

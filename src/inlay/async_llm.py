@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from inlay.base import Base
-from inlay.cache.segment import SegmentSpec
-from inlay.engine.encoder import Progress
+from inlay.base import Base, removed
+from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
-from inlay.errors import InlayError, ParameterError
+from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.inputs import PromptInput
 from inlay.layout import SchemaLayout
 from inlay.library import Policy
@@ -49,6 +48,8 @@ class AsyncLLM(Base):
         positions: str | None = None,
         cache_salt: str | None = None,
         stream_interval: int | None = 1,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt; yields what there is so far, at most once a step, the last time with ``finished``.
 
@@ -62,6 +63,8 @@ class AsyncLLM(Base):
         arrival: when these seconds began, on the clock of ``time.perf_counter``; None for now.
         stream_interval: of how many new tokens to hear at once, over all answers; None for the whole answer alone. Who
             asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
+        tenant: whose request it is. Tenants share the passes, the places and the line (docs/batching.md).
+        weight: how large its share is beside those of others.
         Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
         """
         if timeout_s is not None and not timeout_s > 0:
@@ -77,6 +80,8 @@ class AsyncLLM(Base):
             self._policy(reuse, positions, cache_salt),
             priority=priority,
             deadline=None if timeout_s is None else began + timeout_s,
+            tenant=tenant,
+            weight=weight,
         )
         if request_id is not None:
             request.rename(request_id)
@@ -95,14 +100,17 @@ class AsyncLLM(Base):
                 self._thread.cancel(request)
 
     async def _prepared(
-        self, prompt: PromptInput, params: SamplingParams, policy: Policy, *, priority: int, deadline: float | None
+        self, prompt: PromptInput, params: SamplingParams, policy: Policy, *, deadline: float | None, **of_job: Any
     ) -> Request:
-        """A prompt as a request, made on other threads. Raises InlayError, DeadlineError as soon as that is so."""
+        """A prompt as a request, made on other threads. Raises InlayError, DeadlineError as soon as that is so.
+
+        of_job: what the scheduler goes by; see Base._request.
+        """
         owner = policy.salt or None
         guide = None
         if params.structured_outputs is not None:
             guide = await self.pools.grammars.run(self._guide, params, policy, owner=owner, deadline=deadline)
-        made = partial(self._request, priority=priority, deadline=deadline, guide=guide)
+        made = partial(self._request, deadline=deadline, guide=guide, **of_job)
         return await self.pools.prompts.run(made, prompt, params, policy, owner=owner, deadline=deadline)
 
     def abort(self, request_id: str) -> bool:
@@ -122,16 +130,19 @@ class AsyncLLM(Base):
         positions: str | None = None,
         progress: Progress | None = None,
         cache_salt: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> SchemaLayout:
-        """See LLM.add_schema. Requests go on meanwhile: they have a step after every ``prefill_chunk`` tokens.
+        """See LLM.add_schema. Requests go on meanwhile: modules are computed in the same passes as their prompts.
 
-        progress: called with how many of the schema's tokens are encoded, and how many there are, on the engine's
-            thread.
+        progress: called with how many of the schema's tokens are encoded, and how many there are: once when it is laid
+            out, then on the engine's thread.
+        tenant, weight: as in ``generate``.
         """
         policy = self._policy(reuse, positions, cache_salt)
         layout, specs = await self.pools.schemas.run(self._schema, schema, policy, owner=cache_salt)
         if encode:
-            await self._encode(specs, progress)
+            await self._encode(self._encoding(layout, specs, policy, tenant, weight), progress)
         return layout
 
     async def warm(
@@ -145,7 +156,7 @@ class AsyncLLM(Base):
         """Encode the segments that a prompt will read, and no others."""
         policy = self._policy(reuse, positions, cache_salt)
         specs = await self.pools.prompts.run(self._segments_of, prompt, policy, owner=cache_salt)
-        await self._encode(specs, None)
+        await self._encode(Encoding("the prompt", tuple(specs)), None)
 
     async def stored(
         self, name: str, *, reuse: str | None = None, positions: str | None = None, cache_salt: str | None = None
@@ -163,23 +174,41 @@ class AsyncLLM(Base):
             for module, specs in modules.items()
         }
 
-    async def _encode(self, specs: Sequence[SegmentSpec], progress: Progress | None) -> None:
-        passes = self._engine.encoding(specs, self.config.prefill_chunk)
-        total = sum(len(spec.ids) for spec in specs)
+    async def _encode(self, encoding: Encoding, progress: Progress | None) -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
 
-        def one_pass() -> bool:
-            news = next(passes, None)
-            done, missing = news or (0, 0)
-            if progress is not None:
-                progress(total - (missing - done), total)
-            return news is not None
+        def heard(_: Encoding) -> None:
+            error = encoding.error
+            try:
+                if progress is not None and error is None:
+                    progress(encoding.done, encoding.total)
+            except Exception as raised:
+                error = raised
+            if encoding.finished or error is not None:
+                loop.call_soon_threadsafe(_settle, ended, error)
 
         try:
-            while await asyncio.wrap_future(self._thread.call(one_pass)):
-                pass
+            if progress is not None and encoding.specs:
+                progress(encoding.done, encoding.total)
+            self._thread.submit(encoding, heard)
+            await ended
+        except AbortedError:
+            raise removed(encoding) from None
         finally:
-            with suppress(InlayError):  # the engine may have been shut down meanwhile
-                self._thread.call(passes.close)
+            if not encoding.finished:
+                with suppress(InlayError):  # the engine may have been shut down meanwhile
+                    self._thread.cancel(encoding)
+            self._encodings.pop(encoding, None)
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 class _News:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from inlay.attention.dispatch import get_backend
@@ -15,6 +18,7 @@ from inlay.cache.splice import Cached
 from inlay.cache.store import SegmentStore
 from inlay.chat import ChatTemplate
 from inlay.config import REUSE, EngineConfig, check_choice
+from inlay.engine.encoder import Encoding
 from inlay.engine.engine import Engine
 from inlay.engine.intake import Intake
 from inlay.engine.probe import why_not_shift
@@ -23,10 +27,10 @@ from inlay.engine.runner import Runner
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
 from inlay.engine.workpool import WorkPools
-from inlay.errors import ModelError, ParameterError
+from inlay.errors import AbortedError, InlayError, ModelError, ParameterError
 from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
 from inlay.layout import SchemaLayout
-from inlay.library import Library, Policy
+from inlay.library import Library, Policy, check_lengths
 from inlay.models.adapter import dtype_name
 from inlay.models.generation import sampling_defaults
 from inlay.models.load import LoadedModel, load_model
@@ -74,6 +78,8 @@ class Base:
         self._policy()  # a default that the model cannot follow is an error now, not at the first request
         self._intake = Intake(loaded, secrets.randbits(64) if seed is None else seed)
         self._thread = EngineThread(self._engine, own=self._own_thread)
+        self._lock = threading.Lock()  # of which schemas are known, and which of them are being encoded
+        self._encodings: dict[Encoding, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
         self._end = weakref.finalize(self, self._thread.stop)
         self.pools = WorkPools(self.config.max_waiting)  # what an event loop must not wait for; threads when needed
         weakref.finalize(self, self.pools.close)
@@ -113,11 +119,14 @@ class Base:
         return self._library.layout(name, cache_salt or "")
 
     def remove_schema(self, name: str, *, cache_salt: str | None = None) -> bool:
-        """Forget a schema; returns whether there was one. Requests under way go on.
+        """Forget a schema; returns whether there was one. Requests under way go on; its encoding ends.
 
         Its segments stay until the room is needed, as everything does.
         """
-        return self._library.remove(name, cache_salt or "")
+        with self._lock:
+            known = self._library.remove(name, cache_salt or "")
+            self._end_encodings()
+        return known
 
     def stats(self) -> EngineStats:
         """What the engine is doing, and how full its pool is. Cheap, from any thread."""
@@ -144,8 +153,37 @@ class Base:
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
         layout = self._library.lay_out(schema, policy.salt)
-        self._library.add(layout, policy.salt)
+        check_lengths(layout, self.loaded.spec.max_positions)
+        with self._lock:
+            self._library.add(layout, policy.salt)
+            self._end_encodings()
         return layout, self._library.all_specs(layout, policy)
+
+    def _encoding(
+        self, layout: SchemaLayout, specs: Sequence[SegmentSpec], policy: Policy, tenant: str, weight: float
+    ) -> Encoding:
+        """The encoding of a schema, which ends when that is removed or replaced. Raises AbortedError if it was."""
+        name, longest = layout.schema.name, self.loaded.spec.max_positions
+        moves = self._library.why_not_shift is None
+        useful = tuple(spec for spec in specs if moves or spec.end <= longest)  # no prompt reads what lies further on
+        encoding = Encoding(f"schema '{name}'", useful, tenant=tenant, weight=check_weight(weight))
+        with self._lock:
+            if not self._knows(layout, policy.salt):
+                raise removed(encoding)
+            self._encodings[encoding] = layout, policy.salt
+        return encoding
+
+    def _end_encodings(self) -> None:
+        """Give up the encodings of schemas that are not known any more."""
+        for encoding, (layout, salt) in list(self._encodings.items()):
+            if not self._knows(layout, salt):
+                with suppress(InlayError):  # the engine may have been shut down meanwhile
+                    self._thread.abort(encoding)
+
+    def _knows(self, layout: SchemaLayout, salt: str) -> bool:
+        """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
+        known = self._library.layout(layout.schema.name, salt)
+        return known is not None and known.schema is layout.schema
 
     def _modules_of(self, name: str, policy: Policy) -> dict[str, list[SegmentSpec]]:
         """The segments of every module of a schema; "" for text outside modules."""
@@ -168,11 +206,14 @@ class Base:
         priority: int = 0,
         deadline: float | None = None,
         guide: Guide | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """A prompt as a request.
 
         deadline: on the clock of ``time.perf_counter``. guide: of ``_guide``, where it is known already.
         """
+        check_weight(weight)
         guide = guide or self._guide(params, policy)
         layout = self._place(prompt, policy)
         content = self._library.content(layout, policy)
@@ -181,7 +222,7 @@ class Base:
         splice = self._library.splice(layout, policy, content, stored)
         request = self._intake.request(layout, splice, params, guide)
         for member in request.family:
-            member.priority = priority
+            member.priority, member.tenant, member.weight = priority, tenant, weight
             member.deadline = deadline
         return request
 
@@ -205,6 +246,18 @@ class Base:
         raise ParameterError(
             f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt"
         )
+
+
+def check_weight(weight: float) -> float:
+    """Raises ParameterError."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ParameterError(f"weight is {weight!r:.100}; it must be a number above 0")
+    return weight
+
+
+def removed(encoding: Encoding) -> AbortedError:
+    """What ends the encoding of a schema that is not known any more."""
+    return AbortedError(f"{encoding.id} was removed or replaced while it was encoded; what is encoded stays")
 
 
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:

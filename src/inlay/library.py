@@ -199,3 +199,23 @@ class Library:
 
 def _schema_spec(specs: SchemaSpecs, imported: frozenset[str], part: Placed) -> SegmentSpec | None:
     return specs.spec(part.origin, imported) if isinstance(part.origin, TextRun | Hole) else None
+
+
+def check_lengths(layout: SchemaLayout, longest: int) -> None:
+    """Refuse what no prompt can hold. longest: the model's context, in tokens. Raises PMLError."""
+    tokens: dict[str, int] = {}
+    for run in layout.runs:
+        name = run.owner[-1] if run.owner else ""
+        tokens[name] = tokens.get(name, 0) + len(run.ids)
+    problems = []
+    for name, count in tokens.items():
+        place = layout.schema.modules[name].place if name else Place(layout.schema.source)
+        what = f"module '{name}'" if name else "the text outside modules"
+        if count >= longest:
+            message = (
+                f"{what} is {count} tokens long and the model's context is {longest} tokens long, answer included; "
+                "shorten it, or cut it into modules of which prompts import some"
+            )
+            problems.append(Problem(place, message))
+    if problems:
+        raise PMLError(problems)

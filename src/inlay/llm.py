@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.base import Base
-from inlay.engine.encoder import Progress
+from inlay.base import Base, removed
+from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
-from inlay.errors import InlayError, ParameterError
+from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.inputs import Message, PromptInput, check_ids, is_several
 from inlay.layout import SchemaLayout
 from inlay.library import Policy
@@ -46,14 +46,15 @@ class LLM(Base):
 
         encode: False leaves each segment to the first prompt that needs it.
         reuse, positions: the policy to encode for; None for the engine's defaults.
-        progress: called with the number of tokens encoded and to encode.
+        progress: called with how many of the schema's tokens are encoded, and how many there are.
         cache_salt: makes it private: only requests with this salt know it, and theirs goes before a public one of the
             same name. None for everybody's.
-        Raises PMLError, ParameterError, CapacityError.
+        Raises PMLError, ParameterError, CapacityError, and AbortedError where it is removed or replaced meanwhile.
         """
-        layout, specs = self._schema(schema, self._policy(reuse, positions, cache_salt))
+        policy = self._policy(reuse, positions, cache_salt)
+        layout, specs = self._schema(schema, policy)
         if encode:
-            self._thread.call(lambda: self._engine.encode(specs, progress)).result()
+            self._encode(self._encoding(layout, specs, policy, "", 1.0), progress)
         return layout
 
     def warm(
@@ -67,7 +68,25 @@ class LLM(Base):
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
         specs = self._segments_of(prompt, self._policy(reuse, positions, cache_salt))
-        self._thread.call(lambda: self._engine.encode(specs, progress)).result()
+        self._encode(Encoding("the prompt", tuple(specs)), progress)
+
+    def _encode(self, encoding: Encoding, progress: Progress | None) -> None:
+        seen = -1
+        try:
+            self._thread.submit(encoding, lambda _: None)
+            while not encoding.finished:
+                self._thread.pump()
+                if progress is not None and encoding.done > seen:
+                    seen = encoding.done
+                    progress(seen, encoding.total)
+        finally:
+            if not encoding.finished:
+                self._thread.cancel(encoding)
+            self._encodings.pop(encoding, None)
+        if isinstance(encoding.error, AbortedError):
+            raise removed(encoding)
+        if encoding.error is not None:
+            raise encoding.error
 
     def generate(
         self,

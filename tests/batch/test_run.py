@@ -159,7 +159,7 @@ def _common(a: bytes, b: bytes):
 def test_what_shares_runs_together(tmp_path: Path, monkeypatch):
     prompts = shared_prompts()
     source = write(tmp_path / "in", [line(str(n), prompt=prompt, max_tokens=1) for n, prompt in enumerate(prompts)])
-    small = {"max_num_seqs": 2, "kv_memory": "600KiB"}  # room for a few documents, not for ten
+    small = {"max_num_seqs": 2, "kv_memory": "500KiB"}  # room for a few documents, not for ten
     run(source, tmp_path / "out", llm=small)
     monkeypatch.setattr(module, "sort_key", lambda llm, call: b"")  # the order of the file
     run(source, tmp_path / "unsorted", llm=small)

@@ -218,7 +218,7 @@ def test_a_path_loses_its_end_before_its_beginning_and_nothing_that_is_held(runs
     held = data.draw(st.sampled_from(runs))
     with store.hold(store.longest(TokenRun(held, 0, Context()))) as hold:
         blocks = []
-        while any(not segment.holds for segment in store):
+        while any(segment.held < segment.tokens for segment in store):
             blocks.append(store.allocate(store.pool.free_chunks + 1))
             audit(store, holds=[hold], blocks=blocks)
             reached = {s for ids in runs for s in store.longest(TokenRun(ids, 0, Context())).segments}

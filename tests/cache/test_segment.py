@@ -122,13 +122,14 @@ def test_a_place_says_all_that_a_key_says_but_the_tokens():
 
 
 def segment(first: int) -> Segment:
-    return Segment(TokenRun((1, 2), 0, Context()), b"", b"", (Run(first, 2),))
+    return Segment(TokenRun((1, 2), 0, Context()), b"", (Run(first, 2),), KEYS)
 
 
 def test_a_hold_is_over_when_it_is_released():
     one, other = segment(0), segment(2)
     with Hold() as hold:
-        hold.add([one, other, one])
+        for each in (one, other, one):
+            hold.add(each, 2)
         assert one.holds == other.holds == {hold}
     assert not one.holds
     assert not other.holds

@@ -23,6 +23,8 @@ SCHEMA = Schema.from_string(
     '<module name="b">Second module.</module> Behind.</schema>'
 )
 
+KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
+
 
 def splice(prompt, reuse: str, positions: str = "packed"):
     llm = LLM(tiny("llama"), kv_memory="1MiB")
@@ -163,8 +165,8 @@ def test_a_segment_is_displaced_where_any_that_it_attends_to_is_moved_otherwise(
 
 def test_pieces_are_read_at_the_shift_of_each_segment():
     """Segments of one path may have been encoded at different positions."""
-    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", b"", (Run(8, 2), Run(20, 1)))
-    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", b"", (Run(40, 4),))
+    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", (Run(8, 2), Run(20, 1)), KEYS)
+    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", (Run(40, 4),), KEYS)
     read = pieces(Found(((one, 3), (other, 2)), 5), 10, 5)
     assert [(p.run, p.start, p.shift) for p in read] == [
         (Run(8, 2), 0, 10),

@@ -129,6 +129,93 @@ def test_a_segment_whose_chunk_others_keep_is_not_evicted():
     assert s.get(spec(21)) is None
 
 
+def test_a_segment_loses_no_more_of_its_end_than_is_needed():
+    s = store(4)
+    put(s, spec(1, 14))
+    s.allocate(4)
+    assert s.get(spec(1, 12)) is not None
+    assert s.get(spec(1, 13)) is None
+    assert (len(s), s.tokens, s.pool.free_chunks) == (1, 12, 0)
+
+
+def test_the_end_of_the_least_recently_used_goes_though_others_are_longer():
+    s = store(6)
+    put(s, spec(1, 12))
+    put(s, spec(101, 12))
+    s.get(spec(1, 12))
+    s.allocate(8)
+    assert (s.longest(spec(1, 12).run).tokens, s.longest(spec(101, 12).run).tokens) == (12, 4)
+
+
+def test_a_hold_covers_what_is_read_and_no_more():
+    s = store(4)
+    put(s, spec(1, 16))
+    with s.hold(s.longest(spec(1, 16).run, most=5)) as hold:
+        assert [s.pool.chunks_of(slots) for slots in hold.slots()] == [[0, 1]]
+        block = s.allocate(8)
+        audit(s, holds=[hold], blocks=[block])
+        with pytest.raises(CapacityError):
+            s.allocate(1)
+        assert s.longest(spec(1, 16).run).tokens == 8
+        s.clear()
+        assert s.longest(spec(1, 16).run).tokens == 5
+        audit(s, holds=[hold], blocks=[block])
+    s.clear()
+    assert s.tokens == 0
+
+
+def test_what_is_discarded_goes_as_far_as_nobody_holds_it():
+    s = store(4)
+    put(s, spec(1, 16))
+    (segment,) = s
+    with s.hold(s.longest(spec(1, 16).run, most=5)) as hold:
+        s.discard([segment])
+        assert (s.tokens, s.pool.free_chunks) == (5, 2)
+        audit(s, holds=[hold])
+
+
+def test_small_segments_in_one_chunk_go_together():
+    s = store(2)
+    block = s.allocate(4)
+    for n in range(2):
+        s.insert(spec(1 + 10 * n, 2).run, [type(block[0])(block[0].first + 2 * n, 2)])
+    s.pool.free(block)
+    put(s, spec(101))
+    s.get(spec(101))
+    s.allocate(4)
+    assert (s.get(spec(1, 2)), s.get(spec(11, 2))) == (None, None)
+    assert s.get(spec(101)) is not None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 19), st.integers(0, 19), st.integers(1, 5)), max_size=30),
+)
+def test_whatever_is_evicted_what_is_held_is_found_and_the_rest_are_beginnings(steps):
+    s = store(12)
+    holds = []
+    for seed, length, held, wanted in steps:
+        try:
+            put(s, spec(seed * 100, length))
+        except CapacityError:
+            continue
+        if held:
+            found = s.longest(spec(seed * 100, length).run, most=held)
+            holds.append((s.hold(found), spec(seed * 100, length), found.tokens))
+        if len(holds) > 2:
+            holds.pop(0)[0].release()
+        before = s.pool.free_chunks
+        try:
+            blocks = s.allocate(wanted * 4)
+        except CapacityError:
+            assert s.pool.free_chunks == before
+        else:
+            assert s.pool.free_chunks == max(0, before - wanted), "as many chunks went as were needed"
+            s.pool.free(blocks)
+        audit(s, holds=[hold for hold, _, _ in holds])
+        for _, each, tokens in holds:
+            assert s.longest(each.run).tokens >= tokens
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10), st.booleans()), max_size=50))
 def test_chunks_are_accounted_for(steps):
     s = store(5)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.plan import Piece
+from inlay.cache.segment import SegmentSpec
+from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.models.load import LoadedModel
 
@@ -59,7 +61,16 @@ class Driver:
         """Make a schema known."""
         _, specs = self.llm._schema(schema, self.llm._policy(**policy))
         if encode:
-            self.engine.encode(specs)
+            self.encode(specs)
+
+    def encode(self, specs: Sequence[SegmentSpec]) -> None:
+        """Step until these segments are stored."""
+        encoding = Encoding("a schema", tuple(specs))
+        self.engine.add(encoding)
+        while not encoding.finished:
+            self.step()
+        if encoding.error is not None:
+            raise encoding.error
 
     def request(
         self,

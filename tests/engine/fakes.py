@@ -19,6 +19,9 @@ class FakeJob:
     arrival: float = 0.0
     deadline: float | None = None
     topic: int | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    sequences: int = 1
     prompt_left: int = 0
     said: int = 0
     admitted: int = 0  # how often

@@ -8,7 +8,6 @@ from inlay import LLM, SamplingParams, Schema
 from inlay.attention.plan import Span
 from inlay.cache.pool import Run
 from inlay.engine import engine as engine_module
-from inlay.engine.encoder import batches
 from inlay.engine.seat import Work
 
 from ..conftest import tiny
@@ -94,12 +93,3 @@ def test_every_chunk_comes_back():
     assert not any(segment.holds for segment in llm.store)
     llm.store.clear()
     assert llm.store.pool.free_chunks == llm.store.pool.chunks
-
-
-def test_batches_cut_work_in_order():
-    cut = batches([work(5), work(4, 8), work(9, 16)], 6)
-    assert [[w.span.length for w in batch] for batch in cut] == [[5, 1], [3, 3], [6]]
-    second = cut[1][0]
-    assert (second.ids, second.span.start) == ((1, 2, 3), 1)
-    assert [piece.run for piece in second.span.context] == [Run(8, 1)]
-    assert second.span.slots == (Run(9, 3),)

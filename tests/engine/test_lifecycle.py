@@ -269,6 +269,20 @@ def test_a_request_that_grows_larger_than_the_pool_fails_and_the_others_go_on():
     assert driver.all_free()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_of_no_given_length_that_fills_the_pool_is_as_long_as_it_gets(n):
+    driver = Driver(kv_tokens=64)
+    request, small = driver.request(ids(20), max_tokens=None, n=n, temperature=n - 1.0), driver.request(ids(9, 1), 10)
+    driver.run(request, small)
+    for member in request.family:
+        assert (member.finish_reason, member.error) == ("length", None)
+        assert 40 < len(member.token_ids) < 50
+        check_stock(driver, member)
+    assert request.output().finished
+    check_stock(driver, small)
+    assert driver.all_free()
+
+
 def test_a_prompt_beyond_the_context_is_refused_before_it_is_queued():
     driver = Driver()
     with pytest.raises(ContextError, match="ends at position 2047"):
@@ -294,6 +308,31 @@ def test_a_damaged_row_of_logits_ends_its_request_alone():
     assert len(requests[1].token_ids) == 2
     for request in (requests[0], requests[2]):
         check_stock(driver, request)
+    assert driver.all_free()
+
+
+def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
+    """Two missing modules of which one is the beginning of the other lie in one segment."""
+    schema = Schema.from_string(
+        '<schema name="s"><module name="long">the same words, and more of them</module>'
+        '<module name="short">the same words</module></schema>'
+    )
+    driver = Driver(reuse="isolated")
+    driver.schema(schema, encode=False)
+    run = driver.engine._runner.run
+
+    def damaged(work, rows, plan=None):
+        logits = run(work, rows, plan).clone()
+        if len(driver.passes) == 1:
+            logits[0] = torch.nan
+        return logits
+
+    driver.engine._runner.run = damaged
+    bad = driver.request(schema.prompt().use("long").use("short").text("?"))
+    good = driver.request(ids(9, 3))
+    driver.run(bad, good)
+    assert "hold NaN" in str(bad.error)
+    check_stock(driver, good)
     assert driver.all_free()
 
 

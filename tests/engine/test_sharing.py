@@ -78,6 +78,36 @@ def test_one_chunk_of_shared_text_is_worth_no_wait():
     assert driver.store.tokens == 10 + 2 * (20 + 4)  # and one copy is kept
 
 
+def test_nobody_waits_for_the_end_of_a_prompt_that_goes_on_otherwise():
+    driver = Driver(max_num_batched_tokens=32)
+    long = driver.request(ids(20) + ids(400, 1), 2)
+    driver.add(long)
+    driver.step()
+    short = driver.request(ids(20) + ids(8, 2), 2)
+    driver.add(short)
+    driver.step()
+    assert len(short.token_ids) == 1
+    assert short.usage.cached_tokens == 20
+    same = driver.request(ids(20) + ids(400, 1) + ids(3, 5), 2)  # goes on as the long one does, and waits for it
+    driver.add(same)
+    driver.step(2)
+    assert same in driver.engine.scheduler.waiting
+    driver.finish()
+    assert same.usage.cached_tokens == 420
+    for request in (long, short, same):
+        check_stock(driver, request)
+    assert driver.all_free()
+
+
+def test_who_shares_a_little_holds_a_little():
+    driver = Driver(chunk_size=4)
+    driver.run(driver.request(ids(400), 1))
+    driver.add(driver.request(ids(20) + ids(8, 1), 50))
+    driver.step(2)
+    held = driver.engine.stats().held_chunks
+    assert held <= 5 + 3 + 1
+
+
 def test_a_branch_in_the_middle_of_a_segment_is_found_again():
     driver = Driver()
     trunk = ids(40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -523,7 +523,8 @@ class TestWarming:
                 assert client.post("/v1/schemas/trip/warm", **body).json()["state"] == "done"
 
     def test_who_watches_hears_of_the_end_although_the_schema_is_deleted(self, client):
-        made(client, {"pml": TRIP, "encode": False})
+        modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
+        made(client, {"pml": f'<schema name="trip">{modules}</schema>', "encode": False})
         shelf = client.app.state.service.schemas
 
         async def watch() -> bytes:
@@ -533,12 +534,13 @@ class TestWarming:
             return b"".join([event async for event in _events(shelf, warming)])
 
         *_, result = events(client.portal.call(watch).decode())
-        assert (result["state"], result["encoded"]) == ("done", 0)
+        assert result["error"]["code"] == "encoding_ended"
+        assert "schema 'trip' was removed or replaced while it was encoded" in result["error"]["message"]
 
     def test_a_pool_without_room_is_an_error_and_the_schema_stays(self):
         llm = AsyncLLM(tiny("llama"), kv_memory="100KiB", chunk_size=8)
         with asking(llm) as client:
-            long = f'<schema name="long"><module name="m">{"Some text. " * 400}</module></schema>'
+            long = f'<schema name="long"><module name="m">{"Some text. " * 150}</module></schema>'
             shown = made(client, long)
             assert shown["encoding"]["state"] == "failed"
             assert shown["encoding"]["error"]["code"] == "kv_memory_exceeded"
@@ -547,6 +549,34 @@ class TestWarming:
             assert failed["error"]["code"] == "kv_memory_exceeded"
             assert client.get("/v1/schemas/long", **as_("ann")).json()["encoded"]["tokens"] == 0
         llm.shutdown()
+
+    @pytest.mark.parametrize("change", ["delete", "put"])
+    def test_a_schema_that_is_deleted_or_replaced_is_encoded_no_further(self, client, llm, change):
+        modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
+        pml = f'<schema name="long">{modules}</schema>'
+        shown = made(client, {"pml": pml, "encode": "background"})
+        if change == "delete":
+            client.delete("/v1/schemas/long", **as_("ann"))
+        else:
+            client.put("/v1/schemas/long", json={"pml": '<schema name="long">Other.</schema>'}, **as_("ann"))
+        assert client.portal.call(llm.stats).running == 0
+        client.portal.call(wait_for, lambda: not llm._encodings)
+        if change == "delete":
+            shown = made(client, {"pml": pml, "encode": False})
+            assert shown["encoded"]["tokens"] < shown["encoded"]["of"]
+
+    def test_a_module_longer_than_the_context_is_a_problem_at_its_place(self, client):
+        pml = f'<schema name="long"><module name="m">{"Some text. " * 400}</module></schema>'
+        response = client.post("/v1/schemas", json={"pml": pml}, **as_("ann"))
+        refused(response, 400, "invalid_schema")
+        (problem,) = response.json()["error"]["problems"]
+        assert (problem["line"], problem["column"]) == (1, 21)
+        assert "module 'm' is 4400 tokens long and the model's context is 2048" in problem["message"]
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 class TestLimits:

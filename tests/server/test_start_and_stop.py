@@ -52,8 +52,8 @@ def test_what_a_request_does_not_say_is_the_models():
 def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
     llm = small_model()
     app, go_on = build_app(llm, ServerSettings(served_names=("tiny",)), [SCHEMA]), threading.Event()
-    encode = llm._engine.encode
-    monkeypatch.setattr(llm._engine, "encode", lambda *specs: (go_on.wait(20), encode(*specs)))
+    step = llm._engine.step
+    monkeypatch.setattr(llm._engine, "step", lambda **how: (go_on.wait(20), step(**how))[1])
     is_ready = threading.Event()
     with listen("127.0.0.1", 0, network=False) as listener:
         server = Server(app, is_ready.set)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from inlay.cache.eviction import UseOrder
 from inlay.cache.pool import KVPool, Run, cut
 from inlay.cache.segment import KeyMaker, Segment, TokenRun
 
@@ -30,6 +31,11 @@ class Found:
         return tuple(segment for segment, _ in self.parts)
 
     @property
+    def slots(self) -> tuple[Run, ...]:
+        """Where what was found lies."""
+        return tuple(run for segment, tokens in self.parts for run in cut(segment.slots, 0, tokens))
+
+    @property
     def ends_within(self) -> bool:
         """Whether the last segment goes on behind what was found of it."""
         return bool(self.parts) and self.parts[-1][1] < self.parts[-1][0].tokens
@@ -42,7 +48,7 @@ class PrefixIndex:
         self._pool = pool
         self._keys = keys
         self._places: dict[bytes, dict[int, Segment]] = {}
-        self._clock = 0
+        self.by_use = UseOrder()
         self.segments = 0
         self.tokens = 0  # of all segments
 
@@ -89,6 +95,15 @@ class PrefixIndex:
         self._touch([*found.segments, new])
         return Found((*found.parts, (new, new.tokens)), len(run.ids))
 
+    def shorten(self, segment: Segment, tokens: int) -> None:
+        """Forget a segment behind its first ``tokens`` tokens, of which nothing is held, and give those chunks back."""
+        assert segment.held <= tokens, "what is held cannot be forgotten"
+        if tokens == 0:
+            self.remove(segment)
+        elif tokens < segment.tokens:
+            self.tokens -= segment.tokens - tokens
+            self._keep_beginning(segment, tokens)
+
     def remove(self, segment: Segment) -> None:
         """Forget a segment that nobody holds, and give its chunks back."""
         assert not segment.holds, "a held segment cannot be removed"
@@ -96,39 +111,46 @@ class PrefixIndex:
         del branches[segment.run.ids[0]]
         if not branches:
             del self._places[segment.place]
+        self.by_use.remove(segment)
         self.segments -= 1
         self.tokens -= segment.tokens
         self._pool.free(segment.slots)
 
     def _cut(self, segment: Segment, tokens: int) -> bool:
-        """Cut a segment in two, the first part of that many tokens. Everyone who held it holds both.
+        """Cut a segment in two, the first part of that many tokens. Everyone who held it holds both, as far as before.
 
         Something that begins like the second part may stand at its place already: a module there may have been stored
         when this segment's beginning was not. It gives way, unless it is held: then nothing is cut, and False returned.
         """
-        run, slots, used = segment.run, segment.slots, segment.used
-        rest = run.rest(tokens)
+        rest = segment.run.rest(tokens)
         other = self._places.get(self.place(rest), {}).get(rest.ids[0])
         if other is not None:
             if other.holds:
                 return False
             self.remove(other)
-        behind = self._add(rest, cut(slots, tokens, len(rest.ids)))
-        behind.used = used
-        segment.run = run.beginning(tokens)
-        segment.behind = behind.place
-        segment.slots = cut(slots, 0, tokens)
+        behind = self._add(rest, cut(segment.slots, tokens, len(rest.ids)), before=segment)
         self.tokens -= len(rest.ids)
-        self._pool.share(segment.slots)
-        self._pool.free(slots)
+        self._keep_beginning(segment, tokens)
         for hold in segment.holds:
-            hold.add([behind])
+            more = hold.shorten(segment, tokens)
+            if more:
+                hold.add(behind, more)
         return True
 
-    def _add(self, run: TokenRun, slots: tuple[Run, ...]) -> Segment:
-        # What follows is named in the segment's own positions, which may be others than those of who reads it: where
-        # segments may be read at a shift, a place knows distances alone.
-        segment = Segment(run, self.place(run), self.place(run.rest(len(run.ids))), slots)
+    def _keep_beginning(self, segment: Segment, tokens: int) -> None:
+        """Make a segment end behind that many tokens; the index owns the chunks of the others no more, for its part."""
+        kept, gone = cut(segment.slots, 0, tokens), cut(segment.slots, tokens, segment.tokens - tokens)
+        border = kept[-1].end - 1
+        self._pool.free(_without(gone, border // self._pool.chunk_size, self._pool.chunk_size))
+        segment.run, segment.slots = segment.run.beginning(tokens), kept
+
+    def _add(self, run: TokenRun, slots: tuple[Run, ...], *, before: Segment | None = None) -> Segment:
+        """before: the segment that goes just after the new one; None for one that is used now."""
+        segment = Segment(run, self.place(run), slots, self._keys)
+        if before is None:
+            self.by_use.add(segment)
+        else:
+            self.by_use.add_before(segment, before)
         self._places.setdefault(segment.place, {})[run.ids[0]] = segment
         self.segments += 1
         self.tokens += segment.tokens
@@ -138,8 +160,18 @@ class PrefixIndex:
     def _touch(self, segments: Iterable[Segment]) -> None:
         """Note a use. The first of a path counts as used last, so that a path loses its end before its beginning."""
         for segment in reversed(list(segments)):
-            self._clock += 1
-            segment.used = self._clock
+            self.by_use.touch(segment)
+
+
+def _without(runs: Sequence[Run], chunk: int, size: int) -> list[Run]:
+    """Runs without their slots in one chunk."""
+    first, end = chunk * size, (chunk + 1) * size
+    return [
+        Run(start, stop - start)
+        for run in runs
+        for start, stop in ((run.first, min(run.end, first)), (max(run.first, end), run.end))
+        if start < stop
+    ]
 
 
 def shared_length(stored: Sequence[int], wanted: Sequence[int], at: int, end: int) -> int:

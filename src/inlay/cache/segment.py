@@ -8,12 +8,12 @@ changes it. Its digest, with the distance to the segment's first token, is the s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from inlay.cache.pool import Run
+from inlay.cache.pool import Run, cut
 
 _RECORD = np.dtype([("id", "<u4"), ("gap", "<u4"), ("link", "u1")])
 _CONTINUES, _BREAKS = 0, 1
@@ -212,41 +212,80 @@ class Segment:
 
     run: its tokens, as they were encoded.
     place: where the index keeps it.
-    behind: where the index keeps what may follow its last token.
     slots: where its KV lies, one slot a token; chunks may be shared with its neighbours.
-    holds: who needs it to stay.
+    keys: what names places.
+    holds: who needs it, or its beginning, to stay.
+    older, newer: its neighbours in the order of use; see eviction.py.
     """
 
     run: TokenRun
     place: bytes
-    behind: bytes
     slots: tuple[Run, ...]
+    keys: KeyMaker
     holds: set[Hold] = field(default_factory=set)
-    used: int = field(default=0)  # when it was last asked for, in the index's own count
+    older: Segment | None = None
+    newer: Segment | None = None
+    _behind: tuple[int, bytes] | None = None  # as many tokens as it had then, and the place behind them
 
     @property
     def tokens(self) -> int:
         return len(self.run.ids)
 
+    @property
+    def held(self) -> int:
+        """How many of its tokens, from the first on, somebody needs to stay."""
+        return max((hold.tokens[self] for hold in self.holds), default=0)
+
+    @property
+    def behind(self) -> bytes:
+        """Where the index keeps what may follow its last token. Worked out when it is asked for: it hashes them all."""
+        if self._behind is None or self._behind[0] != self.tokens:
+            # What follows is named in the segment's own positions, which may be others than those of who reads it:
+            # where segments may be read at a shift, a place knows distances alone.
+            rest = self.run.rest(self.tokens)
+            self._behind = self.tokens, self.keys.place(rest.digest, rest.start)
+        return self._behind[1]
+
 
 @dataclass(eq=False, slots=True)
 class Hold:
-    """Segments that must stay until this is released. A segment that is cut in two is held in both parts."""
+    """Beginnings of segments that must stay until this is released, as far as they are read.
 
-    segments: list[Segment] = field(default_factory=list)
+    tokens: of each segment, how many. One that is cut in two is held in both parts, as far as that goes.
+    """
 
-    def add(self, segments: Iterable[Segment]) -> None:
-        for segment in segments:
-            segment.holds.add(self)
-            self.segments.append(segment)
+    tokens: dict[Segment, int] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> list[Segment]:
+        return list(self.tokens)
+
+    def slots(self) -> list[tuple[Run, ...]]:
+        """Where what is held lies. May be asked from any thread: what is cut meanwhile is as it was or as it is."""
+        return [_beginning(segment.slots, tokens) for segment, tokens in list(self.tokens.items())]
+
+    def add(self, segment: Segment, tokens: int) -> None:
+        """Hold the first ``tokens`` tokens of a segment, or more where more of it is held already."""
+        segment.holds.add(self)
+        self.tokens[segment] = max(tokens, self.tokens.get(segment, 0))
+
+    def shorten(self, segment: Segment, tokens: int) -> int:
+        """Hold no more than that many tokens of a segment; returns how many more were held."""
+        more = max(0, self.tokens[segment] - tokens)
+        self.tokens[segment] -= more
+        return more
 
     def release(self) -> None:
-        for segment in self.segments:
+        for segment in self.tokens:
             segment.holds.discard(self)
-        self.segments.clear()
+        self.tokens.clear()
 
     def __enter__(self) -> Hold:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _beginning(slots: tuple[Run, ...], tokens: int) -> tuple[Run, ...]:
+    return cut(slots, 0, min(tokens, sum(run.length for run in slots)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from inlay.cache.eviction import victims
 from inlay.cache.index import Found, PrefixIndex
@@ -60,25 +60,24 @@ class SegmentStore:
         return runs
 
     def hold(self, *found: Found) -> Hold:
-        """Keep what was found from being evicted until the hold is released."""
+        """Keep what was found, and no more of its segments, from being evicted until the hold is released."""
         hold = Hold()
         for each in found:
-            hold.add(each.segments)
+            for segment, tokens in each.parts:
+                hold.add(segment, tokens)
         return hold
 
-    def discard(self, segments: Sequence[Segment]) -> None:
-        """Forget segments, but for those that somebody holds."""
+    def discard(self, segments: Iterable[Segment]) -> None:
+        """Forget segments, but for what somebody holds of them."""
         for segment in segments:
-            if not segment.holds:
-                self._index.remove(segment)
+            self._index.shorten(segment, segment.held)
 
     def clear(self) -> None:
-        """Forget every segment that nobody holds."""
-        for segment in [segment for segment in self._index if not segment.holds]:
-            self._index.remove(segment)
+        """Forget all that nobody holds."""
+        self.discard(list(self._index))
 
     def _evict(self, chunks: int) -> bool:
-        chosen = victims(self._index, chunks, self.pool)
-        for segment in chosen:
-            self._index.remove(segment)
+        chosen = victims(self._index.by_use, chunks, self.pool)
+        for segment, tokens in chosen:
+            self._index.shorten(segment, tokens)
         return bool(chosen)

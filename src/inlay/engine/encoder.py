@@ -1,114 +1,106 @@
-"""Encoding: computing the KV of segments that are not stored yet, many of them packed into one forward pass.
+"""Encoding: computing the KV of segments that are not stored yet, as a job among the requests.
 
-In every layer the keys and values of all new tokens are written to the pool before any token attends, so a module
-and the text that it is anchored to can be encoded in the same pass.
+An encoding stands in the scheduler's line like a request, and its tokens are computed in the same passes. It is done in
+batches of modules: each waits for room, holds it while it is computed, and leaves it to the store, so that a large
+schema never holds more than a share of the pool, others get their turn between two batches, and what is done stays
+whenever it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from inlay.attention.plan import Piece, Span, pieces_at
-from inlay.cache.contexts import in_encoding_order
-from inlay.cache.index import Found
-from inlay.cache.pool import Run, cut
 from inlay.cache.segment import SegmentSpec
-from inlay.cache.splice import pieces
-from inlay.cache.store import SegmentStore
-from inlay.engine.runner import Runner
-from inlay.engine.seat import Work
+from inlay.engine.request import Request
+from inlay.engine.seat import Prefill, Seat
 
 Progress = Callable[[int, int], None]
 
 
-class Encoder:
-    """Fills the store with segments.
+@dataclass(eq=False)
+class Encoding:
+    """Segments that are to be stored, with what the missing ones attend to.
 
-    max_tokens: how many tokens go into one forward pass at most.
+    id: what messages call it. specs: the segments; context may be left out. tenant, weight, sequences: see
+    scheduler.Job. left: what is not known to be stored, by key. complete: whether all has been. error: what ended it
+    before its time.
     """
 
-    def __init__(self, store: SegmentStore, runner: Runner, max_tokens: int) -> None:
-        self._store = store
-        self._runner = runner
-        self._max_tokens = max_tokens
+    id: str
+    specs: tuple[SegmentSpec, ...]
+    tenant: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    arrival: float = field(default_factory=time.perf_counter)
+    deadline: float | None = None
+    sequences: int = 0
+    seat: Seat = field(default_factory=Seat)
+    left: dict[bytes, SegmentSpec] = field(default_factory=dict)
+    complete: bool = False
+    error: BaseException | None = None
+    preemptions: int = 0
 
-    def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> None:
-        """Make sure that segments are stored, and what the missing ones attend to.
+    def __post_init__(self) -> None:
+        self.left = {spec.key: spec for spec in self.specs}
+        self.total = sum(len(spec.ids) for spec in self.specs)
 
-        progress: called with the number of tokens done and to do.
-        Raises CapacityError; then nothing new is stored.
-        """
-        for done, total in self.passes(specs, self._max_tokens):
-            if progress is not None:
-                progress(done, total)
+    @property
+    def prompt_left(self) -> int:
+        """See scheduler.Job."""
+        return self.seat.prompt_left
 
-    def passes(self, specs: Iterable[SegmentSpec], max_tokens: int) -> Generator[tuple[int, int]]:
-        """The same, a forward pass of at most ``max_tokens`` tokens at a time; others may run between two of them.
+    @property
+    def done(self) -> int:
+        """How many of the ``total`` tokens are computed, or were stored."""
+        begun = sum(len(p.keep.ids) - p.tokens_left for p in self.seat.prefill if p.key in self.left and p.keep)
+        return sum(len(spec.ids) for spec in self.specs if spec.key not in self.left) + begun
 
-        Yields how many tokens are done and how many there are to do, after every pass.
-        """
-        wanted = [spec for spec in specs if self._store.get(spec) is None]
-        ordered = [(spec, self._store.get(spec)) for spec in in_encoding_order(wanted)]
-        found = {spec.key: stored for spec, stored in ordered if stored is not None}
-        missing = [spec for spec, stored in ordered if stored is None]
-        if not missing:
-            return
-        with self._store.hold(*found.values()):
-            block = self._store.allocate(sum(len(spec.ids) for spec in missing))
-            try:
-                slots = _side_by_side(missing, block)
-                yield from self._compute(missing, found, slots, max_tokens)
-                for spec in missing:
-                    self._store.insert(spec.run, slots[spec.key])
-            finally:
-                self._store.pool.free(block)  # the store has its own share of what it keeps
+    # What the engine's thread asks of a request, whose answers may be several.
 
-    def _compute(
-        self,
-        missing: Sequence[SegmentSpec],
-        found: dict[bytes, Found],
-        slots: dict[bytes, tuple[Run, ...]],
-        max_tokens: int,
-    ) -> Generator[tuple[int, int]]:
-        def stored(spec: SegmentSpec) -> tuple[Piece, ...]:
-            if spec.key in found:
-                return pieces(found[spec.key], spec.start, len(spec.ids))
-            return pieces_at(slots[spec.key], spec.start)
+    @property
+    def leader(self) -> None:
+        return None
 
-        work = []
-        for spec in missing:
-            context = tuple(piece for other in spec.context for piece in stored(other))
-            work.append(Work(spec.ids, Span(spec.start, len(spec.ids), context, slots[spec.key])))
-        total, done = sum(len(spec.ids) for spec in missing), 0
-        for batch in batches(work, max_tokens):
-            self._runner.run(batch, rows=[])
-            done += sum(w.span.length for w in batch)
-            yield done, total
+    @property
+    def family(self) -> tuple[Encoding]:
+        return (self,)
 
+    @property
+    def finished(self) -> bool:
+        return self.complete or self.error is not None
 
-def _side_by_side(specs: Sequence[SegmentSpec], block: tuple[Run, ...]) -> dict[bytes, tuple[Run, ...]]:
-    """Slots for every spec, one behind the other: small modules share chunks."""
-    slots, at = {}, 0
-    for spec in specs:
-        slots[spec.key] = cut(block, at, len(spec.ids))
-        at += len(spec.ids)
-    return slots
+    @property
+    def answered(self) -> bool:
+        return self.finished
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it before its time."""
+        return self.error
+
+    def batch(self, stored: Callable[[SegmentSpec], bool], tokens: int) -> list[SegmentSpec]:
+        """The next segments that are not stored: of at most that many tokens, but one where there is any."""
+        chosen: list[SegmentSpec] = []
+        for key, spec in list(self.left.items()):
+            if stored(spec):
+                del self.left[key]
+                continue
+            tokens -= len(spec.ids)
+            if chosen and tokens < 0:
+                break
+            chosen.append(spec)
+        return chosen
+
+    def computed(self, prefill: Prefill) -> None:
+        """Note that a segment is stored."""
+        self.left.pop(prefill.key, None)
+
+    def refuse(self, error: Exception) -> None:
+        """End it, since it can never go on."""
+        self.error = error
 
 
-def batches(work: Sequence[Work], max_tokens: int) -> list[list[Work]]:
-    """Cut a list of work, in order, into batches of at most ``max_tokens`` tokens, splitting work where it must."""
-    made: list[list[Work]] = []
-    room = 0
-    for item in work:
-        rest: Work | None = item
-        while rest is not None:
-            if room == 0:
-                made.append([])
-                room = max_tokens
-            if rest.span.length <= room:
-                part, rest = rest, None
-            else:
-                part, rest = rest.split(room)
-            made[-1].append(part)
-            room -= part.span.length
-    return made
+#: What runs in the passes of an engine.
+Task = Request | Encoding

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from inlay.attention.plan import Plan, advance, build_plan
 from inlay.cache.segment import SegmentSpec
 from inlay.cache.store import SegmentStore
-from inlay.engine.encoder import Encoder, Progress
+from inlay.engine.encoder import Encoding, Task
 from inlay.engine.placing import Placing
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
@@ -28,19 +30,24 @@ class _Pass:
     """
 
     work: list[Work] = field(default_factory=list)
-    owners: list[Request] = field(default_factory=list)
+    owners: list[Task] = field(default_factory=list)
     decode: list[Request] = field(default_factory=list)
-    completed: list[tuple[Request, Prefill]] = field(default_factory=list)
+    completed: list[tuple[Task, Prefill]] = field(default_factory=list)
     sampled: list[tuple[Request, int]] = field(default_factory=list)
     rows: int = 0
 
-    def add(self, request: Request, work: Sequence[Work]) -> None:
+    @property
+    def encodings(self) -> list[Encoding]:
+        """Those that it computes a part of."""
+        return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
+
+    def add(self, task: Task, work: Sequence[Work]) -> None:
         for each in work:
             self.work.append(each)
-            self.owners.append(request)
+            self.owners.append(task)
             self.rows += each.span.length
-        if not request.prompt_left:
-            self.sampled.append((request, self.rows - 1))
+        if isinstance(task, Request) and not task.prompt_left:
+            self.sampled.append((task, self.rows - 1))
 
 
 class Engine:
@@ -61,21 +68,10 @@ class Engine:
     ) -> None:
         self.store = store
         self._runner = runner
-        self._encoder = Encoder(store, runner, max_tokens)
         self._placing = Placing(store)
-        self.scheduler: Scheduler[Request] = Scheduler(
-            max_requests, max_tokens, prefill_chunk, max_waiting, self._placing
-        )
-        self._decoding: tuple[list[Request], Plan] | None = None  # the last step's plan, where it was decoding alone
+        self.scheduler: Scheduler[Task] = Scheduler(max_requests, max_tokens, prefill_chunk, max_waiting, self._placing)
+        self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
         self._steps = self._preemptions = 0
-
-    def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> None:
-        """Make sure that these segments are stored. Raises CapacityError."""
-        self._encoder.encode(specs, progress)
-
-    def encoding(self, specs: Iterable[SegmentSpec], max_tokens: int) -> Generator[tuple[int, int]]:
-        """The same in passes of at most ``max_tokens`` tokens, between which others may run; see Encoder.passes."""
-        return self._encoder.passes(specs, max_tokens)
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""
@@ -85,13 +81,13 @@ class Engine:
         """What is going on; may be called from any thread."""
         running, pool = list(self.scheduler.running), self.store.pool
         held: set[int] = set()
-        for request in running:
-            seat = request.seat
-            read = [segment.slots for segment in list(seat.hold.segments)]
-            held.update(chunk for slots in (seat.modules, seat.tail, *read) for chunk in pool.chunks_of(slots))
+        for task in running:
+            seat = task.seat
+            for slots in (seat.modules, seat.tail, *seat.hold.slots()):
+                held.update(pool.chunks_of(slots))
         return EngineStats(
-            running=len(running),
-            waiting=len(self.scheduler.waiting),
+            running=sum(isinstance(task, Request) for task in running),
+            waiting=sum(isinstance(task, Request) for task in list(self.scheduler.waiting)),
             chunks=pool.chunks,
             used_chunks=pool.chunks - pool.free_chunks,
             held_chunks=len(held),
@@ -101,22 +97,30 @@ class Engine:
             preemptions=self._preemptions,
         )
 
-    def add(self, request: Request) -> None:
-        """Queue a request and the answers that follow it. Raises QueueFullError; then none of them is queued."""
+    def add(self, task: Task) -> None:
+        """Queue a request and the answers that follow it, or an encoding.
+
+        Raises QueueFullError, and CapacityError for an encoding larger than the pool; then none of it is queued.
+        """
+        if isinstance(task, Encoding):
+            self._placing.check(task)
         try:
-            for member in request.family:
+            for member in task.family:
                 self.scheduler.add(member)
         except QueueFullError:
-            for member in request.family:
+            for member in task.family:
                 self.scheduler.remove(member)
             raise
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        return self.scheduler.busy
 
-    def step(self) -> list[Request]:
-        """Schedule, run one forward pass, sample. Returns the requests that have a new token, or have ended."""
+    def step(self) -> list[Task]:
+        """Schedule, run one forward pass, sample.
+
+        Returns the requests that have a new token, the encodings that have come further, and those that have ended.
+        """
         step = self.scheduler.step(time.perf_counter())
         ended = self._leave(step)
         made = self._pass(step)
@@ -135,39 +139,60 @@ class Engine:
                 raise
             return ended + failed
 
-    def release(self, request: Request) -> None:
-        """Take a request out, whether it has ended or is given up; what it has computed stays while there is room."""
-        self.scheduler.remove(request)
+    def release(self, task: Task) -> None:
+        """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
+        self.scheduler.remove(task)
         self._decoding = None
 
-    def _leave(self, step: Step[Request]) -> list[Request]:
+    def _leave(self, step: Step[Task]) -> list[Task]:
         if step.preempted or step.expired:
             self._decoding = None
         self._preemptions += len(step.preempted)
-        for request in step.preempted:
-            request.preemptions += 1
-        for request in step.expired:
-            request.error = DeadlineError(f"request {request.id}: its deadline has passed")
-        for request, reason in step.failed:
-            request.error = reason
-        return [*step.expired, *(request for request, _ in step.failed)]
+        for task in step.preempted:
+            task.preemptions += 1
+        for task in step.expired:
+            task.error = DeadlineError(f"request {task.id}: its deadline has passed")
+        for task, reason in step.failed:
+            task.refuse(reason)
+        for task in step.done:
+            assert isinstance(task, Encoding), "a request always has a token to compute"
+            task.complete = True
+        return [*step.expired, *step.done, *(task for task, _ in step.failed)]
 
-    def _pass(self, step: Step[Request]) -> _Pass:
-        made = _Pass(decode=step.decode)
-        for request in step.decode:
+    def _pass(self, step: Step[Task]) -> _Pass:
+        made = _Pass(decode=[task for task in step.decode if isinstance(task, Request)])
+        for request in made.decode:
             made.add(request, [request.decode_work()])
-        for request, tokens in step.prefill:
-            work, completed = request.seat.take(tokens)
-            made.add(request, work)
-            made.completed += [(request, prefill) for prefill in completed]
+        for task, tokens in step.prefill:
+            work, completed = task.seat.take(tokens)
+            made.add(task, work)
+            made.completed += [(task, prefill) for prefill in completed]
         return made
 
-    def _compute(self, made: _Pass) -> list[Request]:
+    def _compute(self, made: _Pass) -> list[Task]:
         logits = self._runner.run(made.work, [row for _, row in made.sampled], self._plan(made))
-        for request, prefill in made.completed:
-            self._placing.computed(request, prefill)
+        for task, prefill in made.completed:
+            self._placing.computed(task, prefill)
         for request in made.decode:
             request.decoded()
+        for encoding in made.encodings:
+            self._next_batch(encoding)
+        return [*self._sample(made, logits), *made.encodings]
+
+    def _next_batch(self, encoding: Encoding) -> None:
+        """Let an encoding whose batch is computed stand in line for the next one, behind those who wait already."""
+        if encoding.prompt_left:
+            return
+        if encoding.left:
+            encoding.arrival = time.perf_counter()
+            self.scheduler.requeue(encoding)
+        else:
+            encoding.complete = True
+            self.release(encoding)
+
+    def _sample(self, made: _Pass, logits: Tensor) -> list[Request]:
+        if not made.sampled:
+            return []
         advanced = [request for request, _ in made.sampled]
         tokens = sample(logits, [request.row for request in advanced])
         for request, token, row in zip(advanced, tokens, logits, strict=True):

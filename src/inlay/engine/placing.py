@@ -1,4 +1,4 @@
-"""Room for requests in the pool: what of a prompt is stored, what is missing, and where that goes.
+"""Room for requests and encodings in the pool: what of them is stored, what is missing, and where that goes.
 
 A request reads stored segments where they lie. What is missing becomes its own prefill work, modules first, in slots
 that it owns; as soon as a part is computed the store keeps it, so that everybody else finds it.
@@ -7,7 +7,7 @@ that it owns; as soon as a part is computed the store keeps it, so that everybod
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inlay.attention.plan import Piece, Span, pieces_at
@@ -17,6 +17,7 @@ from inlay.cache.pool import Run, cut
 from inlay.cache.segment import Hold, Segment, SegmentSpec, TokenRun
 from inlay.cache.splice import Cached, Fresh, Splice, pieces
 from inlay.cache.store import SegmentStore
+from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.engine.seat import Prefill, Seat, Work
@@ -24,6 +25,9 @@ from inlay.errors import CapacityError
 
 #: So many tokens of what somebody else is computing are worth waiting for.
 _WORTH_WAITING = 16
+
+#: The part of the pool that encodings may hold while they compute; a single module, with its context, may hold more.
+_ENCODING_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +56,95 @@ class _Survey:
 
 
 class Placing:
-    """Seats requests over one store; the scheduler's memory."""
+    """Seats requests and encodings over one store; the scheduler's memory."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._pending: dict[int, list[TokenRun]] = {}  # first token → runs that somebody is computing
+        self._pending: dict[int, list[Prefill]] = {}  # first token → what somebody is computing
+        self._encoding: Encoding | None = None  # the one that has a seat
 
-    def admit(self, request: Request) -> Admission:
-        """See scheduler.Memory. The request's usage is that of its first admission."""
+    def admit(self, task: Task) -> Admission:
+        """See scheduler.Memory."""
+        return self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+
+    def check(self, encoding: Encoding) -> None:
+        """Raises CapacityError where the pool never holds all that is to be encoded, of which nothing is then."""
+        pool = self._store.pool
+        missing = [spec for spec in in_encoding_order(encoding.left.values()) if self._store.get(spec) is None]
+        tokens = sum(len(spec.ids) for spec in missing)
+        if pool.chunks_for(tokens) > pool.chunks:
+            needed = pool.chunks_for(tokens) * pool.chunk_size * pool.bytes_per_token / 2**20
+            raise CapacityError(
+                f"{encoding.id} has {tokens} tokens to encode and the KV pool holds {pool.chunks * pool.chunk_size}; "
+                f"give kv_memory at least {needed:.0f} MiB, or encode=False, which leaves each module to the first "
+                "prompt that reads it"
+            )
+
+    def _admit_encoding(self, encoding: Encoding) -> Admission:
+        """Room for the next batch. One encoding at a time has some, so that all of them together hold no more."""
+        if self._encoding is not None:
+            return Admission.LATER
+        pool = self._store.pool
+        batch = encoding.batch(self._is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
+        if not batch:
+            return Admission.DONE
+        survey = self._survey_modules(batch)
+        if self._somebody_computes((), survey):
+            return Admission.LATER
+        if self._chunks_needed((), survey) > pool.chunks:  # as below
+            survey = self._survey_modules(batch, find=False)
+            self._check_capacity(
+                self._chunks_needed((), survey), f"a module of {encoding.id}, with what it attends to,"
+            )
+        hold = self._store.hold(*survey.found)
+        slots = self._room((), survey)
+        if slots is None:
+            hold.release()
+            return Admission.NO_ROOM
+        encoding.seat = _seat((), survey, *slots, hold)
+        self._promise(encoding.seat.prefill)
+        self._encoding = encoding
+        return Admission.ADMITTED
+
+    def _is_whole(self, spec: SegmentSpec) -> bool:
+        return self._store.get(spec) is not None
+
+    def _promise(self, prefills: Iterable[Prefill]) -> None:
+        """Let others wait for what is computed here."""
+        for prefill in prefills:
+            if prefill.pending is not None:
+                self._pending.setdefault(prefill.pending.ids[0], []).append(prefill)
+
+    def _admit_request(self, request: Request) -> Admission:
+        """The request's usage is that of its first admission."""
         since = time.perf_counter()
         splice = request.splice_now()
         survey = self._survey(splice)
+        if self._publish(splice, survey):
+            survey = self._survey(splice)
         if self._somebody_computes(splice, survey):
             return Admission.LATER
         if self._chunks_needed(splice, survey) > self._store.pool.chunks:
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
             survey = self._survey(splice, find=False)
-            self._check_capacity(self._chunks_needed(splice, survey))
+            self._check_capacity(self._chunks_needed(splice, survey), "the request")
+        known = request.seated is None and self._knows_last(splice, survey)
         hold = self._store.hold(*survey.found)  # before room is made: what is read must not be evicted for it
         slots = self._room(splice, survey)
         if slots is None:
             hold.release()
             return Admission.NO_ROOM
         seat = _seat(splice, survey, *slots, hold)
-        for prefill in seat.prefill:
-            if prefill.pending is not None:
-                self._pending.setdefault(prefill.pending.ids[0], []).append(prefill.pending)
+        self._promise(seat.prefill)
         if request.seated is None:
-            request.count(survey.modules, survey.beginnings, self._knows_last(splice, survey))
+            request.count(survey.modules, survey.beginnings, known)
             request.fetch_s = time.perf_counter() - since
         request.sit(seat)
         return Admission.ADMITTED
 
-    def grow(self, request: Request) -> bool:
+    def grow(self, task: Task) -> bool:
         """See scheduler.Memory."""
-        seat = request.seat
+        seat = task.seat
         if seat.room > seat.tokens:
             return True
         try:
@@ -95,49 +153,61 @@ class Placing:
             return False
         return True
 
-    def release(self, request: Request) -> None:
+    def release(self, task: Task) -> None:
         """Take back a request's slots; what it has computed stays in the store until others need the room.
 
-        That is also a prompt that is computed in part, unless the request has failed.
-
-        Nothing stays of a request whose logits were damaged: its keys and values may be, too.
+        That is also a prompt that is computed in part, unless the request has failed. Of a module only the whole is of
+        use. Nothing stays of a request whose logits were damaged: its keys and values may be, too.
         """
-        seat = request.seat
+        seat = task.seat
         for prefill in seat.prefill:
             self._forget(prefill)
-            begun = None if request.error is not None else prefill.begun()
+            begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # a failed pass would have computed some of it, and did not
                 self._store.insert(*begun)
-        suspect = self._own(request, seat.hold.segments) if request.damaged else []
+        if isinstance(task, Request):
+            self._release_answer(task)
+        self._store.pool.free(seat.modules)
+        self._store.pool.free(seat.tail)
+        suspect = self._own(seat, seat.hold.tokens) if isinstance(task, Request) and task.damaged else []
+        seat.hold.release()
+        self._store.discard(suspect)
+        task.seat = Seat()
+        if task is self._encoding:
+            self._encoding = None
+
+    def _release_answer(self, request: Request) -> None:
+        """Let the store keep what a request has said."""
+        seat = request.seat
         kept = None if request.damaged else seat.kept(tuple(request.token_ids[request.seated_at :]))
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - seat.decoded):
             self._store.insert(*kept)
-        self._store.pool.free(seat.modules)
-        self._store.pool.free(seat.tail)
-        seat.hold.release()
-        self._store.discard(suspect)
-        request.stand()
 
-    def _own(self, request: Request, segments: Iterable[Segment]) -> list[Segment]:
-        """Those segments that lie in chunks of the request's own: it has computed them, and the store has kept them."""
+    def _own(self, seat: Seat, segments: Iterable[Segment]) -> set[Segment]:
+        """Those segments that lie in chunks of the seat's own: they were computed there, and kept by the store."""
         pool = self._store.pool
-        own = set(pool.chunks_of(request.seat.modules + request.seat.tail))
-        return [segment for segment in segments if own.issuperset(pool.chunks_of(segment.slots))]
+        own = set(pool.chunks_of(seat.modules + seat.tail))
+        return {segment for segment in segments if own.issuperset(pool.chunks_of(segment.slots))}
 
-    def computed(self, request: Request, prefill: Prefill) -> None:
+    def computed(self, task: Task, prefill: Prefill) -> None:
         """Keep a part of a request's prompt, now that all of it is computed.
 
         The request reads it in its own slots, and holds just that: where another copy is stored already, that one may
         go.
         """
-        seat = request.seat
+        seat = task.seat
         seat.prefill.remove(prefill)
         if prefill.keep is not None:
             self._forget(prefill)
-            if prefill.module:
-                request.encode_s = time.perf_counter() - seat.since
             kept = self._store.insert(prefill.keep, prefill.slots)
-            seat.hold.add(self._own(request, kept.segments))
+            own = self._own(seat, kept.segments)
+            for segment, tokens in kept.parts:
+                if segment in own:
+                    seat.hold.add(segment, tokens)
+        if isinstance(task, Encoding):
+            task.computed(prefill)
+        elif prefill.module:
+            task.encode_s = time.perf_counter() - seat.since
 
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
         """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""
@@ -146,21 +216,26 @@ class Placing:
     def _forget(self, prefill: Prefill) -> None:
         if prefill.pending is not None:
             first = prefill.pending.ids[0]
-            self._pending[first].remove(prefill.pending)
+            self._pending[first].remove(prefill)
             if not self._pending[first]:
                 del self._pending[first]
 
     def _survey(self, splice: Splice, *, find: bool = True) -> _Survey:
         """What is stored of a splice; nothing of it where ``find`` is False."""
-        specs = in_encoding_order(part.spec for part in splice if isinstance(part, Cached))
-        modules = {spec.key: (spec, self._store.get(spec) if find else None) for spec in specs}
-        wanted = {part.spec.key for part in splice if isinstance(part, Cached)}
+        specs = [part.spec for part in splice if isinstance(part, Cached)]
         beginnings = [
             self._store.longest(part.run, most=most) if find and isinstance(part, Fresh) and part.run else None
             for part, most in zip(splice, _readable(splice), strict=True)
         ]
+        return _Survey(self._survey_modules(specs, find=find).modules, tuple(beginnings))
+
+    def _survey_modules(self, specs: Sequence[SegmentSpec], *, find: bool = True) -> _Survey:
+        """What is stored of modules, and of what the missing ones attend to."""
+        wanted = {spec.key for spec in specs}
+        ordered = in_encoding_order(specs)
+        modules = {spec.key: (spec, self._store.get(spec) if find else None) for spec in ordered}
         needed = {spec.key for spec in in_encoding_order(modules[key][0] for key in wanted if modules[key][1] is None)}
-        return _Survey({key: entry for key, entry in modules.items() if key in wanted | needed}, tuple(beginnings))
+        return _Survey({key: entry for key, entry in modules.items() if key in wanted | needed}, ())
 
     def _knows_last(self, splice: Splice, survey: _Survey) -> bool:
         """Whether the KV of a prompt's last token is stored, and computed again for the logits behind it."""
@@ -172,43 +247,58 @@ class Placing:
         return isinstance(before, Cached) and survey.modules[before.spec.key][1] is not None
 
     def _somebody_computes(self, splice: Splice, survey: _Survey) -> bool:
-        if not self._pending:
-            return False
-        if any(self._is_pending(spec.run, 0, len(spec.ids)) for spec in survey.missing):
-            return True
-        parts = zip(splice, survey.beginnings, _readable(splice), strict=True)
         return any(
-            self._is_pending(part.run, found.tokens, most)
-            for part, found, most in parts
-            if isinstance(part, Fresh) and part.run is not None and found is not None
+            prefill.computed < common
+            for run, done, most in _wanted(splice, survey)
+            for prefill, common in self._computing(run, done, most)
         )
 
-    def _is_pending(self, run: TokenRun, done: int, most: int) -> bool:
-        """Whether somebody computes enough of a run's tokens from ``done`` on, of which the first ``most`` are read."""
-        if done >= most:
-            return False
-        worth = min(_WORTH_WAITING, most - done)
-        alike = [
-            other
-            for other in self._pending.get(run.ids[done], ())
-            if shared_length(other.ids, run.ids, done, most) >= worth
+    def _publish(self, splice: Splice, survey: _Survey) -> bool:
+        """Keep what others have computed by now, where that is all that this splice shares with them.
+
+        So nobody waits for the end of a prompt that goes on otherwise. Returns whether there was any.
+        """
+        shared = [
+            prefill
+            for run, done, most in _wanted(splice, survey)
+            for prefill, common in self._computing(run, done, most)
+            if prefill.computed >= common
         ]
-        if not alike:
-            return False
-        place = self._store.place(run.rest(done))
-        return any(self._store.place(other) == place for other in alike)
+        for prefill in shared:
+            begun = prefill.begun()
+            if begun is not None and prefill.keep is not None:
+                self._store.insert(*begun)
+                self._forget(prefill)
+                prefill.pending = prefill.keep.rest(len(begun[0].ids))
+                self._promise([prefill])
+        return bool(shared)
+
+    def _computing(self, run: TokenRun, done: int, most: int) -> Iterator[tuple[Prefill, int]]:
+        """Who computes enough of a run's tokens from ``done`` on, and how many; ``most``: of how many, read in all."""
+        if done >= most or run.ids[done] not in self._pending:
+            return
+        worth = min(_WORTH_WAITING, most - done)
+        place = None
+        for prefill in self._pending[run.ids[done]]:
+            assert prefill.pending is not None, "what is computed for nobody else is not waited for"
+            common = shared_length(prefill.pending.ids, run.ids, done, most)
+            if common < worth:
+                continue
+            place = place or self._store.place(run.rest(done))
+            if self._store.place(prefill.pending) == place:
+                yield prefill, common
 
     def _chunks_needed(self, splice: Splice, survey: _Survey) -> int:
-        """The chunks that a request holds when it sits down, those of what it finds and those of its own."""
+        """The chunks that it holds when it sits down, those of what it finds and those of its own."""
         pool = self._store.pool
-        held = {c for found in survey.found for segment in found.segments for c in pool.chunks_of(segment.slots)}
-        return len(held) + pool.chunks_for(survey.missing_tokens) + pool.chunks_for(_fresh_tokens(splice, survey) + 1)
+        held = {chunk for found in survey.found for chunk in pool.chunks_of(found.slots)}
+        return len(held) + pool.chunks_for(survey.missing_tokens) + pool.chunks_for(_tail_tokens(splice, survey))
 
-    def _check_capacity(self, needed: int) -> None:
+    def _check_capacity(self, needed: int, who: str) -> None:
         pool = self._store.pool
         if needed > pool.chunks:
             raise CapacityError(
-                f"the request needs {needed * pool.chunk_size} tokens of KV and the pool holds "
+                f"{who} needs {needed * pool.chunk_size} tokens of KV and the pool holds "
                 f"{pool.chunks * pool.chunk_size}; give kv_memory at least "
                 f"{needed * pool.chunk_size * pool.bytes_per_token / 2**20:.0f} MiB"
             )
@@ -218,7 +308,7 @@ class Placing:
         pool = self._store.pool
         modules = pool.chunks_for(survey.missing_tokens) * pool.chunk_size
         try:
-            room = self._store.allocate(modules + _fresh_tokens(splice, survey) + 1)
+            room = self._store.allocate(modules + _tail_tokens(splice, survey))
         except CapacityError:
             return None
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
@@ -256,7 +346,7 @@ def _lay_modules(survey: _Survey, slots: tuple[Run, ...], seat: Seat) -> dict[by
                 context += pieces_at(encoded[other.key], other.start)
         run = spec.run
         work = Work(spec.ids, Span(spec.start, len(spec.ids), context, encoded[spec.key]))
-        seat.prefill.append(Prefill(work, run, encoded[spec.key], run, module=True))
+        seat.prefill.append(Prefill(work, run, encoded[spec.key], run, spec.key))
     return encoded
 
 
@@ -282,16 +372,26 @@ def _whole(part: Fresh, found: Found | None, slots: tuple[Run, ...]) -> tuple[To
     """A run with all its slots, stored and own: what the store keeps, and what an answer carries on."""
     if part.run is None:
         return None
-    stored = () if found is None else tuple(r for s, length in found.parts for r in cut(s.slots, 0, length))
-    return part.run, stored + slots
+    return part.run, (() if found is None else found.slots) + slots
 
 
-def _fresh_tokens(splice: Splice, survey: _Survey) -> int:
+def _tail_tokens(splice: Splice, survey: _Survey) -> int:
+    """What a request computes of its own text, and its next token; an encoding has neither."""
     found = zip(splice, survey.beginnings, strict=True)
-    return sum(len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if isinstance(part, Fresh))
+    own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if isinstance(part, Fresh)]
+    return sum(own) + 1 if own else 0
+
+
+def _wanted(splice: Splice, survey: _Survey) -> Iterator[tuple[TokenRun, int, int]]:
+    """What is read and not stored, as runs: with how many of their tokens are stored, and how many are read."""
+    for spec in survey.missing:
+        yield spec.run, 0, len(spec.ids)
+    for part, found, most in zip(splice, survey.beginnings, _readable(splice), strict=True):
+        if isinstance(part, Fresh) and part.run is not None and found is not None:
+            yield part.run, found.tokens, most
 
 
 def _readable(splice: Splice) -> list[int]:
     """How many tokens of each fresh part may be read from the store: somebody has to compute the last logits."""
     lengths = [len(part.ids) if isinstance(part, Fresh) else 0 for part in splice]
-    return [*lengths[:-1], lengths[-1] - 1]
+    return [*lengths[:-1], lengths[-1] - 1] if lengths else []

@@ -17,7 +17,7 @@ from inlay.engine.sampler_report import Sampled
 from inlay.engine.sampler_row import Row
 from inlay.engine.seat import Seat, Work
 from inlay.engine.stream import TextStream
-from inlay.errors import ContextError, InlayError, ParameterError
+from inlay.errors import CapacityError, ContextError, InlayError, ParameterError
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 
@@ -29,6 +29,7 @@ class Request:
     share the prompt through the store like any others.
 
     priority: who goes first; a lower number does. deadline: when it ends in any case, on the clock of ``arrival``.
+    tenant, weight, sequences: see scheduler.Job.
     """
 
     id: str
@@ -48,6 +49,9 @@ class Request:
     arrival: float = field(default_factory=time.perf_counter)
     priority: int = 0
     deadline: float | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    sequences: int = 1
     usage: Usage | None = None
     seat: Seat = field(default_factory=Seat)
     seated_at: int = 0  # how many tokens it had said when it sat down
@@ -111,10 +115,6 @@ class Request:
         self.seat, self.seated_at = seat, len(self.token_ids)
         self.seated = self.seated or time.perf_counter()
 
-    def stand(self) -> None:
-        """Leave it."""
-        self.seat = Seat()
-
     def count(
         self, modules: dict[bytes, tuple[SegmentSpec, Found | None]], beginnings: Sequence[Found | None], known: bool
     ) -> None:
@@ -177,10 +177,18 @@ class Request:
         self.stream.push(token)
         self._check_end(token)
         if self.finished:
-            self.finished_at = now
-            self.stream.finish()  # what it held back may complete a stop string
-            if self.finish_reason == "length" and self.stream.stopped is not None:
-                self.finish_reason, self.stop_reason = "stop", self.stream.stopped
+            self._finish(now)
+
+    def refuse(self, error: Exception) -> None:
+        """End it, since it can never run again.
+
+        An answer of no given length that has outgrown the pool is as long as it gets: what it has said stays.
+        """
+        if isinstance(error, CapacityError) and self.token_ids and self.params.max_tokens is None:
+            self.finish_reason = "length"
+            self._finish(time.perf_counter())
+        else:
+            self.error = error
 
     def output(self) -> RequestOutput:
         """What a leader's request has come to so far."""
@@ -219,6 +227,12 @@ class Request:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+    def _finish(self, now: float) -> None:
+        self.finished_at = now
+        self.stream.finish()  # what it held back may complete a stop string
+        if self.finish_reason == "length" and self.stream.stopped is not None:
+            self.finish_reason, self.stop_reason = "stop", self.stream.stopped
 
     def _check_end(self, token: int) -> None:
         may_end = len(self.token_ids) >= self.params.min_tokens

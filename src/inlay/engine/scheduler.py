@@ -3,20 +3,28 @@
 Pure logic: jobs say what they still need, a memory says whether there is room, and time is an argument. In this order:
 
 1. jobs past their deadline end
-2. every answer that is under way gets its next token; where the pool has no chunk left for one, the job that comes
-   last in line is preempted: it loses its place in the pool and waits to be computed again
-3. prompts that are under way get what the token budget leaves, so that a long prompt does not hold up answers
+2. where all places are taken and a tenant has fewer than its share, the one that has most gives one up: its last job
+   is preempted, which means that it loses its place in the pool and waits to be computed again
+3. every answer that is under way gets its next token; where the pool has no chunk left for one, the job that comes
+   last in line is preempted
 4. waiting jobs are admitted while there is budget, a place in the batch and room in the pool
+5. prompts get what the token budget leaves, divided as fairness.py says, so that no long prompt holds up answers or
+   newcomers
 
-Jobs stand in line by priority (a lower number first), then by arrival.
+Jobs stand in line by priority (a lower number first), then by arrival. Of several tenants the one with the fewest
+running jobs for its weight is admitted from first. The line is shared, too: where it is full, a tenant with fewer jobs
+in it than its share puts out the last job of the tenant that has most, which ends with QueueFullError.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+from inlay.engine.fairness import Shares, crowded_out
 from inlay.errors import CapacityError, QueueFullError
 
 
@@ -26,14 +34,23 @@ class Admission(Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"
     LATER = "later"  # somebody is computing what it could share
+    DONE = "done"  # there is nothing left to compute
 
 
 class Job(Protocol):
-    """A request as the scheduler sees it. deadline: when it ends whether or not it has its answer; None for never."""
+    """A request, or an encoding, as the scheduler sees it.
+
+    deadline: when it ends whether or not it has its answer; None for never. tenant: whose it is; "" for nobody's in
+    particular, who are one tenant. weight: how large that tenant's share is beside others'. sequences: how many of
+    ``max_requests`` it is; 0 for one that computes no answer.
+    """
 
     priority: int
     arrival: float
     deadline: float | None
+    tenant: str
+    weight: float
+    sequences: int
 
     @property
     def prompt_left(self) -> int:
@@ -68,14 +85,16 @@ class Step(Generic[J]):
     """What the next forward pass computes, and who left.
 
     decode: jobs that compute one token. prefill: jobs with how many tokens of their prompts are computed.
-    preempted: jobs that wait again. expired: jobs past their deadline. failed: jobs that can never run, and why.
+    preempted: jobs that wait again. expired: jobs past their deadline. done: jobs that had nothing left to compute.
+    failed: jobs that can never run, or were put out of the line, and why.
     """
 
     decode: list[J] = field(default_factory=list)
     prefill: list[tuple[J, int]] = field(default_factory=list)
     preempted: list[J] = field(default_factory=list)
     expired: list[J] = field(default_factory=list)
-    failed: list[tuple[J, CapacityError]] = field(default_factory=list)
+    done: list[J] = field(default_factory=list)
+    failed: list[tuple[J, Exception]] = field(default_factory=list)
 
 
 class Scheduler(Generic[J]):
@@ -95,61 +114,187 @@ class Scheduler(Generic[J]):
         self._prefill_chunk = prefill_chunk
         self._max_waiting = max_waiting
         self._memory = memory
+        self._shares = Shares()
         self._line: dict[J, tuple[int, float, int]] = {}  # every job with its place in line
         self._count = 0
+        self._jobs: Counter[str] = Counter()  # of every tenant that has any
+        self._queues: dict[tuple[str, int], list[J]] = {}  # who waits, by tenant and sequences, in line
+        self._begun: set[J] = set()  # who was admitted once
+        self._refused: list[tuple[J, Exception]] = []  # who was put out of the line since the last step
         self._no_room: J | None = None  # who was told so since somebody left: until then it need not ask again
         self.waiting: list[J] = []
         self.running: list[J] = []
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to decide."""
+        return bool(self.running or self.waiting or self._refused)
+
     def add(self, job: J) -> None:
         """Let a job stand in line. Raises QueueFullError."""
-        if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
+        if self._max_waiting is not None and len(self.waiting) >= self._max_waiting and not self._put_out_for(job):
             raise QueueFullError(f"{len(self.waiting)} requests are waiting already, as many as max_waiting allows")
-        self._count += 1
-        self._line[job] = (job.priority, job.arrival, self._count)
-        self._queue(job)
+        if not self._jobs[job.tenant]:
+            self._shares.join(job.tenant, {tenant for tenant, count in self._jobs.items() if count})
+        self._jobs[job.tenant] += 1
+        self._stand(job)
 
     def remove(self, job: J) -> None:
         """Forget a job, wherever it stands, and take back what it has; nothing for one that is not known."""
-        if self._line.pop(job, None) is None:
+        if job not in self._line:
             return
         if job in self.running:
             self._leave(job)
         else:
-            self.waiting.remove(job)
+            self._unqueue(job)
             self._no_room = None
+        del self._line[job]
+        self._begun.discard(job)
+        self._jobs[job.tenant] -= 1
+        if not self._jobs[job.tenant]:
+            del self._jobs[job.tenant]
 
-    def step(self, now: float) -> Step[J]:
-        """Decide on the next forward pass. now: on the clock of arrivals and deadlines."""
-        step: Step[J] = Step()
+    def requeue(self, job: J) -> None:
+        """Take back what a running job has, and let it stand in line again as one that has just come."""
+        self._leave(job)
+        self._stand(job)
+
+    def step(self, now: float, max_prefill: int | None = None) -> Step[J]:
+        """Decide on the next forward pass.
+
+        now: on the clock of arrivals and deadlines. max_prefill: the most prompt tokens of this step; None for no
+        further bound.
+        """
+        step: Step[J] = Step(failed=self._refused)
+        self._refused = []
         self._expire(step, now)
+        self._give_up_a_place(step)
+        given_up = len(step.preempted)
         self._decode(step)
         budget = self._max_tokens - len(step.decode)
         if step.decode:
             budget = min(budget, self._prefill_chunk)
-        budget = self._prefill(step, budget)
-        if not step.preempted:
-            self._admit(step, budget)
+        if max_prefill is not None:
+            budget = min(budget, max_prefill)
+        if len(step.preempted) == given_up and budget > 0:  # where the pool is full, nobody joins
+            self._admit(step)
+        self._prefill(step, budget)
         return step
 
     def _expire(self, step: Step[J], now: float) -> None:
-        for job in [*self.running, *self.waiting]:
-            if job.deadline is not None and job.deadline <= now:
+        for jobs in (self.running, self.waiting):
+            for job in [job for job in jobs if job.deadline is not None and job.deadline <= now]:
                 self.remove(job)
                 step.expired.append(job)
 
+    def _give_up_a_place(self, step: Step[J]) -> None:
+        """Preempt one job of a tenant that has more than its share of the places, for one that has less."""
+        counts = self._running_by_tenant()
+        heads = [queue[0] for (_, sequences), queue in self._queues.items() if sequences]
+        if not heads or sum(count for count, _ in counts.values()) < self._max_requests:
+            return
+        head = min(heads, key=lambda job: self._turn(job, counts))
+        tenant = crowded_out(counts, head.tenant, head.weight)
+        if tenant is not None:
+            self._preempt(next(job for job in reversed(self.running) if job.tenant == tenant and job.sequences), step)
+
+    def _running_by_tenant(self) -> dict[str, tuple[int, float]]:
+        counts: dict[str, tuple[int, float]] = {}
+        for job in self.running:
+            if job.sequences:
+                counts[job.tenant] = counts.get(job.tenant, (0, 0.0))[0] + job.sequences, job.weight
+        return counts
+
     def _decode(self, step: Step[J]) -> None:
+        gone: set[J] = set()
         for job in list(self.running):
-            if job.prompt_left or job not in self.running:
+            if job.prompt_left or job in gone:
                 continue
             while not self._memory.grow(job):
                 last = self.running[-1]
+                gone.add(last)
                 self._preempt(last, step)
                 if last is job:
                     break
             else:
                 step.decode.append(job)
-        step.decode = [job for job in step.decode if job in self.running]
+        step.decode = [job for job in step.decode if job not in gone]
+        for job in step.decode:
+            self._shares.charge(job, 1)
+
+    def _prefill(self, step: Step[J], budget: int) -> None:
+        prompts = [job for job in self.running if job.prompt_left]
+        tokens = self._shares.split(prompts, max(0, budget))
+        step.prefill = [(job, tokens[job]) for job in prompts if tokens.get(job)]
+
+    def _admit(self, step: Step[J]) -> None:
+        places = self._max_requests - sum(job.sequences for job in self.running)
+        counts = self._running_by_tenant()
+        asked = dict.fromkeys(self._queues, 0)  # how many of each queue wait for somebody
+        while True:
+            heads = [
+                queue[asked[key]]
+                for key, queue in self._queues.items()
+                if asked[key] < len(queue) and key[1] <= max(0, places)
+            ]
+            job = min(heads, key=lambda job: self._turn(job, counts), default=None)
+            if job is None or job is self._no_room:
+                return
+            answer = self._ask(job, step)
+            if answer is Admission.NO_ROOM:
+                self._no_room = job
+                return  # nobody overtakes it: a large request would wait for ever
+            if answer is Admission.LATER:
+                assert self.running, "a job waits for what nobody computes"
+                asked[job.tenant, job.sequences] += 1
+            if answer is not None:
+                # One that waits for somebody keeps its place: a long line is not asked through at every step.
+                places -= job.sequences
+            if answer is Admission.ADMITTED:
+                count = counts.get(job.tenant, (0, 0.0))[0]
+                counts[job.tenant] = count + job.sequences, job.weight
+
+    def _ask(self, job: J, step: Step[J]) -> Admission | None:
+        """Whether a job that waits can run now, and see to it that it does; None for one that has left."""
+        try:
+            answer = self._memory.admit(job)
+        except Exception as error:  # it can never run, or there is a fault in what it asks for: its end, alone
+            self.remove(job)
+            step.failed.append((job, error))
+            return None
+        if answer is Admission.DONE:
+            self.remove(job)
+            step.done.append(job)
+            return None
+        if answer is Admission.NO_ROOM and not self.running:
+            self.remove(job)
+            step.failed.append((job, CapacityError(_ALONE)))
+            return None
+        if answer is Admission.ADMITTED:
+            self._unqueue(job)
+            self._begun.add(job)
+            insort(self.running, job, key=self._line.__getitem__)
+        return answer
+
+    def _turn(self, job: J, counts: dict[str, tuple[int, float]]) -> tuple[float, float, tuple[int, float, int]]:
+        """The lower, the earlier it is admitted. counts: of each tenant that runs, how many sequences."""
+        running = counts.get(job.tenant, (0, 0.0))[0]
+        return running / job.weight, self._shares.of(job.tenant), self._line[job]
+
+    def _put_out_for(self, job: J) -> bool:
+        """Make room in a full line for a tenant that has less than its share of it. Returns whether there is now."""
+        counts: dict[str, tuple[int, float]] = {}
+        for (name, _), queue in self._queues.items():
+            counts[name] = counts.get(name, (0, 0.0))[0] + len(queue), queue[0].weight
+        tenant = crowded_out(counts, job.tenant, job.weight)
+        mine = [] if tenant is None else self._queues.get((tenant, 1), [])
+        last = next((other for other in reversed(mine) if other not in self._begun), None)
+        if last is None:
+            return False
+        self.remove(last)
+        message = "the line of waiting requests is full, and others need a part of it; send the request again later"
+        self._refused.append((last, QueueFullError(message)))
+        return True
 
     def _leave(self, job: J) -> None:
         self.running.remove(job)
@@ -161,45 +306,19 @@ class Scheduler(Generic[J]):
         self._queue(job)
         step.preempted.append(job)
 
-    def _prefill(self, step: Step[J], budget: int) -> int:
-        for job in self.running:
-            tokens = min(budget, job.prompt_left)
-            if tokens > 0:
-                step.prefill.append((job, tokens))
-                budget -= tokens
-        return budget
-
-    def _admit(self, step: Step[J], budget: int) -> None:
-        places = self._max_requests - len(self.running)
-        for job in list(self.waiting):
-            if budget <= 0 or places <= 0 or job is self._no_room:
-                return
-            try:
-                answer = self._memory.admit(job)
-            except CapacityError as error:
-                self.remove(job)
-                step.failed.append((job, error))
-                continue
-            if answer is Admission.NO_ROOM and not self.running:
-                self.remove(job)
-                step.failed.append((job, CapacityError(_ALONE)))
-                continue
-            if answer is Admission.NO_ROOM:
-                self._no_room = job
-                return  # nobody overtakes it: a large request would wait for ever
-            places -= 1  # one that waits for somebody keeps its place: a long line is not asked through at every step
-            assert answer is Admission.ADMITTED or self.running, "a job waits for what nobody computes"
-            if answer is Admission.ADMITTED:
-                self.waiting.remove(job)
-                self._insert(self.running, job)
-                tokens = min(budget, job.prompt_left)
-                step.prefill.append((job, tokens))
-                budget -= tokens
+    def _stand(self, job: J) -> None:
+        """Give a job its place in line, and let it wait."""
+        self._count += 1
+        self._line[job] = (job.priority, job.arrival, self._count)
+        self._queue(job)
 
     def _queue(self, job: J) -> None:
-        self._insert(self.waiting, job)
+        for line in (self.waiting, self._queues.setdefault((job.tenant, job.sequences), [])):
+            insort(line, job, key=self._line.__getitem__)
 
-    def _insert(self, jobs: list[J], job: J) -> None:
-        place = self._line[job]
-        at = next((i for i, other in enumerate(jobs) if self._line[other] > place), len(jobs))
-        jobs.insert(at, job)
+    def _unqueue(self, job: J) -> None:
+        key = job.tenant, job.sequences
+        for line in (self.waiting, self._queues[key]):
+            del line[bisect_left(line, self._line[job], key=self._line.__getitem__)]
+        if not self._queues[key]:
+            del self._queues[key]

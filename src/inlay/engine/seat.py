@@ -35,26 +35,34 @@ class Prefill:
     keep: the run that the store keeps when this is computed, in ``slots``: this part and what was stored in front of
         it, so that a stored segment that goes on otherwise is cut where they part. None for nothing.
     pending: what of that this part computes.
-    module: whether it is a module's, not the request's own text.
+    key: the module's that it is; empty for a run of the request's own text.
     """
 
     left: Work | None
     keep: TokenRun | None
     slots: tuple[Run, ...]
     pending: TokenRun | None
-    module: bool = False
+    key: bytes = b""
+
+    @property
+    def module(self) -> bool:
+        """Whether it is a module's, not the request's own text."""
+        return bool(self.key)
 
     @property
     def tokens_left(self) -> int:
         return 0 if self.left is None else self.left.span.length
 
+    @property
+    def computed(self) -> int:
+        """How many of the tokens that it computes for others, too, are computed."""
+        return 0 if self.pending is None else len(self.pending.ids) - self.tokens_left
+
     def begun(self) -> tuple[TokenRun, tuple[Run, ...]] | None:
-        """What the store may keep of the request's own text that is computed to some token and no further."""
-        if self.module or self.left is None or self.keep is None or self.pending is None:
+        """What the store may keep of what is computed to some token and no further."""
+        if self.left is None or self.keep is None or not self.computed:
             return None
         done = len(self.keep.ids) - self.tokens_left
-        if done == len(self.keep.ids) - len(self.pending.ids):
-            return None
         return self.keep.beginning(done), cut(self.slots, 0, done)
 
     def take(self, tokens: int) -> Work:

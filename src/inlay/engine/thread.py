@@ -11,17 +11,17 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from inlay.engine.encoder import Task
 from inlay.engine.engine import Engine
-from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 #: Called on the engine's thread whenever a request has a new token or has ended. It must be quick and must not raise.
-Listener = Callable[[Request], None]
+Listener = Callable[[Any], None]
 
 
 class EngineThread:
@@ -37,19 +37,19 @@ class EngineThread:
         self._turn = threading.RLock()  # whoever has it may touch the engine
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
-        self._listeners: dict[Request, Listener] = {}
+        self._listeners: dict[Task, Listener] = {}
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    def submit(self, request: Request, listener: Listener) -> None:
+    def submit(self, request: Task, listener: Listener) -> None:
         """Queue a request. One that cannot be queued ends at once, with its error."""
         self._post(lambda: self._add(request, listener))
 
-    def cancel(self, request: Request) -> Future[None]:
+    def cancel(self, request: Task) -> Future[None]:
         """Give a request up, wherever it stands, with the answers that follow it; its listener hears no more of it."""
         return self.call(lambda: self._drop(request))
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: Task) -> None:
         """Give a request up and tell its listener so."""
         self._post(lambda: self._end(request, AbortedError(f"request {request.id} was aborted")))
 
@@ -129,20 +129,20 @@ class EngineThread:
                 self._tell(request)
             raise
 
-    def _add(self, request: Request, listener: Listener) -> None:
+    def _add(self, request: Task, listener: Listener) -> None:
         self._listeners[request] = listener
         try:
             self._engine.add(request)
         except InlayError as error:
             self._end(request, error)
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: Task) -> None:
         self._listeners.pop(request, None)
         for member in request.family:
             if not member.finished:
                 self._engine.release(member)
 
-    def _tell(self, request: Request) -> None:
+    def _tell(self, request: Task) -> None:
         listener = self._listeners.get(request)
         if listener is None:
             return
@@ -154,7 +154,7 @@ class EngineThread:
             logger.exception("nobody can be told of request %s any more", request.id)
             self._drop(request)
 
-    def _end(self, request: Request, error: BaseException) -> None:
+    def _end(self, request: Task, error: BaseException) -> None:
         for member in request.family:
             if not member.finished:
                 self._engine.release(member)

@@ -170,6 +170,7 @@ class Answer(Response):
                 reuse=order.reuse,
                 positions=call.positions,
                 cache_salt=order.tenant.salt,
+                tenant=order.tenant.name,
                 stream_interval=self._service.settings.stream_interval if call.stream else _COUNTED_EVERY,
             )
             for name, prompt in zip(names, call.prompts, strict=True)

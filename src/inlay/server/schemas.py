@@ -59,7 +59,7 @@ _WRONG = {
     403: "More than the key or the server allows.",
     404: "There is no such schema.",
     408: "The body came too slowly.",
-    409: "There is one of that name.",
+    409: "There is one of that name; or it was deleted or replaced while it was encoded.",
     412: "If-Match names another version.",
     413: "The body is too large.",
     415: "The body is neither JSON nor XML, or there is none and no Content-Type.",
@@ -83,7 +83,7 @@ async def create(request: Request) -> Response:
             entry = await service.schemas.create(source, salt=salt, reuse=reuse, positions=body.positions)
         except PMLError as error:
             return _refused(error, body)
-        await _encode(service.schemas, entry, body, bill)
+        await _encode(service.schemas, entry, body, tenant, bill)
         return await _shown(service.schemas, entry, status=201)
 
 
@@ -130,7 +130,7 @@ async def replace(request: Request, name: str) -> Response:
             )
         except PMLError as error:
             return _refused(error, body)
-        await _encode(service.schemas, entry, body, bill)
+        await _encode(service.schemas, entry, body, tenant, bill)
         return await _shown(service.schemas, entry)
 
 
@@ -151,7 +151,7 @@ async def warm(request: Request, name: str, public: Public = None, stream: bool 
         missing = await _missing(service.schemas, entry)
         bill.hold(tokens=missing)  # others of the tenant's may have used up its tokens meanwhile
         bill.tokens(missing)
-        warming = await service.schemas.warm(entry)
+        warming = await service.schemas.warm(entry, tenant.name)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(_events(service.schemas, warming), media_type="text/event-stream", headers=headers)
@@ -248,11 +248,11 @@ async def _missing(shelf: SchemaShelf, entry: Entry) -> int:
     return sum(of - tokens for of, tokens in (await shelf.stored(entry)).values())
 
 
-async def _encode(shelf: SchemaShelf, entry: Entry, body: SchemaOptions, bill: Pass) -> None:
+async def _encode(shelf: SchemaShelf, entry: Entry, body: SchemaOptions, tenant: Tenant, bill: Pass) -> None:
     if body.encode is False or entry.reuse is None:
         return
     bill.tokens(await _missing(shelf, entry))
-    warming = await shelf.warm(entry)
+    warming = await shelf.warm(entry, tenant.name)
     if body.encode is True:
         await warming.result()
 

@@ -159,24 +159,25 @@ class SchemaShelf:
             return await self._keep(source, current.salt, reuse, positions, current.versions)
 
     async def remove(self, before: Entry, *, if_match: str | None) -> None:
-        """Take a schema from the shelf; requests under way finish. Raises BodyError."""
+        """Take a schema from the shelf; requests under way finish, its encoding ends. Raises BodyError."""
         async with self._locks[before.salt]:
             entry = await self._current(before, if_match)
             self._llm.remove_schema(entry.name, cache_salt=entry.salt)
             self._warmings.pop((entry.salt, entry.name), None)
             del self._entries[entry.salt, entry.name]
 
-    async def warm(self, entry: Entry) -> Warming:
+    async def warm(self, entry: Entry, tenant: str = "") -> Warming:
         """Encode a schema's modules, those that are not; joins whoever does so already. Raises BodyError.
 
-        It goes on to its end whoever waits for it, also where the schema is replaced or deleted meanwhile.
+        It goes on to its end whoever waits for it, unless the schema is replaced or deleted meanwhile.
+        tenant: the name of who asks for it.
         """
         async with self._locks[entry.salt]:  # no change is half done
             key = (entry.salt, entry.name)
             if key not in self._entries:
                 raise _unknown(entry.name)
             if key not in self._warmings or self._warmings[key].over:
-                self._warmings[key] = Warming(self._llm, self._entries[key])
+                self._warmings[key] = Warming(self._llm, self._entries[key], tenant)
             return self._warmings[key]
 
     def warming(self, entry: Entry) -> Warming | None:
@@ -217,7 +218,7 @@ class SchemaShelf:
         """The entry that to change where this one stood. Raises BodyError where that is not what was meant."""
         key = (before.salt, before.name)
         if key in self._warmings:
-            await self._warmings[key].begun()  # until then it might put back what is taken away now
+            await self._warmings[key].begun()  # until then it might put back what is taken away
         entry = self._entries.get(key)
         if entry is None:
             raise _unknown(before.name)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from inlay.async_llm import AsyncLLM
-from inlay.errors import InlayError
-from inlay.openai.failures import Failure, failure_of
+from inlay.errors import AbortedError, InlayError
+from inlay.openai.failures import BodyError, Failure, failure_of
 from inlay.server.logs import SURPRISE
 
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class Warming:
-    """Encodes a schema from now on, to its end, whoever watches. One event loop's.
+    """Encodes a schema from now on, to its end, whoever watches; or until the schema is deleted or replaced.
 
-    entry: what is encoded. done, total: tokens; both 0 until the first of them are encoded.
-    failure: what ended it before its time.
+    One event loop's. entry: what is encoded. tenant: who pays with its share of the passes. done, total: tokens; both 0
+    until the schema is laid out. failure: what ended it before its time.
     """
 
-    def __init__(self, llm: AsyncLLM, entry: Entry) -> None:
+    def __init__(self, llm: AsyncLLM, entry: Entry, tenant: str) -> None:
         self.entry = entry
+        self._tenant = tenant
         self.done = 0
         self.total = 0
         self.failure: Failure | None = None
@@ -39,7 +40,7 @@ class Warming:
         return self._task.done()
 
     async def begun(self) -> None:
-        """Wait until the schema is laid out and some of it is encoded, or all is over."""
+        """Wait until the schema is laid out and known to the model, or all is over."""
         if not self.over and not self.total:
             await self._news.wait()
 
@@ -49,13 +50,13 @@ class Warming:
         return self
 
     async def watch(self) -> AsyncIterator[tuple[int, int]]:
-        """(done, total) whenever they change, until the end; one who is slow misses some."""
-        seen = (0, 0)
+        """(done, total) whenever more is done, until the end; one who is slow misses some."""
+        seen = 0
         while True:
-            news, now = self._news, (self.done, self.total)
-            if now != seen:
-                seen = now
-                yield now
+            news, done = self._news, self.done
+            if done != seen:
+                seen = done
+                yield done, self.total
             elif self.over:
                 return
             else:
@@ -71,8 +72,11 @@ class Warming:
                     positions=entry.positions,
                     progress=self._tell,
                     cache_salt=entry.salt,
+                    tenant=self._tenant,
                 )
                 await asyncio.sleep(0)  # the last of what _tell was told comes before the end
+        except AbortedError as error:
+            self.failure = failure_of(BodyError(str(error), code="encoding_ended", status=409))
         except InlayError as error:
             self.failure = failure_of(error)
             logger.warning("a schema could not be encoded: %s", self.failure.code or self.failure.type)
