@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from inlay.base import Base
 from inlay.cache.segment import SegmentSpec
+from inlay.config import check_seconds
 from inlay.engine.encoder import Progress
 from inlay.engine.request import Request
 from inlay.errors import InlayError, ParameterError
-from inlay.inputs import PromptInput
+from inlay.inputs import PromptInput, check_params
 from inlay.layout import SchemaLayout
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.types import RequestOutput, SamplingParams
@@ -31,7 +34,7 @@ class AsyncLLM(Base):
         # On a thread that ends: OpenMP would keep those of this one beside the engine's (engine/thread.py).
         with ThreadPoolExecutor(max_workers=1) as loader:
             loader.submit(super().__init__, model, **settings).result()
-        self._named: dict[str, Request] = {}
+        self._under_way: dict[str, _UnderWay] = {}  # by request_id
 
     async def generate(
         self,
@@ -51,50 +54,59 @@ class AsyncLLM(Base):
         A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
 
         prompt, sampling_params, reuse, positions, cache_salt: as in ``LLM.generate``.
-        request_id: a name for ``abort``; None for a number.
+        request_id: a name for ``abort``, that no other request under way has; None for a random one.
         priority: who goes first where not all can run; a lower number does.
         timeout_s: seconds after which the request ends with a DeadlineError.
         stream_interval: of how many new tokens to hear at once, over all answers; None for the whole answer alone. Who
             asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
-        Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
+        Raises InlayError: for a wrong argument at once, for a full queue and other faults when they end the request.
         """
-        if timeout_s is not None and not timeout_s > 0:
-            raise ParameterError(f"timeout_s is {timeout_s!r}; it must be a number of seconds above 0, or None")
-        if stream_interval is not None and stream_interval < 1:
-            raise ParameterError(f"stream_interval is {stream_interval}; it must be at least 1, or None")
-        if request_id is not None and request_id in self._named:
-            raise ParameterError(f"request_id '{request_id}' is taken by a request that is under way; give another one")
-        request = await asyncio.to_thread(
-            self._request,
-            prompt,
-            sampling_params or SamplingParams(),
-            self._policy(reuse, positions, cache_salt),
-            priority=priority,
-            timeout_s=timeout_s,
-        )
-        if request_id is not None:
-            request.rename(request_id)
-        news = _News(asyncio.get_running_loop(), stream_interval)
-        self._named[request.id] = request
+        params = SamplingParams() if sampling_params is None else sampling_params
+        _check_arguments(params, request_id, priority, stream_interval)
+        timeout_s = check_seconds("timeout_s", timeout_s)
+        policy = self._policy(reuse, positions, cache_salt)
+        name, under_way = self._begin(request_id)
         try:
+            request = await asyncio.to_thread(
+                self._request, prompt, params, policy, priority=priority, timeout_s=timeout_s
+            )
+            request.rename(name)
+            news = _News(asyncio.get_running_loop(), stream_interval)
             self._thread.submit(request, news.tell)
+            under_way.request = request  # behind its submission, so that nobody aborts what is not there yet
+            if under_way.aborted:
+                self._thread.abort(request)
             finished = False
             while not finished:
                 output = await news.next()
                 finished = output.finished
                 yield output
         finally:
-            del self._named[request.id]
-            if not request.answered:
-                self._thread.cancel(request)
+            del self._under_way[name]
+            if under_way.request is not None and not under_way.request.answered:
+                self._thread.cancel(under_way.request)
+
+    def _begin(self, request_id: str | None) -> tuple[str, _UnderWay]:
+        """Take a name before anything is waited for. Raises ParameterError where it is taken."""
+        name = uuid.uuid4().hex if request_id is None else request_id
+        if name in self._under_way:
+            raise ParameterError(f"request_id '{name}' is taken by a request that is under way; give another one")
+        under_way = self._under_way[name] = _UnderWay()
+        return name, under_way
 
     def abort(self, request_id: str) -> bool:
         """Give a request up; its stream ends with an error. Returns whether there was one of that name."""
-        request = self._named.get(request_id)
-        if request is None:
+        under_way = self._under_way.get(request_id)
+        if under_way is None:
             return False
-        self._thread.abort(request)
+        under_way.aborted = True
+        if under_way.request is not None:
+            self._thread.abort(under_way.request)
         return True
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError where a fault has ended the engine, and InlayError where it was shut down."""
+        self._thread.check_open()
 
     async def add_schema(
         self,
@@ -106,7 +118,9 @@ class AsyncLLM(Base):
         progress: Progress | None = None,
         cache_salt: str | None = None,
     ) -> SchemaLayout:
-        """See LLM.add_schema. Requests go on meanwhile: they have a step after every ``prefill_chunk`` tokens.
+        """See LLM.add_schema. Requests go on meanwhile: they have a step after every pass.
+
+        A pass is of ``prefill_chunk`` tokens, or of as many as ``max_pass_s`` allows.
 
         progress: called with how many of the schema's tokens are encoded, and how many there are, on the engine's
             thread.
@@ -156,11 +170,35 @@ class AsyncLLM(Base):
             return news is not None
 
         try:
-            while await asyncio.wrap_future(self._thread.call(one_pass)):
+            while await asyncio.wrap_future(self._thread.call(one_pass, is_pass=True)):
                 pass
         finally:
             with suppress(InlayError):  # the engine may have been shut down meanwhile
                 self._thread.call(passes.close)
+
+
+@dataclass(eq=False, slots=True)
+class _UnderWay:
+    """What goes by a request_id: a request, or one that is being made, which can be given up already."""
+
+    request: Request | None = None
+    aborted: bool = False
+
+
+def _check_arguments(params: object, request_id: object, priority: object, stream_interval: object) -> None:
+    """Raises ParameterError."""
+    check_params(params)
+    if request_id is not None and not (isinstance(request_id, str) and request_id):
+        raise ParameterError(f"request_id is {request_id!r:.100}; give a text that is not empty, or None")
+    if not _is_whole(priority):
+        raise ParameterError(f"priority is {priority!r:.100}; it must be a whole number, and a lower one goes first")
+    if stream_interval is not None and not (_is_whole(stream_interval) and stream_interval >= 1):
+        kind = "at least 1" if _is_whole(stream_interval) else "a whole number"
+        raise ParameterError(f"stream_interval is {stream_interval!r:.100}; it must be {kind}, or None")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class _News:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from inlay.base import Base
+from inlay.cache.segment import SegmentSpec
 from inlay.engine.encoder import Progress
 from inlay.engine.request import Request
 from inlay.errors import InlayError, ParameterError
-from inlay.inputs import Message, PromptInput, check_ids, is_several
+from inlay.inputs import Message, PromptInput, check_ids, check_params, is_several
 from inlay.layout import SchemaLayout
 from inlay.library import Policy
 from inlay.pml import Prompt, PromptBuilder, Schema
@@ -46,14 +48,14 @@ class LLM(Base):
 
         encode: False leaves each segment to the first prompt that needs it.
         reuse, positions: the policy to encode for; None for the engine's defaults.
-        progress: called with the number of tokens encoded and to encode.
+        progress: called with the number of tokens encoded and to encode, after every pass.
         cache_salt: makes it private: only requests with this salt know it, and theirs goes before a public one of the
             same name. None for everybody's.
         Raises PMLError, ParameterError, CapacityError.
         """
         layout, specs = self._schema(schema, self._policy(reuse, positions, cache_salt))
         if encode:
-            self._thread.call(lambda: self._engine.encode(specs, progress)).result()
+            self._encode(specs, progress)
         return layout
 
     def warm(
@@ -67,7 +69,7 @@ class LLM(Base):
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
         specs = self._segments_of(prompt, self._policy(reuse, positions, cache_salt))
-        self._thread.call(lambda: self._engine.encode(specs, progress)).result()
+        self._encode(specs, progress)
 
     def generate(
         self,
@@ -151,12 +153,24 @@ class LLM(Base):
             pass
         return [torch.stack(request.distributions) for request in requests]
 
+    def _encode(self, specs: Sequence[SegmentSpec], progress: Progress | None) -> None:
+        passes = self._engine.encoding(specs, self.config.max_num_batched_tokens)
+        try:
+            while (news := self._thread.run(lambda: next(passes, None))) is not None:
+                if progress is not None:
+                    progress(*news)
+        finally:
+            with suppress(InlayError):  # the engine may have been shut down meanwhile
+                self._thread.call(passes.close)
+
     def _requests_of(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, policy: Policy
     ) -> list[Request]:
         several = list(prompts) if is_several(prompts) else [prompts]
         params = sampling_params if sampling_params is not None else SamplingParams()
-        each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(several)
+        for one in each:
+            check_params(one)
         if len(each) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
         return [self._request(prompt, p, policy) for prompt, p in zip(several, each, strict=True)]
@@ -204,5 +218,7 @@ class LLM(Base):
             self._give_up([request])
 
     def _give_up(self, requests: Sequence[Request]) -> None:
-        for future in [self._thread.cancel(request) for request in requests if not request.answered]:
-            future.result()
+        """Waits for nobody: of an abandoned generator it is called by the garbage collector, wherever that runs."""
+        for request in requests:
+            if not request.answered:
+                self._thread.cancel(request)

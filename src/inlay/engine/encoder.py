@@ -6,7 +6,8 @@ and the text that it is anchored to can be encoded in the same pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from inlay.attention.plan import Piece, Span, pieces_at
 from inlay.cache.contexts import in_encoding_order
@@ -15,6 +16,7 @@ from inlay.cache.pool import Run, cut
 from inlay.cache.segment import SegmentSpec
 from inlay.cache.splice import pieces
 from inlay.cache.store import SegmentStore
+from inlay.engine.pass_budget import PassBudget
 from inlay.engine.runner import Runner
 from inlay.engine.seat import Work
 
@@ -24,13 +26,15 @@ Progress = Callable[[int, int], None]
 class Encoder:
     """Fills the store with segments.
 
-    max_tokens: how many tokens go into one forward pass at most.
+    max_tokens: how many tokens go into one forward pass at most. budget: how many, so that it takes no longer than it
+        should.
     """
 
-    def __init__(self, store: SegmentStore, runner: Runner, max_tokens: int) -> None:
+    def __init__(self, store: SegmentStore, runner: Runner, max_tokens: int, budget: PassBudget) -> None:
         self._store = store
         self._runner = runner
         self._max_tokens = max_tokens
+        self._budget = budget
 
     def encode(self, specs: Iterable[SegmentSpec], progress: Progress | None = None) -> None:
         """Make sure that segments are stored, and what the missing ones attend to.
@@ -80,9 +84,11 @@ class Encoder:
             context = tuple(piece for other in spec.context for piece in stored(other))
             work.append(Work(spec.ids, Span(spec.start, len(spec.ids), context, slots[spec.key])))
         total, done = sum(len(spec.ids) for spec in missing), 0
-        for batch in batches(work, max_tokens):
+        for batch in batches(work, lambda: self._budget.tokens(max_tokens)):
+            began, tokens = time.perf_counter(), sum(w.span.length for w in batch)
             self._runner.run(batch, rows=[])
-            done += sum(w.span.length for w in batch)
+            self._budget.took(tokens, time.perf_counter() - began)
+            done += tokens
             yield done, total
 
 
@@ -95,20 +101,22 @@ def _side_by_side(specs: Sequence[SegmentSpec], block: tuple[Run, ...]) -> dict[
     return slots
 
 
-def batches(work: Sequence[Work], max_tokens: int) -> list[list[Work]]:
-    """Cut a list of work, in order, into batches of at most ``max_tokens`` tokens, splitting work where it must."""
-    made: list[list[Work]] = []
-    room = 0
+def batches(work: Sequence[Work], max_tokens: Callable[[], int]) -> Iterator[list[Work]]:
+    """Cut a list of work, in order, into batches, splitting work where it must.
+
+    max_tokens: asked before every batch, for the most tokens that it may have.
+    """
+    batch: list[Work] = []
+    room = max_tokens()
     for item in work:
-        rest: Work | None = item
-        while rest is not None:
-            if room == 0:
-                made.append([])
-                room = max_tokens
-            if rest.span.length <= room:
-                part, rest = rest, None
-            else:
+        rest = item
+        while rest.span.length > room:
+            if room:
                 part, rest = rest.split(room)
-            made[-1].append(part)
-            room -= part.span.length
-    return made
+                batch.append(part)
+            yield batch
+            batch, room = [], max_tokens()
+        batch.append(rest)
+        room -= rest.span.length
+    if batch:
+        yield batch

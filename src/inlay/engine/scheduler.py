@@ -68,14 +68,14 @@ class Step(Generic[J]):
     """What the next forward pass computes, and who left.
 
     decode: jobs that compute one token. prefill: jobs with how many tokens of their prompts are computed.
-    preempted: jobs that wait again. expired: jobs past their deadline. failed: jobs that can never run, and why.
+    preempted: jobs that wait again. expired: jobs past their deadline. failed: jobs that cannot run, and why.
     """
 
     decode: list[J] = field(default_factory=list)
     prefill: list[tuple[J, int]] = field(default_factory=list)
     preempted: list[J] = field(default_factory=list)
     expired: list[J] = field(default_factory=list)
-    failed: list[tuple[J, CapacityError]] = field(default_factory=list)
+    failed: list[tuple[J, Exception]] = field(default_factory=list)
 
 
 class Scheduler(Generic[J]):
@@ -119,14 +119,20 @@ class Scheduler(Generic[J]):
             self.waiting.remove(job)
             self._no_room = None
 
-    def step(self, now: float) -> Step[J]:
-        """Decide on the next forward pass. now: on the clock of arrivals and deadlines."""
+    def step(self, now: float, max_prefill: int | None = None) -> Step[J]:
+        """Decide on the next forward pass.
+
+        now: on the clock of arrivals and deadlines. max_prefill: the most prompt tokens of this step; None for no
+        further bound.
+        """
         step: Step[J] = Step()
         self._expire(step, now)
         self._decode(step)
         budget = self._max_tokens - len(step.decode)
         if step.decode:
             budget = min(budget, self._prefill_chunk)
+        if max_prefill is not None:
+            budget = min(budget, max_prefill)
         budget = self._prefill(step, budget)
         if not step.preempted:
             self._admit(step, budget)
@@ -176,7 +182,7 @@ class Scheduler(Generic[J]):
                 return
             try:
                 answer = self._memory.admit(job)
-            except CapacityError as error:
+            except Exception as error:  # it can never run, or there is a fault in what it asks for: its end, alone
                 self.remove(job)
                 step.failed.append((job, error))
                 continue
