@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inlay.attention.plan import Plan, advance, build_plan
@@ -119,15 +119,19 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
-    def step(self, *, interruptible: bool = True) -> list[Request]:
+    def step(self, *, on_leave: Callable[[Request], None] | None = None, interruptible: bool = True) -> list[Request]:
         """Schedule, run one forward pass, sample. Returns the requests that have a new token, or have ended.
 
+        on_leave: called with those who end before the pass, so that they need not wait for it.
         interruptible: whether what stops a program (KeyboardInterrupt, SystemExit) is raised again, when those in the
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
         began = time.perf_counter()
         step = self.scheduler.step(began, self._budget.tokens(self._max_tokens))
         ended = self._leave(step)
+        if on_leave is not None:
+            for request in ended:
+                on_leave(request)
         made = self._pass(step)
         if not made.work:
             return ended

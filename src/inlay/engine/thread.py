@@ -200,7 +200,7 @@ class EngineThread:
         if self._orders.closed or not self._engine.busy:
             return
         try:
-            heard = self._engine.step(interruptible=not self._own)
+            heard = self._engine.step(on_leave=self._tell_leader, interruptible=not self._own)
             for request in dict.fromkeys(member.leader or member for member in heard):
                 self._tell(request)  # once a step, however many of its answers have news
         except BaseException as error:
@@ -258,6 +258,9 @@ class EngineThread:
             request.error = fault_of(error)
             with suppress(Exception):  # somebody's event loop may have gone
                 listener(request)
+
+    def _tell_leader(self, member: Request) -> None:
+        self._tell(member.leader or member)
 
     def _fail_all(self, error: Exception) -> None:
         for request in list(self._listeners):
