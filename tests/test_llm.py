@@ -335,12 +335,23 @@ def test_wrong_settings():
         ({"kv_memory": "much"}, "kv_memory is 'much'; write a number of bytes, or for example '4GiB'"),
         ({"chunk_size": 0}, "chunk_size is 0; it must be a whole number of at least 1"),
         ({"max_num_seqs": True}, "max_num_seqs is True"),
+        ({"max_pass_s": 0}, "max_pass_s is 0; it must be a number of seconds above 0, or None"),
+        ({"max_pass_s": math.nan}, "max_pass_s is nan; it must be a number of seconds above 0, or None"),
+        ({"max_pass_s": True}, "max_pass_s is True; it must be a number of seconds above 0, or None"),
         ({"placeholders": "x"}, "placeholders is 'x'; use one of none, unk"),
         ({"gpu_memory_utilization": 0.9}, "LLM has no setting 'gpu_memory_utilization'; settings are model, dtype"),
         ({"attention_backend": "triton"}, "attention backend 'triton' does not exist"),
     ):
         with pytest.raises(ParameterError, match=sentence):
             LLM(tiny("llama"), **settings)
+
+
+def test_params_that_are_none_are_refused(llm):
+    for params in ({"temperature": 0}, [GREEDY, {"temperature": 0}]):
+        with pytest.raises(
+            ParameterError, match=r"sampling_params is \{'temperature': 0\}; give an inlay.SamplingParams"
+        ):
+            llm.generate(["Hello", "Good morning"], params)
 
 
 def test_params_for_each_prompt(llm):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from inlay.base import Base, removed
+from inlay.config import check_seconds
 from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError, ParameterError
-from inlay.inputs import PromptInput
+from inlay.inputs import PromptInput, check_params
 from inlay.layout import SchemaLayout
 from inlay.library import Policy
 from inlay.pml import Prompt, PromptBuilder, Schema
@@ -33,7 +36,7 @@ class AsyncLLM(Base):
         # On a thread that ends: OpenMP would keep those of this one beside the engine's (engine/thread.py).
         with ThreadPoolExecutor(max_workers=1) as loader:
             loader.submit(super().__init__, model, **settings).result()
-        self._named: dict[str, Request] = {}
+        self._under_way: dict[str, _UnderWay] = {}  # by request_id
 
     async def generate(
         self,
@@ -56,7 +59,7 @@ class AsyncLLM(Base):
         A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
 
         prompt, sampling_params, reuse, positions, cache_salt: as in ``LLM.generate``.
-        request_id: a name for ``abort``; None for a number.
+        request_id: a name for ``abort``, that no other request under way has; None for a random one.
         priority: who goes first where not all can run; a lower number does.
         timeout_s: seconds after which the request ends with a DeadlineError, wherever it stands: also while its prompt
             is tokenized and its grammar compiled.
@@ -65,39 +68,42 @@ class AsyncLLM(Base):
             asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
         tenant: whose request it is. Tenants share the passes, the places and the line (docs/batching.md).
         weight: how large its share is beside those of others.
-        Raises InlayError: for a wrong prompt at once, for a full queue and other faults when they end the request.
+        Raises InlayError: for a wrong argument at once, for a full queue and other faults when they end the request.
         """
-        if timeout_s is not None and not timeout_s > 0:
-            raise ParameterError(f"timeout_s is {timeout_s!r}; it must be a number of seconds above 0, or None")
-        if stream_interval is not None and stream_interval < 1:
-            raise ParameterError(f"stream_interval is {stream_interval}; it must be at least 1, or None")
-        if request_id is not None and request_id in self._named:
-            raise ParameterError(f"request_id '{request_id}' is taken by a request that is under way; give another one")
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        _check_arguments(params, request_id, priority, stream_interval)
+        timeout_s = check_seconds("timeout_s", timeout_s)
+        policy = self._policy(reuse, positions, cache_salt)
         began = time.perf_counter() if arrival is None else arrival
-        request = await self._prepared(
-            prompt,
-            sampling_params if sampling_params is not None else self.get_default_sampling_params(),
-            self._policy(reuse, positions, cache_salt),
-            priority=priority,
-            deadline=None if timeout_s is None else began + timeout_s,
-            tenant=tenant,
-            weight=weight,
-        )
-        if request_id is not None:
-            request.rename(request_id)
-        news = _News(asyncio.get_running_loop(), stream_interval)
-        self._named[request.id] = request
+        deadline = None if timeout_s is None else began + timeout_s
+        name, under_way = self._begin(request_id)
         try:
+            request = await self._prepared(
+                prompt, params, policy, deadline=deadline, priority=priority, tenant=tenant, weight=weight
+            )
+            request.rename(name)
+            news = _News(asyncio.get_running_loop(), stream_interval)
             self._thread.submit(request, news.tell)
+            under_way.request = request  # behind its submission, so that nobody aborts what is not there yet
+            if under_way.aborted:
+                self._thread.abort(request)
             finished = False
             while not finished:
                 output = await news.next()
                 finished = output.finished
                 yield output
         finally:
-            del self._named[request.id]
-            if not request.answered:
-                self._thread.cancel(request)
+            del self._under_way[name]
+            if under_way.request is not None and not under_way.request.answered:
+                self._thread.cancel(under_way.request)
+
+    def _begin(self, request_id: str | None) -> tuple[str, _UnderWay]:
+        """Take a name before anything is waited for. Raises ParameterError where it is taken."""
+        name = uuid.uuid4().hex if request_id is None else request_id
+        if name in self._under_way:
+            raise ParameterError(f"request_id '{name}' is taken by a request that is under way; give another one")
+        under_way = self._under_way[name] = _UnderWay()
+        return name, under_way
 
     async def _prepared(
         self, prompt: PromptInput, params: SamplingParams, policy: Policy, *, deadline: float | None, **of_job: Any
@@ -115,11 +121,17 @@ class AsyncLLM(Base):
 
     def abort(self, request_id: str) -> bool:
         """Give a request up; its stream ends with an error. Returns whether there was one of that name."""
-        request = self._named.get(request_id)
-        if request is None:
+        under_way = self._under_way.get(request_id)
+        if under_way is None:
             return False
-        self._thread.abort(request)
+        under_way.aborted = True
+        if under_way.request is not None:
+            self._thread.abort(under_way.request)
         return True
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError where a fault has ended the engine, and InlayError where it was shut down."""
+        self._thread.check_open()
 
     async def add_schema(
         self,
@@ -209,6 +221,30 @@ def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
+
+
+@dataclass(eq=False, slots=True)
+class _UnderWay:
+    """What goes by a request_id: a request, or one that is being made, which can be given up already."""
+
+    request: Request | None = None
+    aborted: bool = False
+
+
+def _check_arguments(params: object, request_id: object, priority: object, stream_interval: object) -> None:
+    """Raises ParameterError."""
+    check_params(params)
+    if request_id is not None and not (isinstance(request_id, str) and request_id):
+        raise ParameterError(f"request_id is {request_id!r:.100}; give a text that is not empty, or None")
+    if not _is_whole(priority):
+        raise ParameterError(f"priority is {priority!r:.100}; it must be a whole number, and a lower one goes first")
+    if stream_interval is not None and not (_is_whole(stream_interval) and stream_interval >= 1):
+        kind = "at least 1" if _is_whole(stream_interval) else "a whole number"
+        raise ParameterError(f"stream_interval is {stream_interval!r:.100}; it must be {kind}, or None")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class _News:

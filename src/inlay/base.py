@@ -74,6 +74,7 @@ class Base:
             max_tokens=self.config.max_num_batched_tokens,
             prefill_chunk=self.config.prefill_chunk,
             max_waiting=self.config.max_waiting,
+            max_pass_s=self.config.max_pass_s,
         )
         self._policy()  # a default that the model cannot follow is an error now, not at the first request
         self._intake = Intake(loaded, secrets.randbits(64) if seed is None else seed)
@@ -218,7 +219,7 @@ class Base:
         layout = self._place(prompt, policy)
         content = self._library.content(layout, policy)
         wanted = [] if content is None else content.to_find()
-        stored = self._thread.call(lambda: self._engine.stored(wanted)).result() if wanted else frozenset()
+        stored = self._thread.run(lambda: self._engine.stored(wanted)) if wanted else frozenset()
         splice = self._library.splice(layout, policy, content, stored)
         request = self._intake.request(layout, splice, params, guide)
         for member in request.family:

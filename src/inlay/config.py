@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 
 import psutil
@@ -31,6 +32,8 @@ class EngineConfig:
     max_num_batched_tokens: the most tokens in one forward pass.
     max_waiting: the most requests that wait for a place; None for no bound.
     prefill_chunk: the most prompt tokens in a pass in which other requests answer, so that none waits long for one.
+    max_pass_s: about the most seconds of one forward pass, for which deadlines, cancellations and a shutdown wait: how
+        many prompt tokens that allows is measured, 32 at least. None for passes of any time.
     attention_backend: "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first that is there.
     placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
     cache_salt: text that keeps this engine's segments apart from others'.
@@ -46,6 +49,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 4096
     max_waiting: int | None = None
     prefill_chunk: int = 512
+    max_pass_s: float | None = 0.25
     attention_backend: str = "auto"
     placeholders: str = "none"
     cache_salt: str = ""
@@ -61,6 +65,7 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        check_seconds("max_pass_s", self.max_pass_s)
         waiting = self.max_waiting
         if waiting is not None and (not isinstance(waiting, int) or isinstance(waiting, bool) or waiting < 1):
             raise ParameterError(f"max_waiting is {waiting!r}; it must be None or a whole number of at least 1")
@@ -76,6 +81,15 @@ class EngineConfig:
         if match is None or float(match[1]) <= 0:
             raise ParameterError(f"kv_memory is {self.kv_memory!r}; write a number of bytes, or for example '4GiB'")
         return int(float(match[1]) * _UNITS[match[2]])
+
+
+def check_seconds(name: str, value: object) -> float | None:
+    """Return a setting that is a length of time in seconds, or None. Raises ParameterError."""
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+        return float(value)
+    raise ParameterError(f"{name} is {value!r}; it must be a number of seconds above 0, or None")
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ InlayError
 ├── QueueFullError    as many requests wait as may
 ├── DeadlineError     a request had no answer by its deadline
 ├── AbortedError      a request was given up while somebody waited for it
+├── EngineDeadError   the engine has ended by a fault of its own, and answers nobody any more
 ├── BatchError        a file of requests cannot be run (inlay.batch)
 └── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.extract)
 """
@@ -112,6 +113,10 @@ class QueueFullError(InlayError):
 
 class AbortedError(InlayError):
     """A request was given up while somebody waited for it."""
+
+
+class EngineDeadError(InlayError):
+    """The engine has ended by a fault of its own, and answers nobody any more; its log has the fault."""
 
 
 class DeadlineError(InlayError):

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from inlay.errors import ParameterError, show
 from inlay.pml import Prompt, PromptBuilder
+from inlay.types import SamplingParams
 
 Message: TypeAlias = Mapping[str, Any]
 PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
@@ -21,6 +22,12 @@ def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") ->
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocabulary:
             raise ParameterError(f"{what} holds the token id {show(i)}; ids go from 0 to {vocabulary - 1}")
     return made
+
+
+def check_params(params: object) -> None:
+    """Raises ParameterError for what is no SamplingParams."""
+    if not isinstance(params, SamplingParams):
+        raise ParameterError(f"sampling_params is {_shown(params)}; give an inlay.SamplingParams")
 
 
 class Conversation(tuple[Message, ...]):

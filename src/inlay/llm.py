@@ -14,7 +14,7 @@ from inlay.base import Base, removed
 from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError, ParameterError
-from inlay.inputs import Message, PromptInput, check_ids, is_several
+from inlay.inputs import Message, PromptInput, check_ids, check_params, is_several
 from inlay.layout import SchemaLayout
 from inlay.library import Policy
 from inlay.pml import Prompt, PromptBuilder, Schema
@@ -175,7 +175,9 @@ class LLM(Base):
     ) -> list[Request]:
         several = list(prompts) if is_several(prompts) else [prompts]
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
-        each = [params] * len(several) if isinstance(params, SamplingParams) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(several)
+        for one in each:
+            check_params(one)
         if len(each) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
         return [self._request(prompt, p, policy) for prompt, p in zip(several, each, strict=True)]
@@ -223,5 +225,7 @@ class LLM(Base):
             self._give_up([request])
 
     def _give_up(self, requests: Sequence[Request]) -> None:
-        for future in [self._thread.cancel(request) for request in requests if not request.answered]:
-            future.result()
+        """Waits for nobody: of an abandoned generator it is called by the garbage collector, wherever that runs."""
+        for request in requests:
+            if not request.answered:
+                self._thread.cancel(request)

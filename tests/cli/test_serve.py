@@ -142,6 +142,7 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(number):
         (["--keys", "none.json"], "none.json"),
         (["--schema", "none.xml"], "none.xml"),
         (["--max-num-seqs", "0"], "max_num_seqs is 0"),
+        (["--max-pass", "-1"], "max_pass_s is -1.0; it must be a number of seconds above 0"),
         (["--tool-parser", "none"], "tool_parser is 'none'; use one of hermes"),
         (["--kv-memory", "much"], "kv_memory is 'much'"),
     ],

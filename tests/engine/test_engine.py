@@ -38,14 +38,14 @@ def passes(llm: LLM, monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
 def test_modules_are_encoded_in_one_pass(monkeypatch, reuse):
-    llm = LLM(tiny("llama"), kv_memory="16MiB", reuse=reuse)
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, reuse=reuse)
     sizes = passes(llm, monkeypatch)
     llm.add_schema(MODULES)
     assert sizes == [llm.store.tokens]
 
 
 def test_encoding_keeps_to_the_budget(monkeypatch):
-    llm = LLM(tiny("llama"), kv_memory="16MiB", max_num_batched_tokens=50)
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, max_num_batched_tokens=50)
     sizes = passes(llm, monkeypatch)
     llm.add_schema(MODULES)
     assert sizes[:-1] == [50] * (len(sizes) - 1)
@@ -53,7 +53,7 @@ def test_encoding_keeps_to_the_budget(monkeypatch):
 
 
 def test_a_second_request_computes_new_text_alone(monkeypatch):
-    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     llm.add_schema(MODULES)
     sizes = passes(llm, monkeypatch)
     prompt = MODULES.prompt().use("m1").use("m4").text("And?")
@@ -66,7 +66,7 @@ def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
         '<schema name="s"><module name="a">Go <param name="p" len="9"/> and <param name="q" len="9"/>.</module>'
         "</schema>"
     )
-    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     llm.add_schema(schema)
     sizes = passes(llm, monkeypatch)
     llm.generate(schema.prompt().use("a", p="here", q="there").text("OK?"), SamplingParams(max_tokens=1))
@@ -74,7 +74,7 @@ def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
 
 
 def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypatch):
-    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     built = []
     build = engine_module.build_plan
     monkeypatch.setattr(engine_module, "build_plan", lambda spans: built.append(len(spans)) or build(spans))

@@ -25,6 +25,7 @@ PLACE = errors.Place("prompt", 1, 2)
         (errors.QueueFullError("wrong"), 429, "queue_full"),
         (errors.DeadlineError("wrong"), 504, "deadline_exceeded"),
         (errors.AbortedError("wrong"), 499, "aborted"),
+        (errors.EngineDeadError("wrong"), 503, "engine_dead"),
         (errors.CapacityError("wrong"), 507, "kv_memory_exceeded"),
         (errors.InlayError("wrong"), 500, None),
     ],

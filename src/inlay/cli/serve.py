@@ -46,6 +46,9 @@ def serve(
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most answers that are written at the same time.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="The most answers that wait to begin; more are refused.")] = 1024,
+    max_pass: Annotated[
+        float, typer.Option(help="Seconds that one pass of the model should take at most; 0 for any time.")
+    ] = 0.25,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     weights: Annotated[str, typer.Option(help="packed, or stock for the model as transformers makes it.")] = "packed",
     quantization: Annotated[str | None, typer.Option(help="int8 or int4, for smaller weights.")] = None,
@@ -129,6 +132,7 @@ def serve(
             kv_memory=kv_memory,
             max_num_seqs=max_num_seqs,
             max_waiting=max_waiting,
+            max_pass_s=max_pass or None,
             dtype=dtype,
             weights=weights,
             quantization=quantization,

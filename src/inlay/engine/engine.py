@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from inlay.attention.plan import Plan, advance, build_plan
 from inlay.cache.segment import SegmentSpec
 from inlay.cache.store import SegmentStore
 from inlay.engine.encoder import Encoding, Task
+from inlay.engine.pass_budget import PassBudget
 from inlay.engine.placing import Placing
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
@@ -53,7 +54,7 @@ class _Pass:
 class Engine:
     """Runs requests over one store of segments.
 
-    max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler.
+    max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
     """
 
     def __init__(
@@ -65,9 +66,12 @@ class Engine:
         max_tokens: int,
         prefill_chunk: int,
         max_waiting: int | None = None,
+        max_pass_s: float | None = None,
     ) -> None:
         self.store = store
         self._runner = runner
+        self._max_tokens = max_tokens
+        self._budget = PassBudget(max_pass_s)
         self._placing = Placing(store)
         self.scheduler: Scheduler[Task] = Scheduler(max_requests, max_tokens, prefill_chunk, max_waiting, self._placing)
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
@@ -116,28 +120,39 @@ class Engine:
     def busy(self) -> bool:
         return self.scheduler.busy
 
-    def step(self) -> list[Task]:
+    def step(self, *, on_leave: Callable[[Task], None] | None = None, interruptible: bool = True) -> list[Task]:
         """Schedule, run one forward pass, sample.
 
         Returns the requests that have a new token, the encodings that have come further, and those that have ended.
+
+        on_leave: called with those who end before the pass, so that they need not wait for it.
+        interruptible: whether what stops a program (KeyboardInterrupt, SystemExit) is raised again, when those in the
+            pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
-        step = self.scheduler.step(time.perf_counter())
+        began = time.perf_counter()
+        step = self.scheduler.step(began, self._budget.tokens(self._max_tokens))
         ended = self._leave(step)
+        if on_leave is not None:
+            for request in ended:
+                on_leave(request)
         made = self._pass(step)
         if not made.work:
             return ended
         self._steps += 1
         try:
-            return ended + self._compute(made)
+            advanced = self._compute(made)
         except BaseException as error:  # a failed pass ends those who were in it, and nobody else
             failed = list(dict.fromkeys(made.owners))
-            fault = isinstance(error, Exception)
+            stops = interruptible and not isinstance(error, Exception)
             for request in failed:
-                request.error = error if fault else AbortedError(f"request {request.id}: its pass was interrupted")
+                interrupted = AbortedError(f"request {request.id}: its pass was interrupted")
+                request.error = interrupted if stops else fault_of(error)
                 self.release(request)
-            if not fault:  # somebody wants the program to stop
+            if stops:
                 raise
             return ended + failed
+        self._budget.took(sum(tokens for _, tokens in step.prefill), time.perf_counter() - began)
+        return ended + advanced
 
     def release(self, task: Task) -> None:
         """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
@@ -214,6 +229,18 @@ class Engine:
             plan = build_plan(spans)
         self._decoding = (made.owners, plan)
         return plan
+
+
+def fault_of(error: BaseException) -> Exception:
+    """A fault as those who wait for an answer can be told of it.
+
+    What is no Exception, such as a panic in a library written in Rust, would end whoever it is raised to.
+    """
+    if isinstance(error, Exception):
+        return error
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 def _follows(plan: Plan, work: Sequence[Work]) -> bool:

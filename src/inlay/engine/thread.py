@@ -3,6 +3,19 @@
 OpenMP keeps a set of threads for every thread that computes, and where these outnumber the cores it lets them sleep
 between two pieces of work, which makes a decode step much longer. So LLM computes on the thread of its caller, and
 AsyncLLM, whose event loop must not wait, on one thread that does nothing else.
+
+Who may touch the engine, and when: only who has the turn, and nobody in the middle of a step. All others post what is
+to be done. That includes the thread that steps, where the garbage collector may end an abandoned generator at any line.
+What is posted is carried out
+
+- on a thread of its own, before the next step;
+- on callers' threads, at once where nobody has the turn, else by whoever has it, when the step is over.
+
+To post is never to wait, so finalizers may. ``run`` and ``pump`` wait for the turn, and refuse to be called from inside
+a step, for whose end they would wait for ever.
+
+An engine ends once: by ``stop``, or by a fault that goes on. Whoever is under way then hears of it, what was posted is
+carried out or fails, and whatever comes later is refused with the reason.
 """
 
 from __future__ import annotations
@@ -10,18 +23,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from inlay.engine.encoder import Task
-from inlay.engine.engine import Engine
-from inlay.errors import AbortedError, InlayError
+from inlay.engine.engine import Engine, fault_of
+from inlay.engine.orders import Order, Orders
+from inlay.errors import AbortedError, EngineDeadError, InlayError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Called on the engine's thread whenever a request has a new token or has ended. It must be quick and must not raise.
+#: Called by whoever steps the engine, when a request has a new token or has ended. It must be quick and must not raise.
 Listener = Callable[[Any], None]
+
+_INSIDE = "this is a call from inside a step of the engine (a finalizer, or a callback); make it when the step is over"
 
 
 class EngineThread:
@@ -34,113 +52,190 @@ class EngineThread:
     def __init__(self, engine: Engine, *, own: bool) -> None:
         self._engine = engine
         self._own = own
-        self._turn = threading.RLock()  # whoever has it may touch the engine
-        self._wake = threading.Condition()
-        self._inbox: list[Callable[[], None]] = []
+        self._orders = Orders(interruptible=not own)
+        self._turn = threading.RLock()  # among callers' threads
+        self._inside = False  # whether who has the turn is at work: a call from inside a step finds it set
         self._listeners: dict[Task, Listener] = {}
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     def submit(self, request: Task, listener: Listener) -> None:
         """Queue a request. One that cannot be queued ends at once, with its error."""
-        self._post(lambda: self._add(request, listener))
 
-    def cancel(self, request: Task) -> Future[None]:
+        def add() -> None:
+            self._listeners[request] = listener
+            self._engine.add(request)
+
+        def refuse(error: Exception) -> None:
+            self._listeners[request] = listener
+            self._end(request, error)
+
+        self._post(Order(add, refuse))
+
+    def cancel(self, request: Task) -> None:
         """Give a request up, wherever it stands, with the answers that follow it; its listener hears no more of it."""
-        return self.call(lambda: self._drop(request))
+        with suppress(InlayError):  # where nothing is done any more, it has ended
+            self._post(Order(lambda: self._drop(request), _nobody_waits))
 
     def abort(self, request: Task) -> None:
         """Give a request up and tell its listener so."""
-        self._post(lambda: self._end(request, AbortedError(f"request {request.id} was aborted")))
+        error = AbortedError(f"request {request.id} was aborted")
+        with suppress(InlayError):
+            self._post(Order(lambda: self._end(request, error), _nobody_waits))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function on the engine's thread, between two steps."""
+        """Have a function called between two steps. Inside a step nobody may wait for that; see ``run``."""
         future: Future[T] = Future()
 
-        def run() -> None:
+        def do() -> None:
             if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except BaseException as error:
-                    future.set_exception(error)
+                future.set_result(function())
 
-        self._post(run)
-        if not self._own:
-            self._act()
+        def fail(error: Exception) -> None:
+            with suppress(InvalidStateError):  # whoever waited has given up
+                future.set_exception(error)
+
+        self._post(Order(do, fail))
         return future
 
+    def run(self, function: Callable[[], T]) -> T:
+        """Call a function between two steps, and wait for what it returns. Raises InlayError inside a step."""
+        if not self._own:
+            return self._at_work(function)
+        if threading.current_thread() is self._thread:
+            raise InlayError(_INSIDE)
+        return self.call(function).result()
+
     def pump(self) -> None:
-        """Take one step for everybody, where no thread of its own does."""
-        with self._turn:
-            self._act()
-            if self._engine.busy:
-                self._step()
+        """Take one step for everybody, where no thread of its own does. Raises InlayError inside a step."""
+        self._at_work(self._step)
 
     def stop(self) -> None:
-        """End the thread behind its current step; requests under way end with an error."""
-        with self._wake:
+        """End the engine behind its current step; requests under way end with an error."""
+        if not self._stopping:
             self._stopping = True
-            self._wake.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        if not self._own:
-            with self._turn:
-                self._fail_all(InlayError("the engine was shut down before the request ended"))
+            self._orders.refuse(_was_shut_down)
+        with self._starting:
+            thread = self._thread
+        if self._own and thread is None:  # it has never begun
+            self._shut_down()
+            return
+        self._orders.put(Order(self._shut_down, _nobody_waits))
+        if thread is None:
+            with self._turn:  # behind whoever is at work; inside a step that is this thread, which ends it then
+                pass
+            self._serve()
+        elif thread is not threading.current_thread():
+            thread.join()
 
-    def _post(self, action: Callable[[], None]) -> None:
-        with self._wake:
-            if self._stopping:
-                raise InlayError("the engine has been shut down; make a new LLM")
-            if self._own and self._thread is None:
+    def check_open(self) -> None:
+        """Raises InlayError, with the reason, where nothing is done any more."""
+        self._orders.check_open()
+
+    # Posting: on any thread, at any moment
+
+    def _post(self, order: Order) -> None:
+        self.check_open()
+        if self._own:
+            self._start()
+        self._orders.put(order)
+        if not self._own:
+            self._serve()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
                 self._thread.start()
-            self._inbox.append(action)
-            self._wake.notify()
+
+    def _serve(self) -> None:
+        """Carry out what is posted, unless somebody is at work, who does this when that is over."""
+        while self._orders.waiting and self._turn.acquire(blocking=False):
+            try:
+                if self._inside:
+                    return
+                self._inside = True
+                try:
+                    self._orders.carry_out()
+                finally:
+                    self._inside = False
+            finally:
+                self._turn.release()
+
+    # Working: whoever has the turn, or the engine's own thread
+
+    def _at_work(self, work: Callable[[], T]) -> T:
+        """Take the turn, carry out what is posted, and work."""
+        try:
+            with self._turn:
+                if self._inside:
+                    raise InlayError(_INSIDE)
+                self.check_open()
+                self._inside = True
+                try:
+                    self._orders.carry_out()
+                    return work()
+                finally:
+                    self._inside = False
+        finally:
+            self._serve()  # what was posted meanwhile
 
     def _loop(self) -> None:
-        while self._wait():
-            self.pump()
-        self._fail_all(InlayError("the engine was shut down before the request ended"))
-
-    def _wait(self) -> bool:
-        """Until there is something to do; False where that is to stop."""
-        with self._wake:
-            while not (self._inbox or self._engine.busy or self._stopping):
-                self._wake.wait()
-            return not self._stopping
-
-    def _act(self) -> None:
-        """Do what was posted."""
-        with self._turn:
-            with self._wake:
-                actions, self._inbox = self._inbox, []
-            for action in actions:
-                action()
+        try:
+            while not self._orders.closed:
+                if not self._engine.busy:
+                    self._orders.wait()
+                self._orders.carry_out()
+                self._step()
+        except BaseException as error:
+            self._die(error)
 
     def _step(self) -> None:
+        """Take one step if there is work, and tell those who have news."""
+        if self._orders.closed or not self._engine.busy:
+            return
         try:
-            for request in dict.fromkeys(member.leader or member for member in self._engine.step()):
+            heard = self._engine.step(on_leave=self._tell_leader, interruptible=not self._own)
+            for request in dict.fromkeys(member.leader or member for member in heard):
                 self._tell(request)  # once a step, however many of its answers have news
-        except Exception as error:
-            logger.exception("a step of the engine failed; every request ends")
-            self._fail_all(error)
-        except BaseException:  # Ctrl-C on a caller's thread: those who were in the pass are told, and the caller stops
-            for request in [request for request in self._listeners if request.failure is not None]:
-                self._tell(request)
-            raise
+        except BaseException as error:
+            if self._stops_caller(error):
+                for request in [each for each in self._listeners if each.answered or each.failure is not None]:
+                    self._tell(request)
+                raise
+            logger.exception("a step of the engine failed outside of its forward pass; every request ends")
+            self._fail_all(fault_of(error))
+            if self._engine.busy:  # with one that cannot be taken out: the next step would fail like this one
+                self._die(error)
 
-    def _add(self, request: Task, listener: Listener) -> None:
-        self._listeners[request] = listener
-        try:
-            self._engine.add(request)
-        except InlayError as error:
-            self._end(request, error)
+    def _stops_caller(self, error: BaseException) -> bool:
+        """Whether it is no fault, but Ctrl-C or the like on a caller's thread, who is to stop."""
+        return not self._own and not isinstance(error, Exception)
+
+    # Requests
 
     def _drop(self, request: Task) -> None:
         self._listeners.pop(request, None)
         for member in request.family:
             if not member.finished:
-                self._engine.release(member)
+                self._release(member)
+
+    def _end(self, request: Task, error: Exception) -> None:
+        self._fail(request, error)
+        self._tell(request)
+
+    def _fail(self, request: Task, error: Exception) -> None:
+        for member in request.family:
+            if not member.finished:
+                self._release(member)
+                member.error = error
+
+    def _release(self, member: Task) -> None:
+        try:
+            self._engine.release(member)
+        except Exception:  # whoever waits for it hears of its end all the same
+            logger.exception("request %s could not be taken out of the engine", member.id)
 
     def _tell(self, request: Task) -> None:
         listener = self._listeners.get(request)
@@ -150,17 +245,49 @@ class EngineThread:
             del self._listeners[request]
         try:
             listener(request)
-        except Exception:  # somebody's event loop has gone
-            logger.exception("nobody can be told of request %s any more", request.id)
-            self._drop(request)
+        except BaseException as error:
+            if self._stops_caller(error):
+                raise
+            logger.exception("there is no telling of request %s; it ends", request.id)
+            self._listeners.pop(request, None)
+            self._fail(request, fault_of(error))
+            request.error = fault_of(error)
+            with suppress(Exception):  # somebody's event loop may have gone
+                listener(request)
 
-    def _end(self, request: Task, error: BaseException) -> None:
-        for member in request.family:
-            if not member.finished:
-                self._engine.release(member)
-                member.error = error
-        self._tell(request)
+    def _tell_leader(self, member: Task) -> None:
+        self._tell(member.leader or member)
 
-    def _fail_all(self, error: BaseException) -> None:
+    def _fail_all(self, error: Exception) -> None:
         for request in list(self._listeners):
             self._end(request, error)
+
+    # The end
+
+    def _shut_down(self) -> None:
+        if not self._orders.closed:
+            self._close(InlayError("the engine was shut down before the request ended"))
+
+    def _die(self, error: BaseException) -> None:
+        logger.critical("the engine has ended by a fault", exc_info=error)
+        refusal = partial(EngineDeadError, f"the engine has ended by a fault, {_said(error)}; make a new LLM")
+        self._orders.refuse(refusal)
+        self._close(refusal())
+
+    def _close(self, error: InlayError) -> None:
+        try:
+            self._fail_all(error)
+        finally:
+            self._orders.close(error)
+
+
+def _nobody_waits(error: Exception) -> None:
+    """For an order whose failure is nobody's: what it would end has ended."""
+
+
+def _was_shut_down() -> InlayError:
+    return InlayError("the engine has been shut down; make a new LLM")
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

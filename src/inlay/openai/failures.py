@@ -10,6 +10,7 @@ from inlay.errors import (
     CapacityError,
     ContextError,
     DeadlineError,
+    EngineDeadError,
     InlayError,
     ModelError,
     ParameterError,
@@ -32,6 +33,7 @@ _KINDS: tuple[tuple[type[InlayError], int, str | None, float | None], ...] = (
     (QueueFullError, 429, "queue_full", _QUEUE_RETRY_S),
     (DeadlineError, 504, "deadline_exceeded", None),
     (AbortedError, 499, "aborted", None),
+    (EngineDeadError, 503, "engine_dead", None),
     (CapacityError, 507, "kv_memory_exceeded", None),
     (InlayError, 500, None, None),
 )

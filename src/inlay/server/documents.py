@@ -29,7 +29,7 @@ _WRONG = {
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "Too many requests, for the key or for the server; Retry-After says when to try again.",
-    503: "The server is starting or stopping; Retry-After says when to try again.",
+    503: "The server is starting or stopping, and Retry-After says when to try again; or a fault has ended its engine.",
     504: "The request was not answered by its deadline.",
     507: "The request needs more memory for keys and values than there is.",
 }
@@ -105,7 +105,7 @@ TOKENIZE = _route(_object(count=_COUNT, max_model_len=_COUNT, tokens=_IDS), body
 DETOKENIZE = _route(_object(prompt=_TEXT), body="Detokenize", wrong=_BODY)
 MODELS = _route(_object(object=_TEXT, data={"type": "array", "items": _MODEL}), wrong=(401, 503))
 MODEL = _route(_MODEL, wrong=(401, 404, 503))
-HEALTH = _route(_object(status=_TEXT), wrong=())
+HEALTH = _route(_object(status=_TEXT), wrong=(503,))
 READY = _route(_object(status=_TEXT), wrong=(503,))
 VERSION = _route(_object(version=_TEXT), wrong=())
 

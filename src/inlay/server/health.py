@@ -18,8 +18,10 @@ router = APIRouter(tags=["server"])
 
 
 @router.get("/health", **HEALTH)
-async def health() -> Response:
-    """The process lives."""
+async def health(request: Request) -> Response:
+    """The process lives, and so does its engine."""
+    service: Service = request.app.state.service
+    await service.llm.check_health()
     return JSONBytes({"status": "alive"})
 
 
@@ -29,6 +31,7 @@ async def ready(request: Request) -> Response:
     service: Service = request.app.state.service
     if service.flights.stopping:
         raise stopped()
+    await service.llm.check_health()
     if not service.ready:
         message = "the server is starting; try again in a moment"
         raise BodyError(message, code="not_ready", status=503, retry_after_s=_RETRY_S)

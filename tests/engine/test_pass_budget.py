@@ -1,0 +1,93 @@
+"""How many prompt tokens a pass may have, for passes whose time is a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from inlay.engine.pass_budget import FLOOR, PassBudget
+
+MOST = 4096
+
+
+def run(budget: PassBudget, passes: int, cost: Callable[[int], float], prompt: int = MOST) -> list[tuple[int, float]]:
+    """The tokens and seconds of so many passes; a prompt is never shorter than what is left of the budget."""
+    made = []
+    for _ in range(passes):
+        tokens = min(budget.tokens(MOST), prompt)
+        budget.took(tokens, cost(tokens))
+        made.append((tokens, cost(tokens)))
+    return made
+
+
+def linear(fixed: float, a_token: float) -> Callable[[int], float]:
+    return lambda tokens: fixed + a_token * tokens
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.03, 0.15])
+@pytest.mark.parametrize("a_token", [0.0001, 0.0005, 0.0025])
+def test_passes_come_up_to_the_time_and_not_beyond(fixed: float, a_token: float):
+    made = run(PassBudget(0.25), 24, linear(fixed, a_token))
+    assert made[0][0] == FLOOR
+    assert all(seconds <= 0.25 + 1e-9 for _, seconds in made)
+    right = min(MOST, (0.25 - fixed) / a_token)
+    assert made[-1][0] == pytest.approx(right, rel=0.05)
+
+
+def test_no_pass_is_four_times_the_largest_that_was_measured():
+    sizes = [tokens for tokens, _ in run(PassBudget(0.25), 5, linear(0, 1e-6))]
+    assert sizes == [32, 128, 512, 2048, 4096]
+
+
+def test_a_model_that_is_slow_gets_on_all_the_same():
+    assert [tokens for tokens, _ in run(PassBudget(0.25), 5, linear(1.0, 0.1))] == [FLOOR] * 5
+
+
+def test_a_bound_from_elsewhere_is_kept():
+    budget = PassBudget(0.25)
+    assert (budget.tokens(5), budget.tokens(MOST)) == (5, FLOOR)
+
+
+def test_without_a_time_nothing_bounds_a_pass():
+    budget = PassBudget(None)
+    budget.took(100, 60.0)
+    assert budget.tokens(MOST) == MOST
+
+
+def test_passes_shrink_while_a_context_grows():
+    """A token's attention costs as much as all else of it 2,000 tokens later."""
+    budget, context, times = PassBudget(0.25), 0, []
+    while context < 8000:
+        tokens = budget.tokens(MOST)
+        times.append(0.01 + tokens * 0.001 * (1 + (context + tokens / 2) / 2000))
+        budget.took(tokens, times[-1])
+        context += tokens
+    assert max(times) < 0.25 * 1.15
+    assert min(times[4:]) > 0.25 * 0.85
+
+
+def test_short_prompts_say_nothing_against_long_passes():
+    budget = PassBudget(0.25)
+    long = run(budget, 12, linear(0.05, 0.001))[-1][0]
+    run(budget, 50, linear(0.05, 0.001), prompt=3)
+    assert budget.tokens(MOST) >= long
+    budget.took(0, 9.0)  # answers alone
+    assert budget.tokens(MOST) >= long
+
+
+def test_answers_that_join_leave_less_for_prompts():
+    budget = PassBudget(0.25)
+    run(budget, 12, linear(0.05, 0.001))
+    seconds = [seconds for _, seconds in run(budget, 12, linear(0.2, 0.001))]
+    assert max(seconds[3:]) < 0.25 * 1.15
+    assert seconds[-1] < 0.25 * 1.02
+    assert run(budget, 12, linear(0.05, 0.001))[-1][0] == pytest.approx(200, rel=0.05)
+
+
+def test_one_pass_that_stalls_costs_a_few_short_ones():
+    budget, cost = PassBudget(0.25), linear(0.05, 0.001)
+    before = run(budget, 12, cost)[-1][0]
+    budget.took(before, 20.0)
+    assert budget.tokens(MOST) == FLOOR
+    assert run(budget, 5, cost)[-1][0] > 0.9 * before

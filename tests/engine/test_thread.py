@@ -1,0 +1,301 @@
+"""Who touches the engine when: calls from inside a step, from other threads, and behind the end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inlay import LLM, InlayError, SamplingParams, Schema
+from inlay.engine import engine as engine_module
+from inlay.engine.orders import Order, Orders
+
+from ..conftest import tiny
+from .driving import Driver, ids
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+SCHEMA = Schema.from_string(
+    '<schema name="s">In front. <module name="a">The first module.</module><module name="b">Another.</module></schema>'
+)
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+
+
+def abandon(llm: LLM, prompt: str) -> None:
+    """Begin a stream and leave it in a cycle, where only the garbage collector finds it."""
+    stream = llm.stream(prompt, LONG)
+    next(stream)
+    cell: list[Any] = [stream]
+    cell.append(cell)
+
+
+def inside(monkeypatch: pytest.MonkeyPatch, llm: LLM, moment: str, do: Callable[[], object]) -> None:
+    """Have something happen once, in the middle of the next step: at admission, before or behind the model, or behind
+    sampling."""
+    owner, name = {
+        "admission": (llm._engine._placing, "admit"),
+        "before the model": (llm._engine._runner, "run"),
+        "behind the model": (llm._engine._runner, "run"),
+        "sampling": (engine_module, "sample"),
+    }[moment]
+    real, left = getattr(owner, name), [do]
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if moment == "before the model" and left:
+            left.pop()()
+        result = real(*args, **kwargs)
+        if left:
+            left.pop()()
+        return result
+
+    monkeypatch.setattr(owner, name, hooked)
+
+
+def answer(llm: LLM, prompt: str) -> tuple[int, ...]:
+    return llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+
+
+def check_nothing_held(llm: LLM) -> None:
+    stats = llm.stats()
+    assert (stats.running, stats.waiting, stats.held_chunks) == (0, 0, 0)
+    llm.store.clear()
+    assert llm.store.pool.free_chunks == llm.store.pool.chunks
+
+
+# Calls from inside a step
+
+
+@pytest.mark.parametrize("moment", ["admission", "before the model", "behind the model", "sampling"])
+def test_streams_that_the_garbage_collector_ends_inside_a_step_harm_nobody(llm, monkeypatch, moment):
+    expected = [answer(llm, prompt) for prompt in ("Hello", "Another prompt")]
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(2):
+            abandon(llm, f"an answer that nobody reads on, number {number}")
+        assert llm.stats().running == 2
+        inside(monkeypatch, llm, moment, gc.collect)
+        outputs = llm.generate(["Hello", "Another prompt"], GREEDY)
+    finally:
+        gc.enable()
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    check_nothing_held(llm)
+
+
+def test_streams_left_in_cycles_harm_nobody_whenever_they_are_collected(llm):
+    expected = answer(llm, "Hello")
+    thresholds = gc.get_threshold()
+    gc.set_threshold(97, 1, 1)  # at any line
+    try:
+        for number in range(12):
+            abandon(llm, f"an answer that nobody reads on, number {number}")
+            assert answer(llm, "Hello") == expected
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    check_nothing_held(llm)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm: llm.generate("From inside", GREEDY),
+        lambda llm: next(llm.stream("From inside", GREEDY)),
+        lambda llm: llm.add_schema(SCHEMA),
+        lambda llm: llm.warm(SCHEMA.prompt().use("a").text("?")),
+    ],
+    ids=["generate", "stream", "add_schema", "warm"],
+)
+def test_a_call_from_inside_a_step_is_refused_and_waits_for_nobody(llm, monkeypatch, call):
+    expected = answer(llm, "Hello")
+    llm.add_schema(SCHEMA, encode=False)
+    refused: list[BaseException] = []
+
+    def from_inside() -> None:
+        with pytest.raises(InlayError, match="from inside a step of the engine") as caught:
+            call(llm)
+        refused.append(caught.value)
+
+    inside(monkeypatch, llm, "behind the model", from_inside)
+    assert answer(llm, "Hello") == expected
+    assert len(refused) == 1
+    check_nothing_held(llm)
+
+
+def test_a_shutdown_from_inside_a_step_ends_the_engine_behind_it(llm, monkeypatch):
+    inside(monkeypatch, llm, "behind the model", llm.shutdown)
+    with pytest.raises(InlayError, match="the engine was shut down before the request ended"):
+        llm.generate("Hello", GREEDY)
+    with pytest.raises(InlayError, match="the engine has been shut down; make a new LLM"):
+        llm.generate("Hello", GREEDY)
+    check_nothing_held(llm)
+
+
+def test_who_hears_of_progress_may_ask_the_model(llm):
+    """Between two passes of an encoding others may run."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, max_num_batched_tokens=16)
+    expected, answers = answer(llm, "Hello"), []
+    llm.add_schema(SCHEMA, progress=lambda done, total: answers.append(answer(llm, "Hello")))
+    assert answers
+    assert set(answers) == {expected}
+    llm.store.clear()
+    check_nothing_held(llm)
+
+
+# Other threads
+
+
+def test_giving_up_does_not_wait_for_a_step_on_another_thread(llm, monkeypatch):
+    expected = answer(llm, "Hello")
+    stream = llm.stream("Quite another prompt", LONG)
+    next(stream)
+    computing, go_on, answers = threading.Event(), threading.Event(), []
+
+    def wait() -> None:
+        computing.set()
+        assert go_on.wait(20), "whoever gave up waits for the step to end"
+
+    inside(monkeypatch, llm, "before the model", wait)
+    other = threading.Thread(target=lambda: answers.append(answer(llm, "Hello")))
+    other.start()
+    assert computing.wait(20)
+    stream.close()
+    go_on.set()
+    other.join()
+    assert answers == [expected]
+    check_nothing_held(llm)
+
+
+def test_callers_on_several_threads_get_their_answers():
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    prompts = [f"Prompt number {number}" for number in range(6)]
+    expected = [answer(llm, prompt) for prompt in prompts]
+    answers: dict[int, tuple[int, ...]] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = answer(llm, prompts[number])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [answers.get(number) for number in range(len(prompts))] == expected
+    check_nothing_held(llm)
+
+
+# Orders
+
+
+def order(done: list[object], name: object) -> Order:
+    return Order(lambda: done.append(name), lambda error: done.append((name, str(error))))
+
+
+def test_orders_are_carried_out_in_order():
+    orders, done = Orders(interruptible=False), []
+    for name in ("a", "b"):
+        orders.put(order(done, name))
+    assert orders.waiting
+    orders.carry_out()
+    assert done == ["a", "b"]
+    assert not orders.waiting
+
+
+def test_an_order_that_comes_behind_the_end_fails_at_once():
+    orders, done = Orders(interruptible=False), []
+    orders.put(order(done, "done"))
+    orders.carry_out()
+    orders.put(order(done, "left"))
+    orders.refuse(lambda: InlayError("it is over"))
+    orders.close(InlayError("it ends"))
+    orders.put(order(done, "late"))  # its sender had looked before
+    assert done == ["done", ("left", "it ends"), ("late", "it is over")]
+    with pytest.raises(InlayError, match="it is over"):
+        orders.check_open()
+
+
+def test_an_order_with_a_fault_fails_alone():
+    orders, done = Orders(interruptible=False), []
+
+    def broken() -> None:
+        raise BaseException("broken")
+
+    orders.put(Order(broken, lambda error: done.append(repr(error))))
+    orders.put(order(done, "next"))
+    orders.carry_out()
+    assert done == ["RuntimeError('BaseException: broken')", "next"]
+
+
+def test_what_stops_a_caller_is_raised_when_its_order_has_failed():
+    orders, done = Orders(interruptible=True), []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    orders.put(Order(interrupted, lambda error: done.append(repr(error))))
+    orders.put(order(done, "next"))
+    with pytest.raises(KeyboardInterrupt):
+        orders.carry_out()
+    orders.carry_out()
+    assert done == ["RuntimeError('KeyboardInterrupt: ')", "next"]
+
+
+# Time
+
+
+class Clock:
+    """A clock that goes when the model computes: 20 ms a pass and 1 ms a token."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+        self.now = 0.0
+        self.passes: list[float] = []
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        run = llm._engine._runner.run
+
+        def timed(work: Any, rows: Any, plan: Any = None) -> Any:
+            took = 0.02 + 0.001 * sum(one.span.length for one in work)
+            self.passes.append(took)
+            self.now += took
+            return run(work, rows, plan)
+
+        monkeypatch.setattr(llm._engine._runner, "run", timed)
+
+
+def test_nobody_waits_for_a_long_pass(monkeypatch):
+    """A deadline behind a prompt of nearly 2,000 tokens is kept to a pass, whose time is bounded."""
+    free = Driver(max_num_seqs=1)
+    (expected,) = free.run(free.request(ids(1900), 3))
+    driver = Driver(max_num_seqs=1, max_pass_s=0.25)
+    clock = Clock(monkeypatch, driver.llm)
+    long, late = driver.request(ids(1900), 3), driver.request(ids(9, 1), 3, deadline=0.6)
+    driver.add(long, late)
+    told: list[float] = []
+    while not told:
+        driver.engine.step(on_leave=lambda request: told.append(clock.now))
+    assert "its deadline has passed" in str(late.error)
+    assert told[0] <= 0.6 + 0.25
+    assert long.prompt_left > 1000
+    driver.finish()
+    assert max(clock.passes) <= 0.25
+    assert len(clock.passes) < 15
+    assert tuple(long.token_ids) == expected, "an answer depends on how its prompt was cut"
+
+
+def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
+    texts = "".join(f'<module name="m{n}">{n} is a module. {"It goes on. " * n}</module>' for n in range(16))
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    clock = Clock(monkeypatch, llm)
+    told: list[tuple[int, int]] = []
+    llm.add_schema(Schema.from_string(f'<schema name="s">{texts}</schema>'), progress=lambda *news: told.append(news))
+    assert told[-1][0] == told[-1][1] > 1000
+    assert llm.store.tokens > 1000
+    assert len(clock.passes) == len(told)
+    assert max(clock.passes) <= 0.25
+    assert clock.passes[3] > 0.2
