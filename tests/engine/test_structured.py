@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from inlay import LLM, InlayError, ParameterError, SamplingParams
 from inlay.engine import structured
 from inlay.engine.stream import TextStream
-from inlay.engine.structured import Grammars, Guide, allowed_tokens
+from inlay.engine.structured import Grammars, Guide, allowed_tokens, too_large
 
 from ..conftest import tiny
 from ..tokenizers_for_tests import family
@@ -374,6 +374,19 @@ def test_a_panic_in_an_answer_ends_it_alone():
             {"json": {"anyOf": [{"patternProperties": {f"{i}{j}": {} for j in range(70)}} for i in range(2)]}},
             "it has more than 128 patternProperties; ask for less at once.",
         ),
+        (
+            {"json": {"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(13)]}},
+            "it has more than 12 patterns beside allOf or $ref; ask for fewer at once.",
+        ),
+        *(
+            ({"json": schema}, "what multipleOf asks for has more than 100,000 remainders; write a smaller one.")
+            for schema in (
+                {"type": "number", "multipleOf": 9_999_991},
+                {"type": "number", "multipleOf": 10**400},
+                {"type": "number", "multipleOf": 3.1415926},
+                {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (97, 101, 103)]},
+            )
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -387,3 +400,10 @@ def test_a_choice_of_thousands_of_texts():
     choices = [f"{word} {i}" for word in ("red", "blue") for i in range(1_500)]
     params = SamplingParams(max_tokens=64, temperature=0, structured_outputs={"choice": choices})
     assert model("tiny").generate("x", params)[0].outputs[0].text in choices
+
+
+def test_many_multiples_apart_are_taken():
+    prices = {"type": "object", "properties": {str(i): {"type": "number", "multipleOf": 0.01} for i in range(50)}}
+    steps = {"type": "object", "properties": {str(i): {"type": "integer", "multipleOf": 500} for i in range(50)}}
+    for schema in (prices, {**prices, "allOf": [{}]}, steps):
+        assert too_large(schema) is None

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ _COMPILED_EACH = 64  # of one tenant
 _LONGEST = 2**17  # characters of a grammar
 _MAX_KEYS = 4_096  # of all objects of a schema: the time to compile it grows with the square of its properties,
 _MAX_PATTERNS = 128  # and faster with that of its patternProperties, each of which is held against all others
+_MAX_TOGETHER = 12  # patterns that one text may have to match: the time to tell whether any does doubles with each
+_MAX_REMAINDERS = 100_000  # of numbers that have to be multiples: each is a state
 _REASON = 300  # characters of what llguidance reports
 
 # Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
@@ -239,22 +243,41 @@ def parser_limits() -> LLParserLimits:
 
 def too_large(schema: Any) -> str | None:
     """Why a JSON Schema would take too long to compile; None if it would not."""
-    keys = patterns = 0
+    keys = by_pattern = patterns = 0
+    together, largest, product = False, 1, 1
     left = [schema]
-    while left:
+    while left and keys <= _MAX_KEYS:
         one = left.pop()
-        if isinstance(one, Mapping):
-            keys += len(one)
-            found = one.get("patternProperties")
-            patterns += len(found) if isinstance(found, Mapping) else 0
-            left += one.values()
-        elif isinstance(one, list | tuple):
+        if isinstance(one, list | tuple):
             left += one
-        if keys > _MAX_KEYS:
-            return f"it has more than {_MAX_KEYS:,} keys; ask for less at once"
-        if patterns > _MAX_PATTERNS:
-            return f"it has more than {_MAX_PATTERNS} patternProperties; ask for less at once"
+        elif isinstance(one, Mapping):
+            keys += len(one)
+            left += one.values()
+            named = one.get("patternProperties")
+            by_pattern += len(named) if isinstance(named, Mapping) else 0
+            patterns += isinstance(one.get("pattern"), str)
+            multiple = _remainders(one.get("multipleOf"))
+            largest, product = max(largest, multiple), min(product * multiple, _MAX_REMAINDERS + 1)
+            together = together or "allOf" in one or ("$ref" in one and len(one) > 1)
+    if keys > _MAX_KEYS:
+        return f"it has more than {_MAX_KEYS:,} keys; ask for less at once"
+    if by_pattern > _MAX_PATTERNS:
+        return f"it has more than {_MAX_PATTERNS} patternProperties; ask for less at once"
+    if together and patterns > _MAX_TOGETHER:
+        return f"it has more than {_MAX_TOGETHER} patterns beside allOf or $ref; ask for fewer at once"
+    if max(largest, product if together else 1) > _MAX_REMAINDERS:
+        return f"what multipleOf asks for has more than {_MAX_REMAINDERS:,} remainders; write a smaller one"
     return None
+
+
+def _remainders(multiple: Any) -> int:
+    """How many states it takes to count in multiples of this number, up to one more than there may be."""
+    if not isinstance(multiple, int | float) or isinstance(multiple, bool) or not 0 < multiple < math.inf:
+        return 1
+    if multiple > _MAX_REMAINDERS:
+        return _MAX_REMAINDERS + 1
+    digits = Decimal(repr(multiple)).normalize()
+    return min(int(digits.scaleb(max(0, -int(digits.as_tuple().exponent)))), _MAX_REMAINDERS + 1)
 
 
 def _as_text(kind: str, value: Any) -> tuple[str, str]:
