@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from .conftest import tiny
 
 SCHEMA = Schema.from_string('<schema name="s"><module name="m">A module of some length.</module></schema>')
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=1800, ignore_eos=True)
 PATIENCE_S = 20  # of a test that would wait for ever
 
 
@@ -80,15 +81,16 @@ def with_words(request: Any) -> bool:
 # Faults
 
 
-@pytest.mark.parametrize("error", [PanicException("a panic"), SystemExit("so"), RuntimeError("broken")])
-def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, error):
+@pytest.mark.parametrize("kind", [PanicException, SystemExit, RuntimeError])
+def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
-        once(monkeypatch, engine_module, "sample", error, lambda logits, rows: True)
-        inside, waiting = await outcomes(last(llm.generate("Hello", PARAMS)), last(llm.generate("Another", PARAMS)))
+        once(monkeypatch, engine_module, "sample", kind("a fault"), lambda logits, rows: True)
+        found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "Another")))
+        (inside,) = [one for one in found if isinstance(one, Exception)]  # whoever came first
         assert type(inside) is RuntimeError
-        assert str(error) in str(inside)
-        assert text(waiting)
+        assert "a fault" in str(inside)
+        assert [text(one) for one in found if one is not inside]
         await check_healthy(llm)
 
     run(ask())
@@ -107,11 +109,11 @@ def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
     run(ask())
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a fault"), PanicException("a fault")])
-def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, error):
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
+def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
-        once(monkeypatch, llm._engine, "add", error, with_words)
+        once(monkeypatch, llm._engine, "add", kind("a fault"), with_words)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "broken", "Another")))
         assert type(found[1]) is RuntimeError
         assert "a fault" in str(found[1])
@@ -122,11 +124,17 @@ def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, error):
     run(ask())
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a fault"), PanicException("a fault")])
-def test_a_fault_of_nobody_in_particular_ends_all_and_not_the_thread(monkeypatch, error):
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
+def test_a_fault_of_nobody_in_particular_ends_all_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
-        once(monkeypatch, llm._engine.scheduler, "step", error, lambda *_: len(llm._engine.scheduler.waiting) == 2)
+        once(
+            monkeypatch,
+            llm._engine.scheduler,
+            "step",
+            kind("a fault"),
+            lambda *_: len(llm._engine.scheduler.waiting) == 2,
+        )
         first = llm.generate("Hello", LONG)
         await anext(first)
         others = [asyncio.create_task(last(llm.generate(prompt, PARAMS))) for prompt in ("One", "Another")]
@@ -293,8 +301,9 @@ def test_names_that_are_given_and_those_that_are_not_never_meet():
     async def ask() -> None:
         llm = engine()
         names = [str(number) for number in range(12)]
-        named = [llm.generate("Hello", LONG, request_id=name) for name in names]
-        unnamed = [llm.generate("Hello", LONG) for _ in names]
+        params = replace(PARAMS, max_tokens=300)
+        named = [llm.generate("Hello", params, request_id=name) for name in names]
+        unnamed = [llm.generate("Hello", params) for _ in names]
         first = await asyncio.gather(*(anext(stream) for stream in [*named, *unnamed]))
         assert [output.request_id for output in first[:12]] == names
         assert len({output.request_id for output in first}) == 24
@@ -337,5 +346,24 @@ def test_a_name_is_free_again_when_its_request_was_never_made():
         with pytest.raises(ParameterError, match="a prompt is empty"):
             await last(llm.generate([], PARAMS, request_id="mine"))
         assert (await last(llm.generate("Hello", PARAMS, request_id="mine"))).request_id == "mine"
+
+    run(ask())
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_and_can_be_tried_again(monkeypatch):
+    async def ask() -> None:
+        llm = engine()
+        start = threading.Thread.start
+
+        def full(thread: threading.Thread) -> None:
+            if thread.name == "inlay-engine":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await last(llm.generate("Hello", PARAMS))
+        monkeypatch.setattr(threading.Thread, "start", start)
+        await check_healthy(llm)
 
     run(ask())

@@ -187,3 +187,30 @@ def test_a_port_in_use():
             listen("127.0.0.1", port, network=False)
     with listen("localhost", 0, network=False), listen("0.0.0.0", 0, network=True):
         pass
+
+
+def test_a_server_whose_engine_has_ended_says_so(monkeypatch: pytest.MonkeyPatch):
+    llm = small_model()
+    with running(llm) as site, asking(site, {**ENDLESS, "stream": True}) as streamed:
+        assert until(lambda: llm.stats().running == 1)
+        streamed.recv(1000)
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a fault that goes on")
+
+        monkeypatch.setattr(llm._engine, "release", broken)
+        monkeypatch.setattr(llm._engine.scheduler, "step", broken)
+        text = b""
+        while b'"internal_error"' not in text and (part := streamed.recv(65536)):
+            text += part
+        assert b'"internal_error"' in text
+        assert until(lambda: ended(site, "/health") == 503)
+        for method, path, body in (
+            ("GET", "/health", None),
+            ("GET", "/ready", None),
+            ("POST", COMPLETIONS, {"prompt": "x"}),
+        ):
+            status, _, answer = site.call(method, path, body)
+            assert (status, answer["error"]["code"]) == (503, "engine_dead")
+            assert "RuntimeError: a fault that goes on" in answer["error"]["message"]
+        assert ended(site, "/metrics") == ended(site, "/version") == 200

@@ -147,7 +147,11 @@ class EngineThread:
         with self._starting:
             if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(target=self._loop, name="inlay-engine", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the system has no more; what is posted would wait for ever
+                    self._thread = None
+                    raise
 
     def _serve(self) -> None:
         """Carry out what is posted, unless somebody is at work, who does this when that is over."""

@@ -47,9 +47,9 @@ def recording(llm: Base) -> Iterator[list[Step]]:
     runner: Any = engine._runner
     whole_step, forward = engine.step, runner.run
 
-    def step() -> Any:
+    def step(**how: Any) -> Any:
         before, started = len(steps), time.perf_counter()
-        ended = whole_step()
+        ended = whole_step(**how)
         if len(steps) > before:
             steps[-1].seconds = time.perf_counter() - started
         return ended
