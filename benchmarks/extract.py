@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from inlay.extract import Corpus, LoggedPrompt, LoggedTurn, Settings
-from inlay.extract.find import Found, find
+from inlay.advice.extract import Corpus, LoggedPrompt, LoggedTurn, Settings
+from inlay.advice.extract.frame import Found, find
 
 _DOCUMENT_WORDS = (100, 800)
 _FILL_WORDS = (10, 300)
@@ -120,10 +120,10 @@ def _prompts(arguments: argparse.Namespace, planted: Planted) -> Iterator[Logged
 
 def _count(corpus: Corpus, found: Found, settings: Settings, model: str) -> float:
     """Seconds for modules, tokens and savings, without the time to load the tokenizer."""
+    from inlay.advice.extract.choose import choose
+    from inlay.advice.extract.extraction import measure
+    from inlay.advice.extract.proposal import propose
     from inlay.cli.from_prompts import encoder_of
-    from inlay.extract.choose import choose
-    from inlay.extract.proposal import propose
-    from inlay.extract.saving import measure
 
     encode = encoder_of(model)
     started = time.perf_counter()

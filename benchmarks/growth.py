@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from inlay.cache.contexts import SchemaSpecs, in_encoding_order
-from inlay.cache.segment import KeyMaker
-from inlay.cache.splice import splice_exact, splice_modules
-from inlay.chat import ChatTemplate
-from inlay.conversation import lay_out_conversation
-from inlay.layout import SchemaLayout, lay_out_schema
+from inlay.kv.identity import KeyMaker
 from inlay.models.load import load_tokenizer
-from inlay.placement import Placed, lay_out_prompt
 from inlay.pml import Prompt, Schema, resolve
-from inlay.tokens import TextEncoder
+from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
+from inlay.prompt.conversation import lay_out_conversation
+from inlay.prompt.layout import SchemaLayout, lay_out_schema
+from inlay.prompt.placement import Placed, lay_out_prompt
+from inlay.prompt.splice import splice_exact, splice_modules
+from inlay.prompt.tokens import TextEncoder
 
 TOKENIZER = load_tokenizer("demo")
 ENCODER, TEMPLATE = TextEncoder(TOKENIZER), ChatTemplate(TOKENIZER)

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from inlay import SamplingParams
-from inlay.bench.timing import clocked, in_turns
-from inlay.engine.sampler import sample
-from inlay.engine.sampler_row import Row
+from inlay.bench.machine import clocked, in_turns
+from inlay.engine.sampler.row import Row
+from inlay.engine.sampler.sampler import sample
 
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": 0.2}
 CASES: dict[str, list[SamplingParams]] = {

@@ -25,8 +25,7 @@ import subprocess
 import sys
 import time
 
-from inlay.bench.serve.cases import ask_alone, make_cases
-from inlay.bench.serve.clients import HABITS
+from inlay.bench.serve.clients import HABITS, ask_alone, make_cases
 from inlay.bench.serve.measure import Load, run_load
 
 

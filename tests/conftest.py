@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inlay.models.adapter import describe
-from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.models.load import LoadedModel, fingerprint
+from inlay.models.random import bytes_tokenizer
+from inlay.models.spec import describe
 
 torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that wait for each other stall
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inlay import AbortedError, AsyncLLM, EngineDeadError, InlayError, ParameterError, SamplingParams, Schema
-from inlay.engine import engine as engine_module
+from inlay.engine import core as engine_module
 from inlay.types import RequestOutput
 
 from .conftest import tiny

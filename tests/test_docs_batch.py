@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
 from inlay.cli.main import main
-from inlay.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
 
 from .batch.helpers import bodies, read
 

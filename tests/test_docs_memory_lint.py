@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from inlay.advice.memory import CODECS
 from inlay.cli.main import main
-from inlay.memory import CODECS
-
-from .lint.test_rules import BROKEN
+from tests.advice.lint.test_rules import BROKEN
 
 ROOT = Path(__file__).parent.parent
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("memory.md", "lint.md")}

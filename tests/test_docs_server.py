@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from inlay import AsyncLLM, Schema
-from inlay.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
+from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
 from inlay.server.tokens import FIELDS
 
 from .pages import DOCS, blocks, curl, rows
@@ -19,7 +19,7 @@ PAGE = DOCS / "server.md"
 ROOT = DOCS.parent
 LINES = [line for block in blocks(PAGE) if block.note == "curl" for line in block.text.splitlines()]
 #: Raised for requests by what is here; other pages have the codes of theirs.
-SOURCES = [f"server/{name}.py" for name in ("errors", "gate", "health", "orders")] + ["openai/failures.py"]
+SOURCES = [f"server/{name}.py" for name in ("errors", "drain", "health", "requests")] + ["api/failures.py"]
 ELSEWHERE = {"internal_error", "rate_limit_exceeded", "unknown_field", "unsupported_field"}
 
 

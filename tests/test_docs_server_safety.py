@@ -11,15 +11,15 @@ import pytest
 
 import inlay.server
 from inlay.cli.main import main
-from inlay.server.allowance import Limits
-from inlay.server.guard import Guard
-from inlay.server.key_store import read_keys
+from inlay.server.body import Guard
+from inlay.server.keys import read_keys
+from inlay.server.limits import Limits
 from inlay.server.tenants import OPEN_PATHS
 
 from .pages import DOCS, blocks, rows
 
 PAGE = DOCS / "server-safety.md"
-SOURCES = ("guard", "json_body", "tenants", "limits", "hosts")
+SOURCES = ("body", "tenants", "limits", "app")
 COMMANDS = [line for block in blocks(PAGE) if block.language == "sh" for line in block.text.splitlines()]
 
 

@@ -7,15 +7,15 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from inlay.cache.contexts import SchemaSpecs
-from inlay.cache.segment import KeyMaker
-from inlay.cache.splice import Cached, splice_exact, splice_modules
-from inlay.chat import ChatTemplate
-from inlay.layout import TextRun, lay_out_schema
-from inlay.models.bytes_tokenizer import bytes_tokenizer
-from inlay.placement import ContentPart, Placed, lay_out_ids, lay_out_prompt
+from inlay.kv.identity import KeyMaker
+from inlay.models.random import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
-from inlay.tokens import TextEncoder
+from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.contexts import SchemaSpecs
+from inlay.prompt.layout import TextRun, lay_out_schema
+from inlay.prompt.placement import ContentPart, Placed, lay_out_ids, lay_out_prompt
+from inlay.prompt.splice import Cached, splice_exact, splice_modules
+from inlay.prompt.tokens import TextEncoder
 from tests.tokenizers_for_tests import family
 
 TOKENIZER = bytes_tokenizer()

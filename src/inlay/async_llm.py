@@ -17,10 +17,10 @@ from inlay.config import check_seconds
 from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError, ParameterError
-from inlay.inputs import PromptInput, check_params
-from inlay.layout import SchemaLayout
-from inlay.library import Policy
 from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.prompt.inputs import PromptInput, check_params
+from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.processor import Policy
 from inlay.types import RequestOutput, SamplingParams
 
 

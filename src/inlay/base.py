@@ -10,33 +10,32 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from inlay.attention.dispatch import get_backend
-from inlay.cache.contexts import placeholder_id
-from inlay.cache.pool import KVPool, LayerShape
-from inlay.cache.segment import KeyMaker, SegmentSpec
-from inlay.cache.splice import Cached
-from inlay.cache.store import SegmentStore
-from inlay.chat import ChatTemplate
+from inlay.attention.registry import get_backend
 from inlay.config import REUSE, EngineConfig, check_choice
+from inlay.engine.core import Engine
 from inlay.engine.encoder import Encoding
-from inlay.engine.engine import Engine
 from inlay.engine.intake import Intake
-from inlay.engine.probe import why_not_shift
 from inlay.engine.request import Request
-from inlay.engine.runner import Runner
+from inlay.engine.runner import Runner, why_not_shift
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
 from inlay.engine.workpool import WorkPools
 from inlay.errors import AbortedError, InlayError, ModelError, ParameterError
-from inlay.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
-from inlay.layout import SchemaLayout
-from inlay.library import Library, Policy, check_lengths
-from inlay.models.adapter import dtype_name
+from inlay.kv.identity import KeyMaker, SegmentSpec
+from inlay.kv.pool import KVPool, LayerShape
+from inlay.kv.store import SegmentStore
 from inlay.models.generation import sampling_defaults
 from inlay.models.load import LoadedModel, load_model
-from inlay.placement import POSITIONS, PromptLayout, lay_out_ids
+from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.tokens import TextEncoder, beyond_vocabulary
+from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.contexts import placeholder_id
+from inlay.prompt.inputs import as_prompt, check_ids, check_messages, is_conversation, unwrap
+from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.placement import POSITIONS, PromptLayout, lay_out_ids
+from inlay.prompt.processor import Library, Policy, check_lengths
+from inlay.prompt.splice import Cached
+from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.types import EngineStats, SamplingParams
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from inlay.cache.contexts import CONTEXTS, PLACEHOLDERS
 from inlay.errors import ParameterError, show
-from inlay.placement import POSITIONS
+from inlay.prompt.contexts import CONTEXTS, PLACEHOLDERS
+from inlay.prompt.placement import POSITIONS
 
 #: How much approximation a request accepts: none and no reuse; exact prefixes; or modules in an encoding context.
 REUSE = ("off", "exact", *CONTEXTS)

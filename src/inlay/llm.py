@@ -14,10 +14,10 @@ from inlay.base import Base, removed
 from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError, ParameterError
-from inlay.inputs import Message, PromptInput, check_ids, check_params, is_several
-from inlay.layout import SchemaLayout
-from inlay.library import Policy
 from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.prompt.inputs import Message, PromptInput, check_ids, check_params, is_several
+from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.processor import Policy
 from inlay.types import RequestOutput, SamplingParams
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.attention.contract import AttentionOptions
+from inlay.attention.backend import AttentionOptions
 from inlay.attention.cpu import CpuBackend, instruction_sets
 from inlay.attention.plan import Piece, Span, build_plan, extend
 from inlay.attention.reference import ReferenceBackend
-from inlay.cache.pool import KVPool, LayerShape, Run
-from inlay.models.rope import Rotary
+from inlay.attention.rope import Rotary
+from inlay.kv.pool import KVPool, LayerShape, Run
 
 #: Every version of the kernel that runs on this processor.
 every_set = pytest.mark.parametrize("instruction_set", instruction_sets())

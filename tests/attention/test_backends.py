@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.attention import cpu, torch_flash
-from inlay.attention.contract import AttentionOptions
-from inlay.attention.dispatch import get_backend
+from inlay.attention import cpu
+from inlay.attention import torch as torch_flash
+from inlay.attention.backend import AttentionOptions
 from inlay.attention.plan import Piece, Span, advance, build_plan, extend
-from inlay.cache.pool import KVPool, LayerShape, Run
+from inlay.attention.registry import get_backend
+from inlay.attention.rope import Rotary
 from inlay.errors import ParameterError
-from inlay.models.rope import Rotary
+from inlay.kv.pool import KVPool, LayerShape, Run
 
 BACKENDS = ("cpu", "torch") if cpu.available() else ("torch",)
 CHUNK = 4

@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
-import inlay.kernel
-from inlay.attention import cpu, dispatch
+import inlay.attention.kernel
+from inlay.attention import cpu
+from inlay.attention import registry as dispatch
 from inlay.attention.cpu import CpuBackend, instruction_sets
-from inlay.attention.dispatch import get_backend
+from inlay.attention.registry import get_backend
 from inlay.errors import ParameterError
 
 WARNING = (
@@ -54,7 +55,7 @@ def test_a_missing_extension_is_no_error(monkeypatch):
     """kernel.py as it is imported where inlay/_kernel was not built."""
     monkeypatch.setitem(sys.modules, "inlay._kernel", None)  # importing it now raises ImportError
     monkeypatch.delattr("inlay._kernel", raising=False)
-    spec = importlib.util.spec_from_file_location("without_kernel", inspect.getsourcefile(inlay.kernel))
+    spec = importlib.util.spec_from_file_location("without_kernel", inspect.getsourcefile(inlay.attention.kernel))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -22,7 +22,7 @@ logging.basicConfig(stream=sys.stdout, format="%(message)s")
 sys.meta_path[:] = [finder for finder in sys.meta_path if "skbc" not in type(finder).__module__]  # an editable install
 sys.path.insert(0, sys.argv[1])
 import inlay
-from inlay.attention.dispatch import get_backend
+from inlay.attention.registry import get_backend
 print(inlay.__file__.startswith(sys.argv[1]), get_backend("auto").name, get_backend("auto").name)
 """
 pytestmark = [

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.attention.plan import Piece, Span
-from inlay.cache.pool import Run
+from inlay.kv.pool import Run
 from tests.attention import kernel_cases
 from tests.attention.kernel_cases import Layer, bf16, check, every_set, fp32, random_spans, threads, with_rotary
 

@@ -10,7 +10,7 @@ import torch
 from inlay.attention import cpu
 from inlay.attention.cpu import CpuBackend
 from inlay.attention.plan import Piece, Span, advance, build_plan
-from inlay.cache.pool import Run
+from inlay.kv.pool import Run
 from tests.attention import kernel_cases
 from tests.attention.kernel_cases import (
     Layer,

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.attention.contract import AttentionOptions
+from inlay.attention.backend import AttentionOptions
 from inlay.attention.cpu import CpuBackend, kernel, tables
 from inlay.attention.plan import Piece, Span, build_plan, pieces_at
-from inlay.cache.pool import Run, cut
+from inlay.kv.pool import Run, cut
 from tests.attention import kernel_cases
 from tests.attention.kernel_cases import Layer, fresh_of, one_on, pool_for, random_spans
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inlay.attention.blocks import Blocks
 from inlay.attention.plan import Piece, Span, build_plan
-from inlay.cache.pool import Run
+from inlay.kv.pool import Run
 
 
 def rows_of(block) -> list[int]:

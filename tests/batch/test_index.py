@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
-from inlay.batch import index as module
-from inlay.batch.index import Index
+from inlay.batch import requests as module
+from inlay.batch.requests import Index
 
 from .helpers import line, write
 
@@ -64,7 +64,7 @@ def test_marking_what_is_done(tmp_path: Path):
 
 def test_a_line_that_is_too_long_is_a_problem_of_its_own(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 200)
-    monkeypatch.setattr("inlay.batch.lines.MAX_LINE_BYTES", 200)
+    monkeypatch.setattr("inlay.batch.requests.MAX_LINE_BYTES", 200)
     path = write(tmp_path / "in", [line("a"), line("b", prompt="x" * 1000), line("c")])
     with Index(path, quiet) as index:
         entries = list(index.missing())

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.batch import lines
-from inlay.batch.lines import BatchLine, LineError, parse_line
-from inlay.openai import Endpoint
+from inlay.api.openai import Endpoint
+from inlay.batch import requests as lines
+from inlay.batch.requests import BatchLine, LineError, parse_line
 
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
+from inlay.api.openai import Failure
 from inlay.batch import Counts
-from inlay.batch.index import Entry, Index
 from inlay.batch.output import Output
-from inlay.openai import Failure
+from inlay.batch.requests import Entry, Index
 
 from .helpers import line, read, write
 

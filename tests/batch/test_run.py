@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 
 from inlay import LLM, AsyncLLM, InlayError, ParameterError, PMLError, Prompt, SamplingParams, Schema
 from inlay.batch import run as module
-from inlay.engine.engine import Engine
+from inlay.engine.core import Engine
 
 from ..conftest import tiny
 from .helpers import CHAT, bodies, line, read, run, texts, write

@@ -11,8 +11,8 @@ import pytest
 from inlay import ParameterError
 from inlay.batch import Job
 from inlay.cli.main import main
+from tests.api.tool_templates import tool_model
 
-from ..openai.tool_templates import tool_model
 from .helpers import CHAT, bodies, line, read, run, write
 
 MESSAGES = [{"role": "user", "content": "How is it in Rome?"}]

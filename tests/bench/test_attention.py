@@ -10,14 +10,12 @@ import psutil
 import pytest
 import torch
 
-from inlay.attention.dispatch import get_backend
 from inlay.attention.plan import build_plan
-from inlay.bench.attention.case import Case, Content, Pages
-from inlay.bench.attention.columns import COLUMNS, MEMORY, step, store
-from inlay.bench.attention.measure import PARTS, AttentionSetting, measure_attention
+from inlay.attention.registry import get_backend
+from inlay.bench.attention.cases import PLACEMENTS, Case, Content, Pages, SegmentCase, pieces_of
+from inlay.bench.attention.cases import step as segment_step
+from inlay.bench.attention.measure import COLUMNS, MEMORY, PARTS, AttentionSetting, measure_attention, step, store
 from inlay.bench.attention.plot import draw_attention
-from inlay.bench.attention.segments import PLACEMENTS, SegmentCase, pieces_of
-from inlay.bench.attention.segments import step as segment_step
 from inlay.errors import ParameterError
 
 TINY = AttentionSetting(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.bench.fit import fit
+from inlay.bench.stock import fit
 
 
 def test_a_parabola_is_found():

@@ -13,21 +13,18 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from inlay.attention.dispatch import get_backend
+from inlay.attention.registry import get_backend
 from inlay.bench import stock
 from inlay.bench.decode import llama
-from inlay.bench.decode.columns import stock_loop, stream
-from inlay.bench.decode.gguf_file import ARCHITECTURES, write_gguf
-from inlay.bench.decode.measure import DecodeSetting, measure_decode
-from inlay.bench.decode.shares import SHARES, step_shares
+from inlay.bench.decode.llama import ARCHITECTURES, write_gguf
+from inlay.bench.decode.measure import SHARES, DecodeSetting, measure_decode, step_shares, stock_loop, stream
 from inlay.bench.encode import EncodeSetting, compute, encode, measure_encode, module_ids
-from inlay.bench.ttft import Setting, TTFTSetting, measure_ttft
-from inlay.bench.ttft_plot import draw_ttft
-from inlay.engine import engine
+from inlay.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft
+from inlay.engine import core as engine
 from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
 from inlay.llm import LLM
 from inlay.models.load import load_model
-from inlay.models.shapes import SHAPES
+from inlay.models.random import SHAPES
 from tests.conftest import CONFIGS, tiny
 
 TINY = "random:tiny"
@@ -260,7 +257,7 @@ def test_without_a_sweep_what_does_not_fit_is_an_error():
         measure_ttft(TTFTSetting(model=TINY, rows=(Setting(16, 8), Setting(9000, 8)), quick=True))
 
 
-@pytest.mark.parametrize("name", ["attention", "decode", "encode", "ttft"])
+@pytest.mark.parametrize("name", ["kernels", "ttft"])
 def test_importing_the_command_line_imports_no_torch(name):
     code = f"import sys, inlay.cli.bench_{name}; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from inlay.bench.serve.cases import Case, Verdict
+from inlay.api.openai import stream as chunks
+from inlay.bench.serve.clients import Case, Verdict
 from inlay.bench.serve.measure import Load, run_load
-from inlay.openai import chunks
 
 from ..server.conftest import Site, running, small_model
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.bench.machine import Ceilings, describe_machine, measure_ceilings
-from inlay.bench.timing import clocked, in_turns
+from inlay.bench.machine import Ceilings, clocked, describe_machine, in_turns, measure_ceilings
 
 
 def meter(log: list[str], name: str, values: list[float]):
@@ -54,7 +53,7 @@ def test_progress_counts_turns():
 
 def test_what_comes_before_is_not_in_the_time(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("inlay.bench.timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("inlay.bench.machine.time.perf_counter", lambda: now[0])
 
     def takes(seconds: float):
         return lambda: now.__setitem__(0, now[0] + seconds)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.server.allowance import Limits
-from inlay.server.key_store import read_keys
+from inlay.server.keys import read_keys
+from inlay.server.limits import Limits
 from inlay.server.tenants import Tenants
 
 from .test_cli import run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inlay import ParameterError
-from inlay.cli.outputs import check_outputs, output_file
+from inlay.cli.output import check_outputs, output_file
 
 
 def test_text_is_written_as_it_is(tmp_path: Path):

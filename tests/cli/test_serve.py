@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from inlay.cli import main as command_line
-from openai import OpenAI
 
 MODEL = ("random:tiny", "--dtype", "float32", "--kv-memory", "16MiB", "--port", "0")
 LINE = r"inlay: serving (\S+) on http://127\.0\.0\.1:(\d+)/v1 \(Ctrl-C ends\)\n"

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.plan import Piece
-from inlay.cache.segment import SegmentSpec
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
+from inlay.kv.identity import SegmentSpec
 from inlay.models.load import LoadedModel
+from tests.kv.accounting import audit
 
-from ..cache.accounting import audit
 from ..conftest import tiny
 from ..equivalence.oracle import prefill
 from ..equivalence.recorder import close

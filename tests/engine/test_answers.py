@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from inlay import LLM, CapacityError, InlayError, ParameterError, SamplingParams, Schema
-from inlay.engine.sampler import request_seed
+from inlay.engine.sampler.sampler import request_seed
 
 from ..conftest import tiny
 

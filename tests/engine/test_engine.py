@@ -6,9 +6,9 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.plan import Span
-from inlay.cache.pool import Run
-from inlay.engine import engine as engine_module
-from inlay.engine.seat import Work
+from inlay.engine import core as engine_module
+from inlay.engine.allocation import Work
+from inlay.kv.pool import Run
 
 from ..conftest import tiny
 

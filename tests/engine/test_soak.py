@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from inlay import Schema
-from inlay.cache.segment import Segment
 from inlay.engine.request import Request
+from inlay.kv.identity import Segment
 
 from .driving import Driver, ids
 

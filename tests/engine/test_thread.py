@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inlay import LLM, InlayError, SamplingParams, Schema
-from inlay.engine import engine as engine_module
+from inlay.engine import core as engine_module
 from inlay.engine.orders import Order, Orders
 
 from ..conftest import tiny

@@ -10,8 +10,8 @@ from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
 from inlay import LLM, InlayError, ModelError, ParameterError, PMLError, Prompt, SamplingParams, Schema
-from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.models.load import stop_ids
+from inlay.models.random import bytes_tokenizer
 
 from ..conftest import tiny
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inlay import Schema
-from inlay.layout import Hole, TextRun
 from inlay.models.load import LoadedModel
-from inlay.placement import lay_out_prompt
 from inlay.pml import resolve
+from inlay.prompt.layout import Hole, TextRun
+from inlay.prompt.placement import lay_out_prompt
 
 from ..conftest import CONFIGS, tiny
 from .oracle import PromptCacheOracle

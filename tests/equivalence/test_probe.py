@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from inlay import LLM, ParameterError, Schema
+from inlay.attention.rope import Rotary
 from inlay.models.load import LoadedModel
-from inlay.models.rope import Rotary
 
 from ..conftest import tiny
 

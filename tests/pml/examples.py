@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 
-from inlay.chat import ChatTemplate
 from inlay.errors import InlayError
-from inlay.layout import Hole, SchemaLayout, TextRun, lay_out_schema
-from inlay.models.bytes_tokenizer import bytes_tokenizer
-from inlay.placement import Placed, lay_out_prompt
+from inlay.models.random import bytes_tokenizer
 from inlay.pml import Filled, NewText, Prompt, Schema, SchemaText, TurnEnd, TurnStart, resolve
-from inlay.pml.items import Item
-from inlay.tokens import TextEncoder
+from inlay.pml.resolve import Item
+from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
+from inlay.prompt.placement import Placed, lay_out_prompt
+from inlay.prompt.tokens import TextEncoder
 from tests.pages import DOCS, Block, blocks
 
 PAGES = (DOCS / "pml.md", DOCS / "pml-errors.md")

@@ -22,8 +22,8 @@ from inlay.pml import (
     numbered,
 )
 from inlay.pml.nodes import ROLES
-from inlay.pml.scaffolds import Exclusions
-from inlay.pml.whitespace import is_white
+from inlay.pml.parser import is_white
+from inlay.pml.rules import Exclusions
 
 HERE = Place("here")
 NAMES = ("a", "b", "unit.py", "é", "_x-1", "c", "d", "modul", "Schema", "名前")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inlay.errors import PMLError
 from inlay.pml import Prompt, Resolved, Schema, resolve
-from inlay.pml.names import TAGS
+from inlay.pml.attributes import TAGS
 from tests.pml.helpers import LEVELS, TRAVEL
 
 PROMPTS = (

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inlay.pml import Prompt, Schema, limits, resolve
-from inlay.pml.whitespace import settle
+from inlay.pml import Prompt, Schema, resolve
+from inlay.pml import nodes as limits
+from inlay.pml.parser import settle
 from tests.pml.helpers import prompt_problems, schema_problems, sentences
 
 MIB = 2**20

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from inlay.errors import ParameterError
-from inlay.pml import Prompt, Schema, limits
+from inlay.pml import Prompt, Schema
+from inlay.pml import nodes as limits
 from tests.pml.helpers import sentences
 from tests.pml.json_documents import PROMPT_PROBLEMS, SCHEMA_PROBLEMS, inside, says
 from tests.pml.node_strategies import bare

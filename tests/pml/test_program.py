@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import pytest
 
 from inlay.errors import ParameterError
-from inlay.inputs import as_prompt, is_several
 from inlay.pml import Module, Param, Prompt, Schema, Text, Turn, Union, resolve
 from inlay.pml.program import Length, program, system, user
+from inlay.prompt.inputs import as_prompt, is_several
 from tests.pml.helpers import shorthand
 from tests.pml.programs_for_tests import Color, budget, chat, define, heard, program_of, said, toolbox
 

@@ -2,8 +2,19 @@
 
 import pytest
 
-from inlay.pml.program.cases import Case, Question, both, holds, leaves, merged, possible
-from inlay.pml.program.names import Names, argument_label, value_words, word
+from inlay.pml.program.inputs import (
+    Case,
+    Names,
+    Question,
+    argument_label,
+    both,
+    holds,
+    leaves,
+    merged,
+    possible,
+    value_words,
+    word,
+)
 from tests.pml.programs_for_tests import define, program_of
 
 
@@ -152,7 +163,7 @@ def test_cases_are_merged_without_changing_when_they_hold() -> None:
 
 
 def test_leaves_ask_only_what_is_needed() -> None:
-    from inlay.pml.program.cases import Undecided
+    from inlay.pml.program.inputs import Undecided
 
     def compute(at: Case) -> str:
         for one in (A, C):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inlay.pml.program import build, translate
-from inlay.pml.program.grammar import EXPRESSIONS, OPERATORS, PATTERNS, REFUSED, STATEMENTS
+from inlay.pml.program.source import EXPRESSIONS, OPERATORS, PATTERNS, REFUSED, STATEMENTS
 from tests.pml.programs_for_tests import budget, chat, define, program_of, refusals
 
 

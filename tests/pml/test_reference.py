@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from inlay.errors import InlayError, PMLError, Problem
-from inlay.pml import Schema, Text, limits
+from inlay.pml import Schema, Text
+from inlay.pml import nodes as limits
 from inlay.pml.sources import UnreadableError
 from tests.pages import DOCS, Block, blocks, rows
 from tests.pml.examples import MODES, PAGES, WrongExampleError, outputs
@@ -33,7 +34,13 @@ NOT_SHOWN = {
     "this becomes": "it takes a model and a tokenizer that do not belong together",
 }
 #: The files with the other messages of that table.
-WITH_A_MODEL = (SRC / "pml" / "sources.py", SRC / "layout.py", SRC / "library.py", SRC / "placement.py", SRC / "llm.py")
+WITH_A_MODEL = (
+    SRC / "pml" / "sources.py",
+    SRC / "layout.py",
+    SRC / "prompt/processor.py",
+    SRC / "prompt/placement.py",
+    SRC / "llm.py",
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ def test_the_words_of_every_error_are_on_a_page() -> None:
 def test_every_line_that_makes_an_error_runs_in_an_example(pages: Pages) -> None:
     missing = {
         f"{path.name}:{line}": code
-        for path in [*FILES, SRC / "layout.py", SRC / "placement.py"]
+        for path in [*FILES, SRC / "prompt/layout.py", SRC / "prompt/placement.py"]
         for line, code in _making(path.read_text(encoding="utf-8"))
         if (str(path), line) not in pages.lines and not _is_not_shown(code)
     }

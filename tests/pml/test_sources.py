@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from inlay.errors import ParameterError, PMLError
-from inlay.pml import Prompt, Schema, Text, limits
+from inlay.pml import Prompt, Schema, Text
+from inlay.pml import nodes as limits
 from tests.pml.helpers import sentences
 
 

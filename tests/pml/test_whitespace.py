@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.pml import Prompt, Schema, Text
-from inlay.pml.whitespace import settle
+from inlay.pml.parser import settle
 
 RUNS = {
     "white space alone, with a line break, is layout": ("\n  ", ""),

@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from training.architecture import new_model
+from training.tokenizer import train_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from inlay.demo.architecture import new_model
-from inlay.demo.tokenizer import train_tokenizer
-from inlay.models.adapter import describe
 from inlay.models.load import LoadedModel, fingerprint
+from inlay.models.spec import describe
 
 
 @cache

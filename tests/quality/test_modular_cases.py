@@ -7,17 +7,16 @@ from hashlib import sha256
 from itertools import chain
 
 import pytest
+from training.lessons import Encoder
 
 from inlay import LLM, SamplingParams
-from inlay.demo.conversations import Conversation
-from inlay.demo.documents import Document
-from inlay.demo.kinds import kinds
-from inlay.demo.lessons import Encoder
-from inlay.demo.questions import _KIND_COUNTS as KIND_COUNTS
-from inlay.demo.questions import TASKS, Form, Question
-from inlay.demo.words import held_out
 from inlay.pml import Import
+from inlay.quality.conversations import Conversation
+from inlay.quality.documents import Document, kinds
 from inlay.quality.modular_cases import Case, Round, draw_rounds
+from inlay.quality.questions import _KIND_COUNTS as KIND_COUNTS
+from inlay.quality.questions import TASKS, Form, Question
+from inlay.quality.words import held_out
 
 from .models import small_model, small_tokenizer
 

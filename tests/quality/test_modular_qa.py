@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from inlay import LLM, ModelError, ParameterError
-from inlay.demo.questions import TASKS
 from inlay.models.load import LoadedModel
 from inlay.pml import Import, Prompt
 from inlay.quality.modular_cases import draw_rounds
 from inlay.quality.modular_qa import Setting, divergence, measure_modular_qa
+from inlay.quality.questions import TASKS
 
 from ..conftest import tiny
 from .models import small_model

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from inlay.quality.statistics import mcnemar, wilson_interval
+from inlay.quality.modular_qa import mcnemar, wilson_interval
 
 
 @pytest.mark.parametrize(

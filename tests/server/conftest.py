@@ -15,8 +15,7 @@ import pytest
 
 from inlay import AsyncLLM, Schema
 from inlay.server.app import build_app
-from inlay.server.listen import listen, url
-from inlay.server.run import Server
+from inlay.server.run import Server, listen, url
 from inlay.server.service import Service
 from inlay.server.settings import ServerSettings
 

@@ -16,9 +16,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from inlay import AsyncLLM
-from inlay.server.allowance import Limits
 from inlay.server.app import build_app
-from inlay.server.key_store import editing
+from inlay.server.keys import editing
+from inlay.server.limits import Limits
 from inlay.server.settings import ServerSettings
 
 from ..conftest import tiny

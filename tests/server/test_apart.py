@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.server.key_store import editing
+from inlay.server.keys import editing
 
 from .site import CHAT, COMPLETIONS, JSON, PAGE, SCHEMAS, Site, refused, serving, with_keys
 

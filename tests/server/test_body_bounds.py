@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inlay import Schema
-from inlay.server.json_body import MAX_FIELDS, MAX_VALUES
+from inlay.server.body import MAX_FIELDS, MAX_VALUES
 from inlay.server.settings import public_name
 
 from .conftest import CHAT, COMPLETIONS, Site, running, small_model

@@ -19,7 +19,7 @@ from starlette.types import Message
 from inlay import CapacityError
 from inlay.server import completions, offload
 from inlay.server.errors import json_bytes
-from inlay.server.key_store import editing
+from inlay.server.keys import editing
 from inlay.server.limits import Limits
 from inlay.server.offload import json_pieces, json_response
 from inlay.types import RequestOutput

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inlay.errors import QueueFullError
-from inlay.server.follow import follow
+from inlay.server.completions import follow
 
 
 class Source:

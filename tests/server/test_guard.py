@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message
 
 from inlay import InlayError, Schema
-from inlay.server.guard import Guard
+from inlay.server.body import Guard
 from inlay.server.tenants import Tenant
 
 from .asgi import Echo, Exchange, send

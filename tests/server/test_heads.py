@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
-from inlay.server.heads import PromptHeads
+from inlay.server.run import PromptHeads
 
 from .asgi import Echo
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.server.hosts import LocalHosts
+from inlay.server.app import LocalHosts
 
 from .asgi import Echo, send
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inlay.openai import BodyError
-from inlay.server.json_body import MAX_CONTAINERS, MAX_FIELDS, MAX_VALUES, parse_json
+from inlay.api.openai import BodyError
+from inlay.server.body import MAX_CONTAINERS, MAX_FIELDS, MAX_VALUES, parse_json
 
 MOST = 8
 structure = st.text(alphabet='[]{}",:\\1na \n', max_size=60)

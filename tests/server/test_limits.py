@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
-from inlay.openai import BodyError, failure_of
-from inlay.server.allowance import CEILINGS, Limits
-from inlay.server.limits import Meter, Pass, RateHeaders, duration
+from inlay.api.openai import BodyError, failure_of
+from inlay.server.limits import CEILINGS, Limits, Meter, Pass, RateHeaders, duration
 from inlay.server.settings import CEILINGS as SETTINGS_CEILINGS
 from inlay.server.tenants import EVERYBODY, Tenant
 

@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay import SamplingParams
-from inlay.openai.failures import Failure
+from inlay.api.failures import Failure
 from inlay.server.log_format import configure
 from inlay.server.logs import Line, RequestLog, current_line
 from inlay.server.metrics import Metrics

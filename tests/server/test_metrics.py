@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from starlette.testclient import TestClient
 
 from inlay import SamplingParams, Schema
-from inlay.openai.failures import Failure
+from inlay.api.failures import Failure
 from inlay.server.logs import Line
 from inlay.server.metric_families import STEPS, token_buckets
 from inlay.server.metrics import Metrics

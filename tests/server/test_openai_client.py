@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 import openai
-from inlay import AsyncLLM
-from inlay.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
+import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from ..openai.tool_templates import tool_model
+from inlay import AsyncLLM
+from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
+from tests.api.tool_templates import tool_model
+
 from .conftest import Site, running
 
 CHAT: list[Any] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello there"}]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inlay.server.key_store import editing
+from inlay.server.keys import editing
 from inlay.server.limits import Limits
 
 from .conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from inlay import AsyncLLM, SamplingParams, Schema
 from inlay.server.limits import Limits
+from inlay.server.schema_registry import SchemaShelf, ShelfLimits
 from inlay.server.schemas import _events
-from inlay.server.shelf import SchemaShelf, ShelfLimits
 from inlay.server.tenants import Tenant
 
 from ..conftest import tiny

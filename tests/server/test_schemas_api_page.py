@@ -15,9 +15,9 @@ import uvicorn
 
 from inlay import AsyncLLM
 from inlay.server.app import build_app
-from inlay.server.schema_source import SchemaOptions
+from inlay.server.schema_documents import SchemaOptions
+from inlay.server.schema_registry import ShelfLimits
 from inlay.server.settings import ServerSettings
-from inlay.server.shelf import ShelfLimits
 
 from ..pages import DOCS, blocks, curl, rows
 
@@ -86,7 +86,9 @@ def test_it_names_every_option_and_limit():
 
 def test_it_lists_the_errors_that_the_routes_make():
     listed = {code for cells in rows(PAGE, "status", "code", "") for code in re.findall(r"`(\w+)`", cells[1])}
-    text = "".join((SOURCES / f"{name}.py").read_text() for name in ("schemas", "shelf", "schema_source", "warming"))
+    text = "".join(
+        (SOURCES / f"{name}.py").read_text() for name in ("schemas", "schema_registry", "schema_documents", "warming")
+    )
     made = set(re.findall(r"""code["']?[=:] ?"(\w+)\"""", text)) | {"unknown_field"}
     assert listed - {"invalid_value", "kv_memory_exceeded"} == made - {"unexpected_body"}
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from inlay import Schema
+from inlay.api.failures import BodyError
 from inlay.errors import CapacityError
-from inlay.openai.failures import BodyError
-from inlay.server.schema_source import Source, of_schema
-from inlay.server.shelf import SchemaShelf, ShelfLimits
+from inlay.server.schema_documents import Source, of_schema
+from inlay.server.schema_registry import SchemaShelf, ShelfLimits
 from inlay.server.tenants import EVERYBODY, Tenant
 
 ANN, BOB = Tenant("ann", "a"), Tenant("bob", "b")

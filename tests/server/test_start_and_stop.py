@@ -10,8 +10,7 @@ import pytest
 
 from inlay import AsyncLLM, CapacityError, ParameterError, Schema
 from inlay.server.app import build_app
-from inlay.server.listen import listen
-from inlay.server.run import Server
+from inlay.server.run import Server, listen
 from inlay.server.settings import ServerSettings
 
 from ..models.test_generation import DEFAULTS, SAID, advised

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from inlay import ParameterError
-from inlay.openai import BodyError, failure_of
-from inlay.server.allowance import Limits
-from inlay.server.key_store import editing
+from inlay.api.openai import BodyError, failure_of
+from inlay.server.keys import editing
+from inlay.server.limits import Limits
 from inlay.server.tenants import EVERYBODY, OPEN_PATHS, Authenticate, Tenants
 
 from .asgi import Echo, send

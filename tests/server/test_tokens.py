@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from inlay import AsyncLLM
+from tests.api.tool_templates import tool_model
 
-from ..openai.tool_templates import tool_model
 from .conftest import CHAT, COMPLETIONS, Site, running
 
 MESSAGES = [{"role": "user", "content": "Hellö"}]

@@ -159,7 +159,7 @@ def test_a_second_signal_ends_the_process_whatever_its_threads_do():
         import os, signal, socket, sys, threading, time
         from inlay import AsyncLLM
         from inlay.server.app import build_app
-        from inlay.server.listen import listen
+        from inlay.server.run import listen
         from inlay.server.run import Server
         from inlay.server.settings import ServerSettings
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from inlay.openai import BodyError
-from inlay.server import guard, orders
+from inlay.api.openai import BodyError
+from inlay.server import body as guard
+from inlay.server import requests as orders
 from inlay.server.workers import BodyWorkers
 
 from .conftest import CHAT, COMPLETIONS, Site

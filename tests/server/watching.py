@@ -12,11 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from inlay import AsyncLLM
+from inlay.api.failures import BodyError
 from inlay.errors import InlayError
-from inlay.openai.failures import BodyError
 from inlay.server import metrics, schemas
+from inlay.server.body import Guard
 from inlay.server.errors import not_found, not_valid, said_wrong
-from inlay.server.guard import Guard
 from inlay.server.limits import Limits
 from inlay.server.logs import RequestLog
 from inlay.server.service import Service

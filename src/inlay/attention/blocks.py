@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.plan import Piece, Plan, Span, pieces_at
-from inlay.cache.pool import cut
+from inlay.kv.pool import cut
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.attention.contract import AttentionOptions
+from inlay.attention.backend import AttentionOptions
+from inlay.attention.kernel import kernel
 from inlay.attention.plan import Plan, Span
-from inlay.cache.pool import KVPool
 from inlay.errors import ParameterError
-from inlay.kernel import kernel
+from inlay.kv.pool import KVPool
 
 Table = npt.NDArray[np.int64]
 _MOST_OPTIONS = 1024

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from inlay.cache.pool import Run, cut
+from inlay.kv.pool import Run, cut
 
 
 @dataclass(frozen=True, slots=True)

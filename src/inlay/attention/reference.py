@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inlay.attention.contract import AttentionOptions
+from inlay.attention.backend import AttentionOptions
 from inlay.attention.plan import Plan, Span, pieces_at
-from inlay.cache.pool import KVPool, cut
+from inlay.kv.pool import KVPool, cut
 
 
 class ReferenceBackend:

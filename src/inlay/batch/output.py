@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from inlay.api.openai import Failure
 from inlay.batch.counts import Counts
-from inlay.batch.index import Entry, Index
+from inlay.batch.requests import Entry, Index
 from inlay.errors import ParameterError
-from inlay.openai import Failure
 
 _ID = "batch_req_"
 

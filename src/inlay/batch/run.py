@@ -11,15 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inlay.async_llm import AsyncLLM
-from inlay.batch.counts import Counts, Progress, Stage
-from inlay.batch.index import Entry, Index
-from inlay.batch.lines import BatchLine
-from inlay.batch.order import sort_key
-from inlay.batch.output import Output
-from inlay.config import GENERATION_CONFIGS, check_choice
-from inlay.errors import InlayError
-from inlay.openai import (
+from inlay.api.openai import (
     BodyError,
     Call,
     Failure,
@@ -30,7 +22,13 @@ from inlay.openai import (
     system_fingerprint,
     translate,
 )
-from inlay.openai.tools_formats import named_format
+from inlay.api.tools.formats import named_format
+from inlay.async_llm import AsyncLLM
+from inlay.batch.counts import Counts, Progress, Stage
+from inlay.batch.output import Output
+from inlay.batch.requests import BatchLine, Entry, Index, sort_key
+from inlay.config import GENERATION_CONFIGS, check_choice
+from inlay.errors import InlayError
 from inlay.pml import Prompt, Schema
 from inlay.types import RequestOutput
 

@@ -20,14 +20,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from inlay.bench.machine import describe_machine, measure_ceilings
-from inlay.bench.stock import check_another_fits, load_stock
-from inlay.bench.texts import exact_text
-from inlay.bench.timing import Progress, clocked, in_turns
+from inlay.bench.machine import Progress, clocked, describe_machine, in_turns, measure_ceilings
+from inlay.bench.stock import check_another_fits, exact_text, load_stock
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
-from inlay.models.adapter import dtype_name
 from inlay.models.interface import attention_implementation
+from inlay.models.spec import dtype_name
 from inlay.pml import Schema
 
 _TRIAL = 16  # modules that every batch size is tried on, or one batch where that is more

@@ -1,15 +1,24 @@
-"""The stock transformers model that benchmarks compare with, and how much memory one takes."""
+"""The stock transformers model that benchmarks compare with, and how much memory one takes.
+
+Polynomials through measured points, and how well they fit.
+
+Texts of a wanted number of tokens, for prompts whose meaning does not matter.
+"""
 
 from __future__ import annotations
 
 import copy
+import random
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from inlay.base import Base
 from inlay.errors import CapacityError
 from inlay.models.interface import attention_implementation
 from inlay.models.load import load_model
@@ -62,3 +71,28 @@ def check_another_fits(config: PretrainedConfig, dtype: torch.dtype, remedy: str
     if not another_fits(config, dtype):
         needed, free = (bytes_ / 1e9 for bytes_ in (weight_bytes(config, dtype), psutil.virtual_memory().available))
         raise CapacityError(f"the stock model takes {needed:.1f} GB beside ours and {free:.1f} GB are free; {remedy}")
+
+
+def fit(points: Sequence[tuple[float, float]], degree: int) -> dict[str, Any] | None:
+    """The least-squares polynomial of (x, y) points; None where there are no more points than coefficients.
+
+    Returns coefficients, the constant one first, and R², the share of the variance that the polynomial explains.
+    """
+    if len({x for x, _ in points}) <= degree + 1:
+        return None
+    x, y = np.array(points, dtype=np.float64).T
+    coefficients = np.polyfit(x, y, degree)
+    left = y - np.polyval(coefficients, x)
+    spread = float(((y - y.mean()) ** 2).sum())
+    explained = 1 - float((left**2).sum()) / spread if spread else 1.0
+    return {"degree": degree, "coefficients": [float(c) for c in coefficients[::-1]], "r2": round(explained, 6)}
+
+
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
+
+
+def exact_text(llm: Base, tokens: int, draw: random.Random) -> str:
+    """Words that make that many tokens; a token or two off where the tokenizer joins what was cut."""
+    text = " ".join(draw.choices(_WORDS, k=tokens))
+    ids = llm.encoder.text(text)[:tokens]
+    return str(llm.tokenizer.decode(list(ids)))

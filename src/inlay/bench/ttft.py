@@ -10,6 +10,8 @@ so that a slow moment of the machine meets all of them:
 
 A sweep does this over lengths, as figure 5 of Prompt Cache (arXiv 2311.04934) does, and fits a line to our times and a
 parabola to those of the full prefill.
+
+A drawing of a sweep: time to first token over the length of the prompt, as figure 5 of Prompt Cache.
 """
 
 from __future__ import annotations
@@ -17,21 +19,25 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from inlay.bench.fit import fit
-from inlay.bench.machine import describe_machine, measure_ceilings
-from inlay.bench.stock import check_another_fits, load_stock, prefill
-from inlay.bench.texts import exact_text
-from inlay.bench.timing import Meter, Progress, Timing, clocked, in_turns
+from inlay.advice.plot.figure import save
+from inlay.bench.machine import Meter, Progress, Timing, clocked, describe_machine, in_turns, measure_ceilings
+from inlay.bench.stock import check_another_fits, exact_text, fit, load_stock, prefill
 from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay.llm import LLM
-from inlay.models.adapter import dtype_name
+from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
 from inlay.types import SamplingParams
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 MODULES = 8
 SWEEP = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -171,3 +177,48 @@ def _workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:
         f'<prompt schema="{name}">{imports}{exact_text(llm, row.new, draw)}</prompt>', source="bench-prompt.xml"
     )
     return schema, prompt
+
+
+# Okabe and Ito's colours.
+_CURVES = (
+    ("full_prefill_ms", "full prefill, stock transformers", "#D55E00", "s"),
+    ("ttft_ms", "inlay, modules cached", "#0072B2", "o"),
+    ("bound_ms", "the new tokens alone, nothing cached", "#999999", "x"),
+)
+_FONT = 9.0
+
+
+def draw_ttft(result: dict[str, Any], path: Path) -> None:
+    """Draw points and fits, linear on the left and logarithmic on the right. Raises ParameterError."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes in (left, right):
+        _draw(axes, result)
+        axes.set_xlabel("prompt tokens", fontsize=_FONT)
+        axes.tick_params(labelsize=_FONT - 1)
+        axes.grid(color="#DDDDDD", linewidth=0.6)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    left.set_ylabel("time to first token, s", fontsize=_FONT)
+    left.set_ylim(bottom=0)
+    right.set_xscale("log", base=2)
+    right.set_yscale("log")
+    figure.suptitle(f"{result['model']}, {result['dtype']}, {result['machine']['threads']} threads", fontsize=_FONT + 1)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=_FONT)
+    save(figure, path)
+
+
+def _draw(axes: Axes, result: dict[str, Any]) -> None:
+    for name, label, colour, marker in _CURVES:
+        points = [(row["cached"] + row["new"], row[name] / 1000) for row in result["rows"] if row[name] is not None]
+        if not points:
+            continue
+        x = np.array([tokens for tokens, _ in points])
+        axes.plot(x, [seconds for _, seconds in points], marker, color=colour, markersize=5, label=label)
+        curve = (result["fits"] or {}).get(name)
+        if curve is not None:
+            along = np.geomspace(x.min(), x.max(), 100)
+            axes.plot(along, np.polyval(curve["coefficients"][::-1], along) / 1000, color=colour, linewidth=1)

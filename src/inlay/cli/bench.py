@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from inlay.cli.bench_attention import attention
-from inlay.cli.bench_decode import decode
-from inlay.cli.bench_encode import encode
+from inlay.cli.bench_kernels import attention, decode
 from inlay.cli.bench_throughput import throughput
-from inlay.cli.bench_ttft import ttft
+from inlay.cli.bench_ttft import encode, ttft
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 for _command in (ttft, encode, decode, throughput, attention):

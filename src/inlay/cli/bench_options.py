@@ -35,7 +35,7 @@ def counts(option: str, text: str) -> tuple[int, ...]:
 
 def check_plot(path: Path | None) -> None:
     """Raise ParameterError now, not behind minutes of measuring, where the drawing could not be saved."""
-    from inlay.plot.figure import check_plot_file
+    from inlay.advice.plot.figure import check_plot_file
 
     if path is not None:
         check_plot_file(path)

@@ -1,4 +1,7 @@
-"""``inlay bench ttft``: time to first token with cached modules."""
+"""``inlay bench ttft``: time to first token with cached modules.
+
+``inlay bench encode``: tokens a second of encoding modules.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
 
 _NAMES = ("cached", "new", "ttft_ms", "full_prefill_ms", "bound_ms", "speedup", "over_bound")
 
@@ -49,7 +53,7 @@ def ttft(
     lengths = None if cached is None else counts("--cached", cached)
     check_plot(plot)
     from inlay.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
-    from inlay.cli.progress import token_progress
+    from inlay.cli.output import token_progress
 
     if lengths is None and sweep:
         lengths = QUICK_SWEEP if quick else SWEEP
@@ -68,7 +72,7 @@ def ttft(
     with token_progress("measuring") as progress:
         result = measure_ttft(setting, progress)
     if plot is not None:
-        from inlay.bench.ttft_plot import draw_ttft
+        from inlay.bench.ttft import draw_ttft
 
         draw_ttft(result, plot)
     show(result, _tables(result), as_json)
@@ -91,3 +95,45 @@ def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
             terms = (f"{c:+.4g}{('', ' n', ' n²')[power]}" for power, c in enumerate(curve["coefficients"]))
             fits.add_row(name, " ".join(terms), f"{curve['r2']:.4f}")
         yield "fits over n, the prompt's tokens", fits
+
+
+def encode(
+    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")],
+    modules: Annotated[int, typer.Option(help="Modules of the schema.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 256,
+    batches: Annotated[str, typer.Option(help="The stock model's batch sizes; the best one counts.")] = "1,2,4,8,16",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    runs: Runs = 3,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Modules encoded packed, beside the stock model on the same texts as a batch of prompts."""
+    sizes = counts("--batches", batches)
+    from inlay.bench.encode import EncodeSetting, measure_encode
+    from inlay.cli.output import token_progress
+
+    setting = EncodeSetting(
+        model=model,
+        modules=min(modules, 4) if quick else modules,
+        tokens=min(tokens, 32) if quick else tokens,
+        batches=sizes,
+        dtype=dtype,
+        runs=1 if quick else runs,
+        quick=quick,
+    )
+    with token_progress("encoding") as progress:
+        result = measure_encode(setting, progress)
+    show(result, _encode_tables(result), as_json)
+
+
+def _encode_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    title = f"{result['model']}, {result['dtype']}: {result['modules']} modules, {result['tokens']:,} tokens together"
+    table = make_table(("who", "tokens/s"))
+    table.add_row("inlay", number(result["tokens_s"]))
+    table.add_row(f"stock, batches of {result['stock_batch']}", number(result["stock_tokens_s"]))
+    table.add_row("ratio", number(result["ratio"]))
+    yield title, table
+    tried = make_table(("batch", "tokens/s"))
+    for batch, rate in result["stock_tokens_s_by_batch"].items():
+        tried.add_row(batch, number(rate))
+    yield "the stock model on some of them, by batch size", tried

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli.outputs import check_outputs, output_file
+from inlay.cli.output import check_outputs, output_file
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_text import is_json, parse_json
@@ -41,7 +41,7 @@ def convert(
 
 def print_json_schema() -> None:
     """Print the JSON Schema (draft 2020-12) of schemas and prompts in their JSON form."""
-    from inlay.pml.json_form import json_schema
+    from inlay.pml.json_writer import json_schema
 
     print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 

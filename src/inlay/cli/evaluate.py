@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.outputs import check_outputs, output_file
+from inlay.cli.output import check_outputs, output_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def modular_qa(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
-    from inlay.cli.progress import token_progress
+    from inlay.cli.output import token_progress
     from inlay.llm import LLM
     from inlay.quality.modular_qa import Setting, measure_modular_qa
 

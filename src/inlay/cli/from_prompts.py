@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.outputs import check_outputs, output_file
+from inlay.cli.output import check_outputs, output_file
 from inlay.errors import ParameterError
 from inlay.pml.problems import listed
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from inlay.extract import Proposal
-    from inlay.extract.choose import Encode
-    from inlay.extract.extraction import Stage
+    from inlay.advice.extract import Proposal
+    from inlay.advice.extract.choose import Encode
+    from inlay.advice.extract.extraction import Stage
 
 Row = dict[str, Any]
 
@@ -48,8 +48,8 @@ def from_prompts(
 
     A line of the log is {"prompt": …}, {"messages": […]}, an OpenAI Batch request, or a string.
     """
-    from inlay.extract import Corpus, LogError, LogReader, Settings, extract
-    from inlay.extract.report import describe
+    from inlay.advice.extract import Corpus, LogError, LogReader, Settings, extract
+    from inlay.advice.extract.extraction import describe
 
     settings = Settings(min_prompts=min_prompts, min_tokens=min_tokens, max_modules=max_modules)
     named = _name(file, name)
@@ -73,8 +73,8 @@ def from_prompts(
 
 
 def _name(file: str, name: str | None) -> str:
-    from inlay.extract.naming import schema_name
-    from inlay.extract.words import carried_by_xml
+    from inlay.advice.extract.arrange import schema_name
+    from inlay.advice.extract.corpus import carried_by_xml
 
     if name is None:
         return schema_name("prompts" if file == "-" else Path(file).name.partition(".")[0])
@@ -102,7 +102,7 @@ def _stages() -> Iterator[Stage]:
 def encoder_of(model: str) -> Encode:
     """Encodes many texts, on all cores: a tokenizer works outside of Python's lock."""
     from inlay.models.load import load_tokenizer
-    from inlay.tokens import TextEncoder
+    from inlay.prompt.tokens import TextEncoder
 
     encoder = TextEncoder(load_tokenizer(model))
     pool = ThreadPoolExecutor(os.cpu_count())

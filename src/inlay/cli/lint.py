@@ -12,10 +12,10 @@ import typer
 
 from inlay.errors import Place, PMLError, Problem
 from inlay.pml import Prompt, Schema
-from inlay.pml.json_places import JSONPlace
+from inlay.pml.json_objects import JSONPlace
 
 if TYPE_CHECKING:
-    from inlay.lint import Finding
+    from inlay.advice.lint import Finding
 
 
 @dataclass
@@ -93,12 +93,12 @@ def _check_names(prompts: list[Prompt], names: list[str], *, complete: bool) -> 
 
 
 def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[Prompt], small: int) -> None:
-    from inlay.chat import ChatTemplate
-    from inlay.layout import lay_out_schema
-    from inlay.lint import lint_schema
-    from inlay.memory.sources import config_named
+    from inlay.advice.lint import lint_schema
+    from inlay.advice.memory.estimate import config_named
     from inlay.models.load import load_tokenizer
-    from inlay.tokens import TextEncoder
+    from inlay.prompt.chat import ChatTemplate
+    from inlay.prompt.layout import lay_out_schema
+    from inlay.prompt.tokens import TextEncoder
 
     tokenizer = load_tokenizer(model)
     encoder, template = TextEncoder(tokenizer), ChatTemplate(tokenizer)

@@ -11,7 +11,7 @@ import typer
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
-    from inlay.memory import Codec, KVShape
+    from inlay.advice.memory import Codec, KVShape
 
 MIB = 2**20
 Row = dict[str, Any]
@@ -37,13 +37,13 @@ def memory(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
 ) -> None:
     """Megabytes (MiB, 2^20 bytes) of keys and values for each cached token. Reads configurations, no weights."""
-    from inlay.memory import codec_named
+    from inlay.advice.memory import codec_named
 
     if tokens is not None and tokens < 1:
         raise ParameterError(f"--tokens is {tokens}; it must be at least 1")
     number_format = codec_named(codec)
     if plot is not None:
-        from inlay.plot.figure import check_plot_file
+        from inlay.advice.plot.figure import check_plot_file
 
         check_plot_file(plot)
     if table2:
@@ -57,12 +57,12 @@ def memory(
 
 
 def _models_table(models: list[str], tokens: int | None, codec: Codec, plot: Path | None, as_json: bool) -> None:
-    from inlay.memory import shape_named
+    from inlay.advice.memory import shape_named
 
     shapes = {name: shape_named(name) for name in models}
     rows = [_row(name, shape, tokens, codec) for name, shape in shapes.items()]
     if plot is not None:
-        from inlay.plot.memory import Sizes, draw_memory
+        from inlay.advice.plot.figure import Sizes, draw_memory
 
         draw_memory([Sizes(row["model"], row["mib_per_token"]) for row in rows], plot, kept=f"kept in {codec.name}")
     if as_json:
@@ -148,7 +148,7 @@ def _size(count: int) -> str:
 
 def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
     """The paper's figures, all heads counted, and what is really kept, all at 16 bit."""
-    from inlay.memory import ARCHITECTURES
+    from inlay.advice.memory import ARCHITECTURES
 
     rows: list[Row] = [
         {
@@ -162,7 +162,7 @@ def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
         for name, one in ARCHITECTURES.items()
     ]
     if plot is not None:
-        from inlay.plot.memory import Sizes, draw_memory
+        from inlay.advice.plot.figure import Sizes, draw_memory
 
         sizes = [Sizes(row["model"], row["kept"], row["all_heads"]) for row in rows]
         draw_memory(sizes, plot, kept="kept at 16 bit", other="every head counted, as the paper does")

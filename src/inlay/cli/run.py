@@ -89,7 +89,7 @@ def run(
 
 def _warm(llm: LLM, prompt: Prompt) -> float:
     """Encode what the prompt imports, with progress, and return the milliseconds that took."""
-    from inlay.cli.progress import token_progress
+    from inlay.cli.output import token_progress
 
     started = time.perf_counter()
     with token_progress("encoding modules") as progress:

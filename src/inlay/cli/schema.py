@@ -17,7 +17,7 @@ from inlay.pml import Module, Param, Schema, Text, Turn, Union
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from inlay.layout import SchemaLayout
+    from inlay.prompt.layout import SchemaLayout
 
 app = typer.Typer(help="Check and show schemas.", no_args_is_help=True)
 app.command()(lint)
@@ -49,20 +49,20 @@ def show(
     plot: Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
-    from inlay.plot.figure import check_plot_file
+    from inlay.advice.plot.figure import check_plot_file
 
     if plot is not None:
         check_plot_file(plot)
     schema = Schema.from_file(file)
-    from inlay.chat import ChatTemplate
-    from inlay.layout import lay_out_schema
     from inlay.models.load import load_tokenizer
-    from inlay.tokens import TextEncoder
+    from inlay.prompt.chat import ChatTemplate
+    from inlay.prompt.layout import lay_out_schema
+    from inlay.prompt.tokens import TextEncoder
 
     tokenizer = load_tokenizer(model)
     layout = lay_out_schema(schema, TextEncoder(tokenizer), ChatTemplate(tokenizer))
     if plot is not None:
-        from inlay.plot.layout import draw_layout
+        from inlay.advice.plot.layout import draw_layout
 
         draw_layout(layout, plot)
     tree = _describe(layout)
@@ -118,7 +118,7 @@ def _node(node: Text | Param | Module | Union | Turn, layout: SchemaLayout) -> l
 
 def _text(node: Text, layout: SchemaLayout) -> list[Node]:
     """A text node, which is one part of a run; none where the chat template strips all of it."""
-    from inlay.layout import TextRun
+    from inlay.prompt.layout import TextRun
 
     if node.order not in layout.run_of:
         return []

@@ -85,7 +85,7 @@ def serve(
     One line on stdout says where, as soon as the model answers; the log goes to stderr. Ctrl-C or SIGTERM lets requests
     under way end; a second one ends them.
     """
-    from inlay.server.listen import listen, url
+    from inlay.server.run import listen, url
 
     # All that can be wrong is looked at before the model, which may take minutes to load.
     listener = listen(host, port, network=keys is not None or open_to_network)

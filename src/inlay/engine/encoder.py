@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inlay.cache.segment import SegmentSpec
+from inlay.engine.allocation import Prefill, Seat
 from inlay.engine.request import Request
-from inlay.engine.seat import Prefill, Seat
+from inlay.kv.identity import SegmentSpec
 
 Progress = Callable[[int, int], None]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from inlay.cache.splice import Splice
 from inlay.engine.request import Request
-from inlay.engine.sampler import request_seed
-from inlay.engine.sampler_row import Row
+from inlay.engine.sampler.row import Row
+from inlay.engine.sampler.sampler import request_seed
 from inlay.engine.stream import TextStream
 from inlay.engine.structured import Grammars, Guide
 from inlay.errors import ContextError, ParameterError, show
 from inlay.models.load import LoadedModel, stop_ids
-from inlay.placement import PromptLayout
-from inlay.tokens import beyond_vocabulary
+from inlay.prompt.placement import PromptLayout
+from inlay.prompt.splice import Splice
+from inlay.prompt.tokens import beyond_vocabulary
 from inlay.types import SamplingParams
 
 

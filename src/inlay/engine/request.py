@@ -10,14 +10,14 @@ from typing import Literal
 from torch import Tensor
 
 from inlay.attention.plan import Span
-from inlay.cache.index import Found
-from inlay.cache.segment import SegmentSpec, TokenRun
-from inlay.cache.splice import Cached, Fresh, Splice
-from inlay.engine.sampler_report import Sampled
-from inlay.engine.sampler_row import Row
-from inlay.engine.seat import Seat, Work
+from inlay.engine.allocation import Seat, Work
+from inlay.engine.sampler.row import Row
+from inlay.engine.sampler.sampler import Sampled
 from inlay.engine.stream import TextStream
 from inlay.errors import CapacityError, ContextError, InlayError, ParameterError
+from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.index import Found
+from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 

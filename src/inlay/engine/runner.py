@@ -1,4 +1,10 @@
-"""Forward passes of the stock model over packed spans, with our attention in every layer."""
+"""Forward passes of the stock model over packed spans, with our attention in every layer.
+
+The load-time probe: does reading a segment at a shift give what computing it there would give?
+
+It holds for rotary positions, because scores depend on differences alone. A model that does anything to its keys
+after the rotation fails the probe, and shifts are refused for it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inlay.attention.contract import Backend
-from inlay.attention.plan import Plan, build_plan
-from inlay.cache.pool import KVPool
-from inlay.engine.seat import Work
+from inlay.attention.backend import Backend
+from inlay.attention.plan import Plan, Span, build_plan, pieces_at
+from inlay.engine.allocation import Work
+from inlay.errors import CapacityError
+from inlay.kv.pool import KVPool, Run, cut
 from inlay.models.interface import IMPLEMENTATION, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
+from inlay.models.spec import ModelSpec
 
 
 class Runner:
@@ -42,3 +50,59 @@ class Runner:
                 inlay=context,
             )
         return output.logits[0]
+
+
+_HEAD, _TAIL = 16, 8
+_START, _SHIFT = 53, 41
+
+#: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+
+
+def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
+    """The reason why segments of this model cannot be read at a shift; None where they can.
+
+    Raises CapacityError where the pool cannot hold the probe.
+    """
+    if not spec.rotary:
+        return f"{spec.family} has learned positions, which no turn of the query can move"
+    runs = pool.allocate(_HEAD + _TAIL)
+    if runs is None:
+        needed = pool.chunks_for(_HEAD + _TAIL) * pool.chunk_size * pool.bytes_per_token
+        raise CapacityError(f"kv_memory is too small to run anything; give at least {needed} bytes")
+    try:
+        here = _whole(0, spec, runner, runs)
+        moved = _error(_whole(_SHIFT, spec, runner, runs), here)
+        shifted = _error(_shifted(spec, runner, runs), here)
+    finally:
+        pool.free(runs)
+    worst = max(moved, shifted)
+    if worst > _TOLERANCE[pool.dtype]:
+        return f"a shifted segment changes this model's logits by {worst:.2g} of their spread"
+    return None
+
+
+def _ids(spec: ModelSpec) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randint(0, min(spec.vocab_size, 1 << 15), (_HEAD + _TAIL,), generator=generator).tolist())
+
+
+def _whole(start: int, spec: ModelSpec, runner: Runner, runs: tuple[Run, ...]) -> Tensor:
+    """The last logits of a prompt that is computed whole, from position ``start`` on."""
+    ids = _ids(spec)
+    return runner.run([Work(ids, Span(start, len(ids), (), cut(runs, 0, len(ids))))], [len(ids) - 1])
+
+
+def _shifted(spec: ModelSpec, runner: Runner, runs: tuple[Run, ...]) -> Tensor:
+    """The same, where the head is encoded at one place and read from another."""
+    ids, head, tail = _ids(spec), cut(runs, 0, _HEAD), cut(runs, _HEAD, _TAIL)
+    runner.run([Work(ids[:_HEAD], Span(_START, _HEAD, (), head))], [])
+    context = pieces_at(head, _START, _SHIFT)
+    span = Span(_START + _SHIFT + _HEAD, _TAIL, context, tail)
+    return runner.run([Work(ids[_HEAD:], span)], [_TAIL - 1])
+
+
+def _error(logits: Tensor, expected: Tensor) -> float:
+    logits, expected = logits.float(), expected.float()
+    spread = (expected - expected.mean()).norm().clamp_min(1e-9)
+    return float((logits - expected).norm() / spread)

@@ -28,8 +28,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from inlay.engine.core import Engine, fault_of
 from inlay.engine.encoder import Task
-from inlay.engine.engine import Engine, fault_of
 from inlay.engine.orders import Order, Orders
 from inlay.errors import AbortedError, EngineDeadError, InlayError
 

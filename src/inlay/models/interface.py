@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from inlay.attention.contract import AttentionOptions, Backend
+from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.plan import Plan
-from inlay.cache.pool import KVPool
-from inlay.models.adapter import ModelSpec
+from inlay.kv.pool import KVPool
+from inlay.models.spec import ModelSpec
 
 IMPLEMENTATION = "inlay"
 

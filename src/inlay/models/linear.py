@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from inlay.attention.kernel import kernel
 from inlay.errors import ModelError
-from inlay.kernel import kernel
 
 #: Makes one layer of a weight (out_features, in_features) and a bias (out_features,) or None.
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]

@@ -1,4 +1,7 @@
-"""Models by name: a local directory, a hub name, ``random:<shape>``, or ``demo``."""
+"""The bundled model ``demo``: the generator of its documents, its recipe, and its files in ``model/``.
+
+Models by name: a local directory, a hub name, ``random:<shape>``, or ``demo``.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from inlay.demo import MODEL_DIRECTORY
 from inlay.errors import ModelError, ParameterError
-from inlay.models.adapter import ModelSpec, check_config, describe, dtype_name
-from inlay.models.bytes_tokenizer import bytes_tokenizer
 from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
-from inlay.models.shapes import build_random, check_shape
+from inlay.models.random import build_random, bytes_tokenizer, check_shape
+from inlay.models.spec import ModelSpec, check_config, describe, dtype_name
 from inlay.models.weights import STOCK, WeightForm, prepare
+
+MODEL_DIRECTORY = Path(__file__).parent / "demo"
+
 
 logger = logging.getLogger(__name__)
 

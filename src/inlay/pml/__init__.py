@@ -1,7 +1,5 @@
 """PML: schemas and prompts, from text to a resolved list of items. Knows no tokenizer and no model."""
 
-from inlay.pml.builder import PromptBuilder, use
-from inlay.pml.items import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, TurnStart
 from inlay.pml.nodes import (
     Argument,
     Import,
@@ -14,9 +12,8 @@ from inlay.pml.nodes import (
     Union,
     numbered,
 )
-from inlay.pml.prompt import Prompt
-from inlay.pml.resolve import resolve
-from inlay.pml.schema import Schema
+from inlay.pml.resolve import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, TurnStart, resolve
+from inlay.pml.schema import Prompt, PromptBuilder, Schema, use
 
 __all__ = [
     "Argument",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from inlay.errors import ParameterError, Place, PMLError, Problem
-from inlay.pml.limits import MAX_DEPTH
+from inlay.pml.nodes import MAX_DEPTH
 from inlay.pml.parser import place_at
 from inlay.pml.problems import clip
 from inlay.pml.sources import document_from_string

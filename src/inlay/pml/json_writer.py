@@ -1,4 +1,10 @@
-"""Nodes → JSON that reads back to the same nodes, and is laid out to be read."""
+"""Nodes → JSON that reads back to the same nodes, and is laid out to be read.
+
+Schemas and prompts as JSON, for programs that would rather not escape XML: lossless to and from nodes.
+
+Strings are text exactly as they are; there is no white-space rule. See docs/json.md. Importing this imports pydantic,
+which reading PML does without.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +13,25 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import ParameterError, PMLError
-from inlay.pml.json_prompt_reader import read_prompt_json
-from inlay.pml.json_schema_reader import read_schema_json
-from inlay.pml.limits import MAX_DEPTH
-from inlay.pml.nodes import Import, Module, Param, PromptTurn, Text, Turn, Union
+from inlay.pml.json_documents import json_schema
+from inlay.pml.json_readers import read_prompt_json, read_schema_json
+from inlay.pml.json_text import document_from_json
+from inlay.pml.nodes import MAX_DEPTH, Import, Module, Param, PromptTurn, Text, Turn, Union
 from inlay.pml.problems import quote
 from inlay.pml.sources import document_from_string
 
 if TYPE_CHECKING:
-    from inlay.pml.prompt import Prompt
-    from inlay.pml.schema import Schema
+    from inlay.pml.schema import Prompt, Schema
+
+__all__ = [
+    "document_from_json",
+    "json_schema",
+    "read_prompt_json",
+    "read_schema_json",
+    "write_prompt_json",
+    "write_schema_json",
+]
+
 
 _Node = Text | Param | Module | Union | Turn | Import | PromptTurn
 _Value = dict[str, Any]

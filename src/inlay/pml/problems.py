@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 from inlay.errors import Place, PMLError, Problem
-from inlay.pml.limits import MAX_PROBLEMS
+from inlay.pml.nodes import MAX_PROBLEMS
 
 _KEPT = 1_000  # enough to sort what is shown; the rest is only counted
 _CANDIDATES = 2_000  # comparing names is slow, and near names are a courtesy

@@ -1,21 +1,171 @@
-"""A schema: the pieces of text that prompts are made of."""
+"""A prompt: which modules of a schema it imports, and what it says besides.
+
+Prompts written in Python: ``schema.prompt().use("plan", use("miami"), duration="3 days").text("…").build()``.
+
+Builders are immutable: every call returns a new one, so that many prompts can grow from one beginning. Text and
+arguments are taken as they are; the white-space rule is for XML. Names are checked when the prompt is resolved.
+
+A schema: the pieces of text that prompts are made of.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from inlay.pml.builder import PromptBuilder
+from inlay.errors import ParameterError, Place
 from inlay.pml.json_text import is_json
-from inlay.pml.levels import Level, levels_of
-from inlay.pml.nodes import Module, Param, Scaffold, Text, Turn, Union
-from inlay.pml.schema_reader import read_schema
+from inlay.pml.nodes import Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
+from inlay.pml.problems import lone_surrogate, quote, shown_path
+from inlay.pml.readers import read_prompt, read_schema
+from inlay.pml.rules import Level, levels_of
 from inlay.pml.sources import Folder, document_from_file, document_from_string
-from inlay.pml.writer import write_schema
+from inlay.pml.writer import write_prompt, write_schema
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as written; ``resolve`` checks it against its schema.
+
+    ``schema`` is the schema's name, ``source`` the file or label that errors name, and ``place`` where the prompt
+    names its schema, if that is known.
+    """
+
+    schema: str
+    children: tuple[Text | Import | PromptTurn, ...]
+    source: str = "<prompt>"
+    place: Place | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Prompt:
+        """Read a prompt from a file in UTF-8: as JSON if its name ends in ``.json``, and else as PML.
+
+        Raises PMLError.
+        """
+        source = os.fsdecode(path)
+        if is_json(source):
+            from inlay.pml.json_writer import read_prompt_json
+
+            parts = read_prompt_json(document_from_file(path), source)
+        else:
+            parts = read_prompt(document_from_file(path), source, declaration_counts=True)
+        return cls(parts.schema, parts.children, source, parts.place)
+
+    @classmethod
+    def from_string(cls, text: str, *, source: str = "<prompt>") -> Prompt:
+        """Read a prompt from a string; errors call it ``source``. Raises PMLError."""
+        parts = read_prompt(document_from_string(text, source), source, declaration_counts=False)
+        return cls(parts.schema, parts.children, source, parts.place)
+
+    @classmethod
+    def from_json(cls, document: str | bytes | Mapping[str, Any], *, source: str = "<prompt>") -> Prompt:
+        """Read a prompt in its JSON form; errors call it ``source``.
+
+        Raises PMLError, and ParameterError for a mapping that is no JSON.
+        """
+        from inlay.pml.json_writer import document_from_json, read_prompt_json
+
+        parts = read_prompt_json(document_from_json(document, source), source)
+        return cls(parts.schema, parts.children, source, parts.place)
+
+    def to_pml(self) -> str:
+        """The prompt as PML; raises ParameterError for what PML cannot express. See ``writer.write_prompt``."""
+        return write_prompt(self)
+
+    def to_json(self) -> str:
+        """The prompt in its JSON form; raises ParameterError for nodes that break the rules of PML."""
+        from inlay.pml.json_writer import write_prompt_json
+
+        return write_prompt_json(self)
+
+
+def use(name: str, /, *children: str | Import, **arguments: str) -> Import:
+    """Import a module, with new text and imports inside it; raises ParameterError for what is no str.
+
+    An argument whose name is no Python name goes in as ``use("trip", **{"days-left": "3"})``.
+    """
+    return _import(name, children, arguments)
+
+
+@dataclass(frozen=True)
+class PromptBuilder:
+    """The prompt so far. Made by ``Schema.prompt()``."""
+
+    schema: str
+    place: Place
+    children: tuple[Text | Import | PromptTurn, ...] = ()
+
+    @classmethod
+    def for_schema(cls, schema: str) -> PromptBuilder:
+        """An empty prompt of the schema of this name."""
+        return cls(schema, _caller())
+
+    def use(self, name: str, /, *children: str | Import, **arguments: str) -> PromptBuilder:
+        """Import a module, as the function ``use`` does."""
+        return self._and(_import(name, children, arguments))
+
+    def text(self, text: str) -> PromptBuilder:
+        """Say something that is not in the schema."""
+        return self._and(*_nodes("text", (_checked("text", text),)))
+
+    def system(self, *parts: str | Import) -> PromptBuilder:
+        """Add a system turn."""
+        return self._and(PromptTurn("system", _nodes("system", parts), _caller()))
+
+    def user(self, *parts: str | Import) -> PromptBuilder:
+        """Add a user turn."""
+        return self._and(PromptTurn("user", _nodes("user", parts), _caller()))
+
+    def assistant(self, *parts: str | Import) -> PromptBuilder:
+        """Add an assistant turn."""
+        return self._and(PromptTurn("assistant", _nodes("assistant", parts), _caller()))
+
+    def build(self) -> Prompt:
+        """The prompt."""
+        return Prompt(self.schema, self.children, self.place.source, self.place)
+
+    def _and(self, *nodes: Text | Import | PromptTurn) -> PromptBuilder:
+        return replace(self, children=(*self.children, *nodes))
+
+
+def _import(name: str, children: tuple[str | Import, ...], arguments: Mapping[str, str]) -> Import:
+    place = _caller()
+    values = tuple(Argument(key, _checked(f"argument {quote(key)}", value), place) for key, value in arguments.items())
+    return Import(_checked("a module's name", name), values, _nodes("use", children), place)
+
+
+def _nodes(where: str, parts: tuple[str | Import, ...]) -> tuple[Text | Import, ...]:
+    place = _caller()
+    nodes: list[Text | Import] = []
+    for part in parts:
+        if isinstance(part, Import):
+            nodes.append(part)
+        elif not isinstance(part, str):
+            raise ParameterError(f"{where} takes str and use(…), not {type(part).__name__}; convert it with str(…)")
+        elif _checked("text", part):
+            nodes.append(Text(part, place))
+    return tuple(nodes)
+
+
+def _checked(what: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise ParameterError(f"{what} must be a str, not {type(value).__name__}; convert it with str(…)")
+    if found := lone_surrogate(value):
+        raise ParameterError(f"{what} holds {found}")
+    return value
+
+
+def _caller() -> Place:
+    """The place of the first frame that is not inlay's own, with its file relative to the working folder."""
+    frame = sys._getframe()
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == "inlay":
+        frame = frame.f_back
+    return Place(shown_path(frame.f_code.co_filename), frame.f_lineno)
 
 
 @dataclass(frozen=True)
@@ -39,7 +189,7 @@ class Schema:
         source = os.fsdecode(path)
         data, folder = document_from_file(path), Folder(Path(source).parent)
         if is_json(source):
-            from inlay.pml.json_form import read_schema_json
+            from inlay.pml.json_writer import read_schema_json
 
             parts = read_schema_json(data, source, folder)
         else:
@@ -71,7 +221,7 @@ class Schema:
 
         Raises PMLError, and ParameterError for a mapping that is no JSON.
         """
-        from inlay.pml.json_form import document_from_json, read_schema_json
+        from inlay.pml.json_writer import document_from_json, read_schema_json
 
         files = None if folder is None else Folder(folder)
         parts = read_schema_json(document_from_json(document, source), source, files)
@@ -107,7 +257,7 @@ class Schema:
 
     def to_json(self) -> str:
         """The schema in its JSON form; raises ParameterError for nodes that break the rules of PML."""
-        from inlay.pml.json_form import write_schema_json
+        from inlay.pml.json_writer import write_schema_json
 
         return write_schema_json(self)
 

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path, PureWindowsPath
 
 from inlay.errors import ParameterError, Place, PMLError, Problem
-from inlay.pml import limits
+from inlay.pml import nodes as limits
 from inlay.pml.parser import place_at
 from inlay.pml.problems import quote
 

@@ -9,12 +9,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inlay.demo.conversations import SYSTEM
-from inlay.demo.documents import Document, write_documents
-from inlay.demo.questions import INSTRUCTIONS, TASKS, Asker, Form
-from inlay.demo.words import Split, Words
 from inlay.errors import Place
 from inlay.pml import Module, Prompt, PromptBuilder, Scaffold, Schema, Text, Turn, Union, numbered
+from inlay.quality.conversations import SYSTEM
+from inlay.quality.documents import Document, write_documents
+from inlay.quality.questions import INSTRUCTIONS, TASKS, Asker, Form
+from inlay.quality.words import Split, Words
 
 SCHEMA = "modular-qa"
 _PER_TASK = 2  # cases of each task over one schema

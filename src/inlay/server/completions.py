@@ -1,32 +1,143 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: an order, the model's news of it, and a response made of them."""
+"""The answers to several prompts as one stream of news.
+
+What one request for answers came to, for everybody who counts: metrics, the log line, a tenant's limits.
+
+``/v1/chat/completions`` and ``/v1/completions``: an order, the model's news of it, and a response made of them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from inlay.api.openai import Endpoint, Failure, failure_of, respond
+from inlay.api.openai.stream import Chunks
 from inlay.errors import AbortedError, InlayError
-from inlay.openai import Endpoint, Failure, failure_of, respond
-from inlay.openai.chunks import Chunks
-from inlay.server.connection import ClientGoneError, Connection
+from inlay.server.connection import ClientGoneError, Connection, EventStream
 from inlay.server.costs import answers_of, tokens_of, within_logprobs
-from inlay.server.documents import CHAT, COMPLETIONS
-from inlay.server.follow import News, Outputs, follow
-from inlay.server.gate import stopped
+from inlay.server.drain import stopped
 from inlay.server.limits import Pass
 from inlay.server.logs import SURPRISE
 from inlay.server.offload import LARGE, json_response, off_loop
-from inlay.server.orders import Order, take_order
+from inlay.server.openapi import CHAT, COMPLETIONS
+from inlay.server.requests import Order, take_order
 from inlay.server.service import Service
-from inlay.server.sse import EventStream
-from inlay.server.tally import Tally
+from inlay.types import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from inlay.server.metric_families import Step
+    from inlay.server.metrics import Metrics
+    from inlay.server.tenants import Tenant
+
+
+#: What ``AsyncLLM.generate`` gives.
+Outputs = AsyncGenerator[RequestOutput, None]
+#: The number of a prompt, and what its answers have come to.
+News = tuple[int, RequestOutput]
+
+
+async def follow(streams: Sequence[Outputs]) -> AsyncGenerator[Sequence[News], None]:
+    """What has changed since the last time, for each prompt at most once: a reader may be slower than the model.
+
+    streams: of ``AsyncLLM.generate``, one a prompt. Raises what ends any of them; then, and when the reader leaves, the
+    others are given up.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as outputs:
+            async for output in outputs:
+                yield ((0, output),)
+        return
+    latest: dict[int, RequestOutput] = {}
+    news = asyncio.Event()
+
+    async def listen(number: int, stream: Outputs) -> None:
+        try:
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    latest[number] = output
+                    news.set()
+        finally:
+            news.set()
+
+    listeners = [asyncio.create_task(listen(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        while latest or not all(listener.done() for listener in listeners):
+            await news.wait()
+            news.clear()
+            for listener in listeners:
+                if listener.done():
+                    listener.result()
+            if latest:
+                taken, latest = latest, {}
+                yield tuple(taken.items())
+    finally:
+        for listener in listeners:
+            listener.cancel()
+        await asyncio.gather(*listeners, return_exceptions=True)
+
+
+class Tally:
+    """Kept while a request is answered; ``end`` comes once."""
+
+    def __init__(self, metrics: Metrics, endpoint: Endpoint, tenant: Tenant) -> None:
+        self._metrics = metrics
+        self._watch = metrics.begin(endpoint, tenant)
+        self._outputs: dict[int, RequestOutput] = {}  # the last of each prompt
+        self._said: dict[tuple[int, int], int] = {}  # tokens of each answer, by prompt and choice
+        self.said = 0  # tokens of all answers
+        self._asked_at = 0.0
+        self._took: dict[Step, float] = {}
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """The last output of each prompt that has one."""
+        return [output for _, output in sorted(self._outputs.items())]
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and answers."""
+        return self.said + sum(output.usage.prompt_tokens for output in self._outputs.values())
+
+    def asked(self, params: SamplingParams) -> None:
+        """The engine is asked now."""
+        self._watch.asked(params)
+        self._asked_at = time.perf_counter()
+
+    def note(self, changed: Sequence[News]) -> None:
+        """The engine has said something."""
+        if not self._outputs:
+            # What is not the engine's own time: laying the prompt out, and the ways there and back.
+            ttft_s = changed[0][1].metrics.ttft_s or 0.0
+            self.took("lay_out", max(0.0, time.perf_counter() - self._asked_at - ttft_s))
+        self._outputs.update(changed)
+        more = []
+        for number, output in changed:
+            for answer in output.outputs:
+                at, tokens = (number, answer.index), len(answer.token_ids)
+                more.append(tokens - self._said.get(at, 0))
+                self._said[at] = tokens
+        self.said += sum(more)
+        self._watch.tokens(sum(more), steps=max(more, default=0))
+
+    def took(self, step: Step, seconds: float) -> None:
+        """The server itself took so long for a step; several times are added up."""
+        self._took[step] = self._took.get(step, 0.0) + seconds
+
+    def end(self, failure: Failure | None) -> None:
+        """It is over. failure: what was answered in place of an answer, or ended it."""
+        for step, seconds in self._took.items():
+            self._metrics.overhead(step, seconds)
+        self._watch.end(self.outputs, failure)
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inlay.openai import BodyError, Call
+from inlay.api.openai import BodyError, Call
 from inlay.pml import Import, Prompt, PromptTurn, Text
 from inlay.types import SamplingParams
 
 if TYPE_CHECKING:
-    from inlay.layout import SchemaLayout
+    from inlay.prompt.layout import SchemaLayout
     from inlay.server.service import Service
     from inlay.server.tenants import Tenant
 

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import inlay
-from inlay.openai import BodyError
-from inlay.server.documents import HEALTH, READY, VERSION
+from inlay.api.openai import BodyError
+from inlay.server.drain import stopped
 from inlay.server.errors import JSONBytes
-from inlay.server.gate import stopped
+from inlay.server.openapi import HEALTH, READY, VERSION
 from inlay.server.service import Service
 
 _RETRY_S = 1.0

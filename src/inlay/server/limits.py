@@ -1,4 +1,6 @@
-"""Admits requests within their tenants' limits, and counts what they use.
+"""What a tenant may use. ``inlay keys`` writes it down, and limits.py sees to it.
+
+Admits requests within their tenants' limits, and counts what they use.
 
 The limits by the minute are token buckets: a bucket holds a minute's worth, is filled evenly, and is full at the start.
 So in any span of t seconds at most ``limit × (1 + t / 60)`` requests are admitted.
@@ -20,13 +22,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 
-from inlay.openai.failures import BodyError
-from inlay.server.allowance import NO_LIMITS, Limits
-from inlay.server.refusal import has_body, refuse
+from inlay.api.failures import BodyError
+from inlay.errors import ParameterError
+from inlay.server.errors import has_body, refuse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,6 +37,42 @@ if TYPE_CHECKING:
     from inlay.server.tenants import Tenant
 
 __all__ = ["Bucket", "Limits", "Meter", "Pass", "RateHeaders", "duration"]
+
+
+#: How much approximation requests may ask for, from none to all; the words of ``--max-reuse``.
+CEILINGS = ("off", "exact", "modular")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one tenant may use, all its keys together; None for no limit. Raises ParameterError.
+
+    requests_per_minute, tokens_per_minute: of prompts and of answers together.
+    max_concurrent: answers at the same time; a request without answers of its own counts as one.
+    max_reuse: the most approximation that a request may ask for, a word of CEILINGS.
+    max_tokens: the most that one answer may have.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+    max_reuse: str | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if field.name == "max_reuse":
+                if value not in CEILINGS:
+                    raise ParameterError(f"max_reuse is {value!r}; use one of {', '.join(CEILINGS)}")
+            elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ParameterError(f"{field.name} is {value!r}; it must be a whole number of at least 1")
+
+
+NO_LIMITS = Limits()
+
 
 #: Requests with a body that use no tokens.
 WITHOUT_TOKENS = frozenset({"/tokenize", "/detokenize"})

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inlay.openai.failures import Failure
+from inlay.api.failures import Failure
 from inlay.server.errors import failure_response
 
 logger = logging.getLogger(__name__)

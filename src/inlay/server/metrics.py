@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from inlay.openai.failures import BodyError, Failure
+from inlay.api.failures import BodyError, Failure
 from inlay.server.logs import Line, current_line
 from inlay.server.metric_families import Engine, EngineCollector, Families, Step, families
 from inlay.server.tenants import Tenant

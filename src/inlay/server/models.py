@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from inlay.server.documents import MODEL, MODELS
 from inlay.server.errors import JSONBytes
-from inlay.server.orders import check_name
+from inlay.server.openapi import MODEL, MODELS
+from inlay.server.requests import check_name
 from inlay.server.service import Service
 from inlay.server.settings import public_name
 

@@ -1,8 +1,15 @@
-"""A server's life: it runs until it is told to stop, lets requests under way end, and goes."""
+"""The socket that a server listens on: opened before a model is loaded, so that what is wrong is said at once.
+
+Heads: of requests, for which Uvicorn would wait for ever, and of answers, which HEAD asks for alone.
+
+A server's life: it runs until it is told to stop, lets requests under way end, and goes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
 import os
 import socket
 import sys
@@ -11,12 +18,128 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from inlay.server.heads import PromptHeads
-from inlay.server.listen import drop_sleepers
+from inlay.errors import ParameterError
 from inlay.server.service import Service
+
+_LAST_PORT = 65535
+_LONGEST_MS = 2**31 - 1
+_BACKLOG = 2048  # connections that the system keeps while the model is being loaded, or an event loop is busy
+
+
+def listen(host: str, port: int, *, network: bool) -> socket.socket:
+    """Listen on a host and a port, 0 for any that is free.
+
+    network: whether it may be reached from other machines.
+    Raises ParameterError: for an unknown host, a port in use, or a host that others can reach if they may not.
+    """
+    if not 0 <= port <= _LAST_PORT:
+        raise ParameterError(f"--port is {port}; it must be a number from 1 to {_LAST_PORT}, or 0 for any that is free")
+    family, address = _address(host, port)
+    if not network and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
+        raise ParameterError(
+            f"--host {host} can be reached from other machines, and without keys everybody there may use the model; "
+            "give --keys (see 'inlay keys add --help'), or --open-to-network if that is meant"
+        )
+    try:
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
+    except PermissionError:
+        raise ParameterError(f"--port {port} is not allowed for this user; take one from 1024 on") from None
+    except OSError as error:
+        raise ParameterError(_why_not(host, port, error)) from None
+
+
+def url(listener: socket.socket) -> str:
+    """What clients take for their base URL."""
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{shown}]:{port}/v1" if ":" in shown else f"http://{shown}:{port}/v1"
+
+
+def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """The address of a host; of several that for IPv4, as most programs try that one."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise ParameterError(f"--host {host!r} is not known here; give an address or a name of this machine") from None
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return family, (str(address[0]), int(address[1]))
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use, perhaps by another server; give another --port, or 0 for any"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {host} is not an address of this machine; give one that is, or 0.0.0.0 for all of them"
+    return f"--host {host} --port {port} cannot be listened on: {error.strerror or error}"
+
+
+def drop_sleepers(listener: socket.socket, seconds: float) -> None:
+    """Let the system end connections whose clients take nothing for so long, where it can.
+
+    What a server has handed over it can no longer take back, and its own connection waits for that to be read. Linux
+    counts the time that a client's window is closed, too (RFC 5482).
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None:
+        with suppress(OSError):
+            listener.setsockopt(socket.IPPROTO_TCP, option, min(int(seconds * 1000), _LONGEST_MS))
+
+
+class PromptHeads(H11Protocol):
+    """Uvicorn's protocol (``http=`` of its Config), but a request's head has to come whole, and in time.
+
+    Counts from the connection on, and later from the first byte of a head: between two requests a connection may be
+    quiet for Uvicorn's ``timeout_keep_alive``. What happens behind the head is Guard's to bound.
+    """
+
+    head_s = 20.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.head_s, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiting = self.conn.their_state is h11.IDLE
+        if not waiting:
+            self._timer.cancel()
+        elif self._timer.cancelled():
+            self._timer = self.loop.call_later(self.head_s, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+
+class HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET is, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, sending)
+        finally:
+            if "route" in asked:  # the log names it
+                scope["route"] = asked["route"]
+
 
 _KEEP_ALIVE_S = 75  # longer than proxies keep idle connections, so that it is they who close them
 _LAST_S = 3.0  # behind a second signal: for errors to reach those who are still told

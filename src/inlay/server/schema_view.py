@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.layout import SchemaLayout
-from inlay.openai.failures import BodyError
+from inlay.api.failures import BodyError
 from inlay.pml import Module, Param, Turn, Union
-from inlay.server.shelf import Entry
-from inlay.server.warming import Warming
+from inlay.prompt.layout import SchemaLayout
+from inlay.server.prewarm import Warming
+from inlay.server.schema_registry import Entry
 
 #: The most modules that are shown at once.
 MODULES = 1000

@@ -9,19 +9,19 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from inlay.cache.contexts import CONTEXTS
+from inlay.api.failures import BodyError, failure_of
 from inlay.errors import PMLError, Problem
-from inlay.openai.failures import BodyError, failure_of
-from inlay.pml.json_places import JSONPlace
+from inlay.pml.json_objects import JSONPlace
+from inlay.prompt.contexts import CONTEXTS
 from inlay.server.costs import text_tokens
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.offload import json_response
-from inlay.server.schema_source import SchemaBody, SchemaOptions, Source, read_body
+from inlay.server.prewarm import Warming
+from inlay.server.schema_documents import SchemaBody, SchemaOptions, Source, read_body
+from inlay.server.schema_registry import MODULAR, Entry, SchemaShelf
 from inlay.server.schema_view import MODULES, Page, detail, encoding, summary
 from inlay.server.settings import approximation
-from inlay.server.shelf import MODULAR, Entry, SchemaShelf
 from inlay.server.tenants import Tenant
-from inlay.server.warming import Warming
 
 if TYPE_CHECKING:
     from inlay.server.limits import Pass

@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from inlay.api.failures import BodyError
+from inlay.api.tools.formats import model_tools
 from inlay.async_llm import AsyncLLM
-from inlay.openai.failures import BodyError
-from inlay.openai.tools_formats import model_tools
 from inlay.pml import Schema
-from inlay.server.gate import Flights
+from inlay.server.drain import Flights
 from inlay.server.limits import Meter
 from inlay.server.metrics import Metrics
+from inlay.server.schema_registry import Entry, SchemaShelf
 from inlay.server.settings import ServerSettings, approximation
-from inlay.server.shelf import Entry, SchemaShelf
 from inlay.server.tenants import Tenants
 from inlay.server.workers import BodyWorkers
 from inlay.types import SamplingParams

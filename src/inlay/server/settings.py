@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from inlay.api.tools.formats import FORMATS
 from inlay.config import REUSE, check_choice
 from inlay.errors import ParameterError
-from inlay.openai.tools_formats import FORMATS
-from inlay.server.allowance import CEILINGS
+from inlay.server.limits import CEILINGS
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from inlay.api.failures import BodyError
 from inlay.errors import ParameterError
-from inlay.openai.failures import BodyError
-from inlay.server.allowance import NO_LIMITS, Limits
-from inlay.server.key_store import Stamp, read_keys
-from inlay.server.keys import PUBLIC, KeyFile
-from inlay.server.refusal import refuse
+from inlay.server.errors import refuse
+from inlay.server.keys import PUBLIC, KeyFile, Stamp, read_keys
+from inlay.server.limits import NO_LIMITS, Limits
 
 logger = logging.getLogger(__name__)
 

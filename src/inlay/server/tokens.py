@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from inlay.api.openai import BodyError, Call, Endpoint
+from inlay.api.openai.values import shown
 from inlay.async_llm import AsyncLLM
-from inlay.inputs import check_ids
-from inlay.openai import BodyError, Call, Endpoint
-from inlay.openai.values import shown
-from inlay.server.documents import DETOKENIZE, TOKENIZE
+from inlay.prompt.inputs import check_ids
 from inlay.server.offload import json_response
-from inlay.server.orders import check_name, check_schemas, policy_of, take_call
+from inlay.server.openapi import DETOKENIZE, TOKENIZE
+from inlay.server.requests import check_name, check_schemas, policy_of, take_call
 from inlay.server.service import Service
 from inlay.server.tenants import Tenant
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from inlay.openai.failures import BodyError
+from inlay.api.failures import BodyError
 
 Result = TypeVar("Result")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.async_llm import AsyncLLM
-from inlay.bench.throughput.continuous import Continuous
-from inlay.bench.throughput.ours import Ours
-from inlay.bench.throughput.stock import Stock
+from inlay.bench.throughput.columns import Continuous, Ours, Stock
 from tests.conftest import tiny
 
 

@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 
 from inlay.async_llm import AsyncLLM
-from inlay.bench.throughput.modules import permuted_modules
-from inlay.bench.throughput.record import Run
-from inlay.bench.throughput.steps import recording
-from inlay.bench.throughput.stock import padded
-from inlay.bench.throughput.users import KINDS, Sizes, user_workload
+from inlay.bench.throughput.columns import padded
+from inlay.bench.throughput.steps import Run, recording
+from inlay.bench.throughput.users import KINDS, Sizes, permuted_modules, user_workload
 from inlay.bench.throughput.workload import Ask, Workload, shared_prefix
 from inlay.errors import DeadlineError, ModelError
 from tests.conftest import tiny

@@ -89,7 +89,7 @@ def test_what_is_in_the_file_is_not_measured_again(tmp_path, capsys, monkeypatch
         "[1/5, kept", "[2/5, kept", "[3/5", "[4/5", "[5/5"
     ]  # fmt: skip
     assert len(file.read_text().splitlines()) == 1 + 4 + 1
-    monkeypatch.setattr("inlay.bench.throughput.ours.Ours.run", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("inlay.bench.throughput.columns.Ours.run", lambda *arguments: 1 / 0)
     assert main([*words.split(), str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["kept_cells"] == 5
 

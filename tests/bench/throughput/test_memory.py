@@ -8,7 +8,7 @@ from inlay.async_llm import AsyncLLM
 from inlay.bench.throughput.memory import Shelf
 from inlay.bench.throughput.users import Sizes
 from inlay.bench.throughput.workload import random_ids
-from inlay.cache.segment import Context, TokenRun
+from inlay.kv.identity import Context, TokenRun
 from tests.conftest import tiny
 
 SIZES = Sizes(document=130, question=6)

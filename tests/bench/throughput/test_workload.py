@@ -12,8 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.bench.throughput.modules import permuted_modules
-from inlay.bench.throughput.users import ZIPF, Sizes, _zipf, hits, user_workload, warm_passages
+from inlay.bench.throughput.users import ZIPF, Sizes, _zipf, hits, permuted_modules, user_workload, warm_passages
 from inlay.bench.throughput.workload import Workload, shared_prefix
 from inlay.pml import Prompt
 

@@ -1,27 +1,151 @@
-"""The decode benchmark: everybody answers the same prompt, in turns, and inlay's step is taken apart."""
+"""Who decodes: inlay, stock transformers, llama.cpp. Each is opened, and then runs as often as it is asked to.
+
+Every run answers the same prompt greedily. The seconds that count begin at the first token of the answer, so that the
+prompt's own computation is not in them.
+
+What a decode step spends its time on: timers around the calls of the engine, in runs of their own.
+
+The decode benchmark: everybody answers the same prompt, in turns, and inlay's step is taken apart.
+"""
 
 from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transformers import PretrainedConfig
+import torch
+from torch import nn
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
-from inlay.bench.decode.columns import stock_answers, stream
+from inlay.attention.registry import get_backend
 from inlay.bench.decode.llama import llama_answers, why_not
-from inlay.bench.decode.shares import step_shares
-from inlay.bench.machine import GB, Ceilings, describe_machine, measure_ceilings
-from inlay.bench.stock import another_fits, bytes_read_per_token
-from inlay.bench.timing import Meter, Progress, Timing, in_turns
+from inlay.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
+from inlay.bench.stock import another_fits, bytes_read_per_token, load_stock
 from inlay.config import check_choice
+from inlay.engine import core as engine
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
-from inlay.models.adapter import dtype_name
+from inlay.models.interface import attention_implementation
+from inlay.models.linear import FrozenLinear
+from inlay.models.spec import dtype_name
+from inlay.types import SamplingParams
+
+_WARM_UP = 2  # tokens; a large model's first run may be the only one that is timed
+
+
+def stream(llm: LLM, prompt: list[int], tokens: int) -> tuple[float, tuple[int, ...]]:
+    """Seconds from the first token to the last of ``tokens`` more, and all of them."""
+    params = SamplingParams(max_tokens=tokens + 1, temperature=0, ignore_eos=True)
+    started, answer = 0.0, tuple[int, ...]()
+    for output in llm.stream(prompt, params):
+        started = started or time.perf_counter()
+        answer = output.outputs[0].token_ids
+    return time.perf_counter() - started, answer
+
+
+@contextmanager
+def stock_answers(name: str, dtype: str, prompt: list[int], tokens: int) -> Iterator[Meter]:
+    """Stock transformers: sdpa and a DynamicCache, the loop written out, which is faster than ``generate``."""
+    model = load_stock(name, dtype)
+    stock_loop(model, prompt, _WARM_UP)
+    yield lambda: stock_loop(model, prompt, tokens)[0]
+
+
+@torch.inference_mode()
+def stock_loop(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[float, tuple[int, ...]]:
+    """As ``stream``, for a stock model."""
+    cache = DynamicCache(config=model.config)
+    with attention_implementation(model, "sdpa"):
+        chosen = model(torch.tensor([prompt]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        last = chosen.logits[:, -1:].argmax(-1)
+        answer = [int(last)]
+        started = time.perf_counter()
+        for _ in range(tokens):
+            last = model(last, past_key_values=cache, use_cache=True).logits.argmax(-1)
+            answer.append(int(last))
+        return time.perf_counter() - started, tuple(answer)
+
+
+SHARES = ("plan", "attention", "linear", "sampling", "rest")
+
+
+class Stopwatch:
+    """Adds up seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(SHARES, 0.0)
+
+    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, timed."""
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                self.seconds[name] += time.perf_counter() - started
+
+        return timed
+
+
+def step_shares(llm: LLM, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """Milliseconds a token by kind of work, and their sum, which holds the timers' own cost too.
+
+    ``rest`` is what no timer sees: norms, rotary embeddings, activations, residuals, transformers' Python and ours.
+    """
+    watch = Stopwatch()
+    params = SamplingParams(max_tokens=tokens + 1, temperature=0, ignore_eos=True)
+    with _timers(llm, watch):
+        answer = llm.stream(prompt, params)
+        next(answer)
+        watch.seconds = dict.fromkeys(SHARES, 0.0)
+        started = time.perf_counter()
+        for _ in answer:
+            pass
+        total = time.perf_counter() - started
+    watch.seconds["rest"] = total - sum(watch.seconds.values())
+    per_token = {name: round(seconds / tokens * 1000, 4) for name, seconds in watch.seconds.items()}
+    return {
+        "how": "timers around calls",
+        "ms_per_token": round(total / tokens * 1000, 3),
+        "ms": per_token,
+        "share": {name: round(seconds / total, 4) for name, seconds in watch.seconds.items()},
+    }
+
+
+@contextmanager
+def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
+    backend = type(get_backend(llm.config.attention_backend))
+    calls = ((engine, "build_plan", "plan"), (engine, "advance", "plan"), (engine, "sample", "sampling"))
+    with ExitStack() as stack:
+        for owner, attribute, name in (*calls, (backend, "attend", "attention")):
+            stack.enter_context(_replaced(owner, attribute, watch.around(name, getattr(owner, attribute))))
+        for module in llm.loaded.model.modules():
+            if isinstance(module, (nn.Linear, FrozenLinear)):
+                stack.enter_context(_replaced(module, "forward", watch.around("linear", module.forward)))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another attribute within a block, and the one before it afterwards, of the owner itself or of its class."""
+    own = name in vars(owner)
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
 
 BASELINES = ("transformers", "llama.cpp")
 

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.bench.serve.cases import ask_alone, make_cases
-from inlay.bench.serve.clients import HABITS, Results, client
-from inlay.bench.serve.wire import Wire
+from inlay.bench.serve.clients import HABITS, Results, Wire, ask_alone, client, make_cases
 
 #: Called with a line that says how far it is.
 Progress = Callable[[str], None]

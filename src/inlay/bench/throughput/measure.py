@@ -1,4 +1,7 @@
-"""The throughput benchmark: every workload through every column, in turns, for each model."""
+"""A row of the result: what was asked, every column's cell, and our figures against the others'.
+
+The throughput benchmark: every workload through every column, in turns, for each model.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,53 @@ from transformers import PreTrainedModel
 from inlay.async_llm import AsyncLLM
 from inlay.bench.machine import GB, Ceilings, describe_machine, measure_ceilings
 from inlay.bench.stock import check_another_fits, load_stock
-from inlay.bench.throughput.cases import Case, Group, groups
-from inlay.bench.throughput.continuous import Continuous
+from inlay.bench.throughput.columns import Continuous, Ours, Stock
 from inlay.bench.throughput.ledger import Cell, Ledger
 from inlay.bench.throughput.memory import Shelf
-from inlay.bench.throughput.ours import Ours
-from inlay.bench.throughput.record import Run, figures
-from inlay.bench.throughput.rows import row_of
-from inlay.bench.throughput.setting import CHUNK, ThroughputSetting
-from inlay.bench.throughput.steps import Cost, summary
-from inlay.bench.throughput.stock import Stock
-from inlay.bench.throughput.turns import Bounds, Column, Pace, in_turns, pace_of
+from inlay.bench.throughput.setting import CHUNK, Case, Group, ThroughputSetting, groups
+from inlay.bench.throughput.steps import Cost, Run, figures, summary
+from inlay.bench.throughput.users import Bounds, Column, Pace, in_turns, pace_of
 from inlay.errors import CapacityError, ContextError
-from inlay.models.adapter import ModelSpec, dtype_name
 from inlay.models.load import DTYPES, LoadedModel, load_model
+from inlay.models.spec import ModelSpec, dtype_name
+
+
+def row_of(about: Mapping[str, Any], cells: Mapping[str, Cell]) -> dict[str, Any]:
+    """A row. about: what was asked. cells: by column, ours first; one that could not run holds ``skipped``.
+
+    ratio: our tokens a second over theirs, where a rate of arrivals does not set them; with what was prepared before
+        counted in as ``ratio_prepared``.
+    ttft_ratio: their time to the first token over ours, medians.
+    kv_saved: the share of the unshared column's KV, for as many requests at once, that we do without.
+    """
+    ran = {name: cell for name, cell in cells.items() if "skipped" not in cell}
+    ours = ran.pop("inlay", None)
+    row: dict[str, Any] = {**about, "columns": dict(cells)}
+    row |= {"ratio": None, "ratio_prepared": None, "ttft_ratio": None, "kv_saved": None}
+    if ours is None:
+        return row
+    row["ttft_ratio"] = {name: _over(cell["ttft_ms"]["p50"], ours["ttft_ms"]["p50"]) for name, cell in ran.items()}
+    if about["rate"] is None:
+        row["ratio"] = {name: _over(ours["tokens_s"], cell["tokens_s"]) for name, cell in ran.items()}
+        row["ratio_prepared"] = {name: _over(_prepared(ours), _prepared(cell)) for name, cell in ran.items()}
+    if "off" in ran:
+        row["kv_saved"] = round(1 - _held(ours) / _held(ran["off"]), 4)
+    return row
+
+
+def _over(one: float, other: float) -> float:
+    return round(one / other, 3)
+
+
+def _prepared(cell: Cell) -> float:
+    """Tokens a second, if what was computed before is counted in."""
+    return float(cell["tokens_s"] * cell["wall_s"] / (cell["wall_s"] + cell["prepare_s"]))
+
+
+def _held(cell: Cell) -> float:
+    """Bytes of KV for each of the requests that run at once: columns may have had fewer of them."""
+    return float(cell["kv_peak_bytes"] / cell["peak_batch"])
+
 
 _STOCK = {"stock", "transformers"}
 

@@ -12,10 +12,10 @@ import psutil
 
 from inlay.async_llm import AsyncLLM
 from inlay.bench.throughput.ledger import Cell
-from inlay.bench.throughput.record import percentiles
+from inlay.bench.throughput.steps import percentiles
 from inlay.bench.throughput.users import Sizes
 from inlay.bench.throughput.workload import random_ids
-from inlay.cache.segment import Context, TokenRun
+from inlay.kv.identity import Context, TokenRun
 from inlay.types import SamplingParams, Usage
 
 _QUESTIONS, _COLD = 7, 2  # about documents that are resident; about one that never is

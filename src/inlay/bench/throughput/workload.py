@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inlay.inputs import PromptInput
 from inlay.pml import Schema
+from inlay.prompt.inputs import PromptInput
 
 
 @dataclass(frozen=True)

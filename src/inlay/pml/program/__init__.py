@@ -4,9 +4,8 @@
 may not contain, ``translate`` evaluates it in part, ``build`` names the modules and picks those that a call imports.
 """
 
+from inlay.pml.program.build import Program, ProgramPrompt, assistant, system, user
 from inlay.pml.program.decorator import program
 from inlay.pml.program.inputs import Length
-from inlay.pml.program.object import Program, ProgramPrompt
-from inlay.pml.program.turns import assistant, system, user
 
 __all__ = ["Length", "Program", "ProgramPrompt", "assistant", "program", "system", "user"]

@@ -15,7 +15,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-from inlay.pml.limits import MAX_ELEMENTS
+from inlay.pml.nodes import MAX_ELEMENTS
 from inlay.pml.problems import lone_surrogate
 from inlay.pml.program.inputs import Selected, Template, shown
 

@@ -25,12 +25,9 @@ from typing import Any, overload
 
 from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.pml.problems import Problems, shown_path
-from inlay.pml.program.build import build
-from inlay.pml.program.definition import Definition
-from inlay.pml.program.grammar import check_grammar
-from inlay.pml.program.object import P, Program
-from inlay.pml.program.signature import read_inputs
-from inlay.pml.program.source import Outside, read_source
+from inlay.pml.program.build import P, Program, build
+from inlay.pml.program.signature import Definition, read_inputs
+from inlay.pml.program.source import Outside, check_grammar, read_source
 from inlay.pml.program.translate import translate
 from inlay.pml.schema import Schema
 

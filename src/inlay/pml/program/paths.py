@@ -1,4 +1,8 @@
-"""Paths through a program: where they part, and where they meet again.
+"""A translated program: what it says, and which pieces hang on which answers. It becomes a schema in build.py.
+
+What the names in a program stand for, at one point of it.
+
+Paths through a program: where they part, and where they meet again.
 
 A path puts what it says into its ``sink``. Where a condition hangs on arguments, each branch goes on in a section of
 its own. If all of them come back, the path goes on as before. If some have returned, what follows is said where the
@@ -8,16 +12,133 @@ only other branch is, or, where there are several, in one more section for their
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from inlay.errors import Place
-from inlay.pml.program.cases import ALWAYS, Case, Cases, both, joined, merged, narrowed
-from inlay.pml.program.frame import Frame, Refused, Unsettled
-from inlay.pml.program.names import case_label, short_cases
-from inlay.pml.program.tree import Either, Piece, Section
+from inlay.pml.program.inputs import (
+    ALWAYS,
+    Case,
+    Cases,
+    Input,
+    Words,
+    both,
+    case_label,
+    joined,
+    merged,
+    narrowed,
+    short_cases,
+)
+from inlay.pml.program.source import Outside, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one ``yield`` says: text, with holes for arguments."""
+
+    parts: tuple[str | Words, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A module to be.
+
+    label: its name, unless that is taken.
+    cases: in which it is imported, where the section around it is.
+    is_call: whether it is the call of another program, whose name stands in front of those of all sections in it.
+    """
+
+    label: str
+    place: Place
+    cases: Cases = ALWAYS
+    is_call: bool = False
+    body: list[Piece] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """Sections that exclude each other: a union to be."""
+
+    sections: tuple[Section, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A chat turn."""
+
+    role: str
+    place: Place
+    body: list[Piece] = field(default_factory=list)
+
+
+Piece = Said | Section | Either | Spoken
+
+
+def says_anything(piece: Piece) -> bool:
+    """Whether there is any text in it, or a chat turn."""
+    if isinstance(piece, Said):
+        return bool(piece.parts)
+    if isinstance(piece, Spoken):
+        return True
+    return any(map(says_anything, piece.sections if isinstance(piece, Either) else piece.body))
+
+
+class Refused(Exception):  # noqa: N818  # carries a problem to the statement that it is in
+    """An expression cannot be translated. ``message`` is None where the cause has been reported already."""
+
+    def __init__(self, place: Place, message: str | None) -> None:
+        self.place = place
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A name stands for an argument of the program."""
+
+    input: Input
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A name stands for a value that is known."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A name stands for an expression that hangs on answers, seen from where it was written."""
+
+    node: ast.expr
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A name has no one value here; None where the cause has been reported already."""
+
+    message: str | None
+
+
+Binding = Given | Settled | Deferred | Unsettled
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the names in a program stand for, at one point of it."""
+
+    source: Source
+    outside: Outside
+    local_names: frozenset[str]
+    scope: Mapping[str, Binding]
+
+    def bound(self, name: str, binding: Binding) -> Frame:
+        """The frame behind an assignment."""
+        return replace(self, scope={**self.scope, name: binding})
 
 
 class Where(Enum):

@@ -13,20 +13,41 @@ from functools import partial
 from typing import Any, TypeVar
 
 from inlay.errors import Place
-from inlay.pml.limits import MAX_ELEMENTS
+from inlay.pml.nodes import MAX_ELEMENTS
 from inlay.pml.problems import Problems
-from inlay.pml.program.assignments import assign, assign_annotated, assign_augmented, assign_value
-from inlay.pml.program.blocks import blocks, chained, is_wildcard, stored_names, unreached
-from inlay.pml.program.calls import bind_call
-from inlay.pml.program.cases import MAX_CASES, NEVER, Case, Question, TooManyCasesError, grouped, leaves, merged
-from inlay.pml.program.definition import Definition
-from inlay.pml.program.frame import Frame, Given, Refused, Unsettled
-from inlay.pml.program.inputs import Words
-from inlay.pml.program.names import argument_label
-from inlay.pml.program.object import Program
-from inlay.pml.program.paths import Branch, Path, Where, fork, leave_turn, refuse
-from inlay.pml.program.tree import Piece, Said, Section, Spoken, says_anything
-from inlay.pml.program.turns import TURNS
+from inlay.pml.program.build import TURNS, Program
+from inlay.pml.program.calls import assign, assign_annotated, assign_augmented, assign_value, bind_call
+from inlay.pml.program.inputs import (
+    MAX_CASES,
+    NEVER,
+    Case,
+    Question,
+    TooManyCasesError,
+    Words,
+    argument_label,
+    grouped,
+    leaves,
+    merged,
+)
+from inlay.pml.program.paths import (
+    Branch,
+    Frame,
+    Given,
+    Path,
+    Piece,
+    Refused,
+    Said,
+    Section,
+    Spoken,
+    Unsettled,
+    Where,
+    fork,
+    leave_turn,
+    refuse,
+    says_anything,
+)
+from inlay.pml.program.signature import Definition
+from inlay.pml.program.source import blocks, chained, is_wildcard, stored_names, unreached
 from inlay.pml.program.values import Evaluator
 
 _T = TypeVar("_T")

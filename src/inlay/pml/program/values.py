@@ -15,11 +15,22 @@ from typing import Any
 
 from inlay.errors import Place
 from inlay.pml.program import constants
-from inlay.pml.program.cases import Case, Question, Undecided, possible
+from inlay.pml.program.build import Program
 from inlay.pml.program.constants import Unusable, is_symbolic, kind
-from inlay.pml.program.frame import Deferred, Frame, Given, Refused, Settled, Unsettled
-from inlay.pml.program.inputs import Choice, Input, Selected, Selection, Template, Words, shown
-from inlay.pml.program.object import Program
+from inlay.pml.program.inputs import (
+    Case,
+    Choice,
+    Input,
+    Question,
+    Selected,
+    Selection,
+    Template,
+    Undecided,
+    Words,
+    possible,
+    shown,
+)
+from inlay.pml.program.paths import Deferred, Frame, Given, Refused, Settled, Unsettled
 
 
 @dataclass(frozen=True, slots=True)

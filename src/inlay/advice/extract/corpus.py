@@ -1,0 +1,255 @@
+"""Text → words: the pieces that the finder compares.
+
+A word is a run of letters of one kind (with its capital), a run of digits, a rule such as ``----``, or any other single
+character, each with the one space in front of it; and white space. Scripts without spaces between words (Chinese,
+Japanese, Thai, …) are cut into single characters. Where a word ends depends on the characters right around alone, so
+the same text is cut the same way wherever it stands, but for the first word or two. Nothing is lost: the words of a
+text, put together, are the text.
+
+The prompts of a log in memory: their texts, and their words as one long array of numbers.
+
+Which windows of a fixed number of words occur again: exactly, without a hash.
+
+Windows are named by doubling (Karp, Miller, Rosenberg 1972): words have numbers; a window of 2 n words is named by the
+pair of names of its halves, and equal pairs are found by sorting. Equal names mean equal words. A window that occurs
+too seldom loses its name, and so do all that hold it, which keeps the arrays short where little repeats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from inlay.advice.extract.log import LogError, LoggedPrompt
+
+_UPPER = "A-ZÀ-ÖØ-Þ"
+_LOWER = "a-zß-öø-ÿ"
+_NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(
+    rf" ?(?:[{_UPPER}]?[{_LOWER}]+|[{_UPPER}]+|[0-9]+|[{_NO_SPACES}]"
+    rf"|[^\W0-9_{_UPPER}{_LOWER}{_NO_SPACES}]+|[-=_*#~]+|[^\w\s])|\s+(?!\S)|\s"
+)
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text, in order; together they are the text."""
+    return _WORD.findall(text)
+
+
+def carried_by_xml(text: str) -> bool:
+    """Whether XML, and so a schema, can hold this text."""
+    return not _NO_XML.search(text)
+
+
+class Vocabulary:
+    """Numbers words, from 0 in the order in which they first appear. Equal numbers mean equal words."""
+
+    def __init__(self) -> None:
+        self._numbers = _Numbers()
+
+    def encode(self, text: str) -> npt.NDArray[np.int32]:
+        """The numbers of the words of a text."""
+        words = split_words(text)
+        return np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        """The words, in the order of their numbers."""
+        return iter(self._numbers)
+
+
+class _Numbers(dict[str, int]):
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        return number
+
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+END = -1
+"""What follows the words of each turn, so that no run of words goes from one turn into the next."""
+
+MAX_WORDS = 2**27
+"""The most words of a log; finding what repeats takes about 80 bytes for each."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The prompts of a log.
+
+    lines: (prompts,) the line of each prompt.
+    first_turns: (prompts + 1,) prompt p holds the turns first_turns[p] … first_turns[p + 1] - 1.
+    roles, texts: (turns,) the role of each turn, None for a prompt without turns, and its text in UTF-8.
+    starts: (turns + 1,) the words of turn t stand at the places starts[t] … starts[t + 1] - 2, and END behind them.
+    words: the words of all turns, as numbers.
+    word_lengths: (vocabulary,) in characters.
+    usable: (vocabulary,) whether a schema can hold the word.
+    breaks: (vocabulary,) whether the word holds a line break.
+    """
+
+    source: str
+    lines: Longs
+    first_turns: Longs
+    roles: tuple[str | None, ...]
+    texts: tuple[bytes, ...]
+    starts: Longs
+    words: Ints
+    word_lengths: Ints
+    usable: Bools
+    breaks: Bools
+
+    @classmethod
+    def of(cls, prompts: Iterable[LoggedPrompt], source: str = "<log>") -> Corpus:
+        """Read all prompts. Raises LogError where there are more words than ``MAX_WORDS``."""
+        vocabulary = Vocabulary()
+        lines, first_turns, starts = [], [0], [0]
+        roles: list[str | None] = []
+        texts: list[bytes] = []
+        words: list[Ints] = []
+        end = np.array([END], np.int32)
+        for prompt in prompts:
+            for turn in prompt.turns:
+                found = vocabulary.encode(turn.text)
+                words += [found, end]
+                starts.append(starts[-1] + len(found) + 1)
+                roles.append(turn.role)
+                texts.append(turn.text.encode())
+            lines.append(prompt.line)
+            first_turns.append(len(roles))
+            if starts[-1] > MAX_WORDS:
+                part = "give a part of it, as in: head -n 10000 FILE | inlay schema from-prompts -"
+                raise LogError(f"{source}: holds more than {MAX_WORDS:,} words; {part}")
+        return cls(
+            source=source,
+            lines=np.array(lines, np.int64),
+            first_turns=np.array(first_turns, np.int64),
+            roles=tuple(roles),
+            texts=tuple(texts),
+            starts=np.array(starts, np.int64),
+            words=np.concatenate(words or [end[:0]]),
+            word_lengths=np.fromiter(map(len, vocabulary), np.int32, len(vocabulary)),
+            usable=np.fromiter(map(carried_by_xml, vocabulary), np.bool_, len(vocabulary)),
+            breaks=np.fromiter(("\n" in word for word in vocabulary), np.bool_, len(vocabulary)),
+        )
+
+    def __len__(self) -> int:
+        """How many prompts there are."""
+        return len(self.lines)
+
+    def turns(self, prompt: int) -> range:
+        """The turns of a prompt."""
+        return range(int(self.first_turns[prompt]), int(self.first_turns[prompt + 1]))
+
+    def places(self, turn: int) -> slice:
+        """The places of a turn's words."""
+        return slice(int(self.starts[turn]), int(self.starts[turn + 1]) - 1)
+
+    def turn_of(self, places: Longs) -> Longs:
+        """The turns in which these places are."""
+        return np.searchsorted(self.starts, places, side="right") - 1
+
+    def prompts_of(self, places: Longs) -> Longs:
+        """The prompts in which these places are."""
+        return np.searchsorted(self.first_turns, self.turn_of(places), side="right") - 1
+
+    def text(self, turn: int) -> str:
+        """The text of a turn."""
+        return self.texts[turn].decode()
+
+    def cut(self, turn: int, borders: Iterable[int]) -> list[str]:
+        """The text of a turn, cut before the words at these places; they rise. One piece more than there are places."""
+        places = self.places(turn)
+        ends = np.concatenate(([0], np.cumsum(self.word_lengths[self.words[places]], dtype=np.int64)))
+        text = self.text(turn)
+        characters = [0, *(int(ends[border - places.start]) for border in borders), len(text)]
+        return [text[start:end] for start, end in pairwise(characters)]
+
+    def spans(self, starts: Longs, stops: Longs) -> list[str]:
+        """The texts of these stretches of words, each within one turn; they rise and do not overlap."""
+        turns, first = np.unique(self.turn_of(starts), return_index=True)
+        borders = np.stack((starts, stops), axis=1)
+        groups = zip(turns.tolist(), np.split(borders, first[1:]), strict=True) if len(turns) else ()
+        return [text for turn, group in groups for text in self.cut(turn, group.ravel().tolist())[1::2]]
+
+
+NONE = -1
+"""No name: the window here occurs too seldom, holds a word that may not be used, or crosses the end of a turn."""
+
+
+def repeated_windows(words: Ints, size: int, least: int, prompt_ends: Longs) -> Ints:
+    """By place, the name of the window of ``size`` words that begins there, or NONE.
+
+    words: numbers of words, and NONE where none may be used; the last one is NONE.
+    least: how many different prompts must hold a window for it to have a name.
+    prompt_ends: (prompts,) the place behind each prompt.
+    Names are 0, 1, 2, …; two places have the same name if and only if the same words follow them.
+    """
+    names, length = _renamed(words, _often(words, least)), 1
+    while length < size:
+        bits = max(int(names.max(initial=0)).bit_length(), 1)
+        # as many shorter windows side by side as fit into one 64-bit key; the last two may overlap
+        many = min(64 // bits, -(-size // length))
+        shifts = [min(number * length, size - length) for number in range(many)]
+        names = _joined(names, shifts, bits, least)
+        length = shifts[-1] + length
+    return _in_prompts(names, least, prompt_ends)
+
+
+def _often(names: Ints, least: int) -> Longs:
+    """How often each name occurs, and 0 for those that occur less than ``least`` times."""
+    counts = np.bincount(names[names != NONE])
+    counts[counts < least] = 0
+    return counts
+
+
+def _renamed(names: Ints, counts: Longs) -> Ints:
+    """The names whose count is not 0 as 0, 1, 2, …; NONE for the others."""
+    fresh = np.full(len(counts) + 1, NONE, np.int32)  # the last one is for NONE itself
+    kept = np.flatnonzero(counts)
+    fresh[kept] = np.arange(len(kept), dtype=np.int32)
+    return fresh[names]
+
+
+def _joined(names: Ints, shifts: list[int], bits: int, least: int) -> Ints:
+    """Names for the windows that are made of the windows at these shifts, which are named already."""
+    joined = np.full_like(names, NONE)
+    room = len(names) - shifts[-1]
+    if room <= 0:
+        return joined
+    whole = names[:room] != NONE
+    for shift in shifts[1:]:
+        whole &= names[shift : shift + room] != NONE
+    places = np.flatnonzero(whole)
+    keys = np.zeros(len(places), np.uint64)
+    for shift in shifts:
+        keys = (keys << np.uint64(bits)) | names[places + shift].astype(np.uint64)
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    first = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
+    group = np.cumsum(first) - 1
+    often = np.bincount(group) >= least
+    fresh = np.where(often, np.cumsum(often) - 1, NONE).astype(np.int32)
+    joined[places[order]] = fresh[group]
+    return joined
+
+
+def _in_prompts(names: Ints, least: int, prompt_ends: Longs) -> Ints:
+    """Keep the names of windows that stand in at least this many different prompts."""
+    places = np.flatnonzero(names != NONE)
+    order = np.argsort(names[places], kind="stable")  # so that the prompts of one name rise
+    places = places[order]
+    found, prompts = names[places], np.searchsorted(prompt_ends, places, side="right")
+    fresh = np.concatenate(([True], (found[1:] != found[:-1]) | (prompts[1:] != prompts[:-1])))[: len(found)]
+    counts = np.bincount(found[fresh], minlength=int(names.max(initial=NONE)) + 1)
+    counts[counts < least] = 0
+    return _renamed(names, counts)

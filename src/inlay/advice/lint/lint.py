@@ -1,0 +1,67 @@
+"""Advice on schemas: all rules over one laid-out schema, in the order of their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from inlay.advice.lint import structure_rules as order
+from inlay.advice.lint import structure_rules as parameters
+from inlay.advice.lint import structure_rules as unions
+from inlay.advice.lint import text_rules as repeats
+from inlay.advice.lint import text_rules as sizes
+from inlay.advice.lint.checked import Checked, Finding, Passed
+from inlay.errors import ParameterError
+from inlay.pml import Filled, Prompt, resolve
+from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.tokens import TextEncoder
+
+RULES: tuple[Callable[[Checked], Iterable[Finding]], ...] = (
+    sizes.small_modules,
+    sizes.modules_without_text,
+    sizes.beyond_the_context,
+    unions.unions_of_one,
+    unions.uneven_unions,
+    parameters.long_arguments,
+    parameters.wide_parameters,
+    parameters.early_parameters,
+    parameters.arguments_before_modules,
+    order.late_text,
+    order.hidden_scaffolds,
+    repeats.repeated_text,
+)
+
+
+def lint_schema(
+    layout: SchemaLayout,
+    encoder: TextEncoder,
+    prompts: Sequence[Prompt] = (),
+    *,
+    max_positions: int | None = None,
+    small: int = 16,
+) -> list[Finding]:
+    """Advice on a schema, in the order of places. Nothing of it is an error, except where it says so.
+
+    layout: the schema as laid out with the tokenizer of a model. encoder: the same tokenizer, for arguments.
+    prompts: prompts of this schema, of which the arguments are looked at.
+    max_positions: the model's context, or None.
+    small: a module of fewer tokens than this is too small to pay.
+    Raises PMLError for a prompt that does not fit the schema, and ParameterError for a negative ``small``.
+    """
+    if small < 0:
+        raise ParameterError(f"small is {small}; it must be a number of tokens, or 0 for no advice on small modules")
+    passed = [one for prompt in prompts for one in _passed(layout, encoder, prompt)]
+    checked = Checked(layout, passed, max_positions, small)
+    return sorted((finding for rule in RULES for finding in rule(checked)), key=_position)
+
+
+def _passed(layout: SchemaLayout, encoder: TextEncoder, prompt: Prompt) -> list[Passed]:
+    items = resolve(layout.schema, prompt, moves=True).items
+    return [
+        Passed(item.param, len(encoder.text(item.text)), item.is_default, item.place)
+        for item in items
+        if isinstance(item, Filled)
+    ]
+
+
+def _position(finding: Finding) -> tuple[str, int, int, str]:
+    return finding.place.source, finding.place.line or 0, finding.place.column or 0, finding.rule

@@ -1,0 +1,16 @@
+"""How much memory a cached token takes, from a model's configuration alone."""
+
+from inlay.advice.memory.estimate import ARCHITECTURES, Architecture, shape_named
+from inlay.advice.memory.families import CODECS, Codec, KVLayer, KVShape, Vectors, codec_named
+
+__all__ = [
+    "ARCHITECTURES",
+    "CODECS",
+    "Architecture",
+    "Codec",
+    "KVLayer",
+    "KVShape",
+    "Vectors",
+    "codec_named",
+    "shape_named",
+]

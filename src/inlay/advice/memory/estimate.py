@@ -1,0 +1,110 @@
+"""Architectures by name, and the figures that Prompt Cache prints for them (arXiv 2311.04934, table 2).
+
+The numbers are those of the public configurations: bert-base-uncased, falcon-rw-1b, Llama-2, mpt-30b, falcon-40b and
+falcon-180B.
+
+Models by name, as far as their configuration: no weights, no tokenizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from inlay.advice.memory.families import ENCODER_REASON, KVShape, attention_layer, falcon_note, shape_of
+from inlay.errors import ModelError
+from inlay.models.load import MODEL_DIRECTORY
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What decides how much a model keeps of a token.
+
+    kind: the model type that transformers knows it by.
+    width: elements of one head.
+    label, paper: the name and the megabytes a token in the paper's table.
+    """
+
+    kind: str
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    label: str
+    paper: float
+
+    @property
+    def encoder(self) -> bool:
+        """Whether it has no cache, so that its size is only a size."""
+        return self.kind == "bert"
+
+    @property
+    def repeated(self) -> bool:
+        """Whether transformers repeats the KV heads for every head before it caches them."""
+        return self.kind == "falcon" and 1 < self.kv_heads < self.heads
+
+    def shape(self) -> KVShape:
+        """What it keeps of every token."""
+        notes = (falcon_note(self.kv_heads, self.heads),) if self.repeated else ()
+        layers = (attention_layer(self.kv_heads, self.width),) * self.layers
+        return KVShape(self.kind, layers, notes=notes)
+
+    def every_head(self) -> KVShape:
+        """The same with a key and a value for every query head."""
+        return replace(self, kv_heads=self.heads).shape()
+
+    def reason(self) -> str:
+        """Why it keeps less than a key and a value for every query head; empty where it does not."""
+        if self.encoder:
+            return ENCODER_REASON
+        if self.kv_heads == self.heads:
+            return ""
+        return f"{self.kv_heads} KV heads serve {self.heads} heads (grouped-query attention)"
+
+
+ARCHITECTURES = {
+    "bert-base": Architecture("bert", 12, 12, 12, 64, "BERT", 0.03),
+    "falcon-rw-1b": Architecture("falcon", 24, 32, 32, 64, "Falcon 1B", 0.18),
+    "llama-2-7b": Architecture("llama", 32, 32, 32, 128, "Llama 7B", 0.50),
+    "llama-2-13b": Architecture("llama", 40, 40, 40, 128, "Llama 13B", 0.78),
+    "mpt-30b": Architecture("mpt", 48, 64, 64, 112, "MPT 30B", 1.31),
+    "falcon-40b": Architecture("falcon", 60, 128, 8, 64, "Falcon 40B", 1.87),
+    "llama-2-70b": Architecture("llama", 80, 64, 8, 128, "Llama 70B", 2.5),
+    "falcon-180b": Architecture("falcon", 80, 232, 8, 64, "Falcon 180B", 4.53),
+}
+
+
+def shape_named(name: str) -> KVShape:
+    """What a model keeps of every token.
+
+    name: of an architecture in ``ARCHITECTURES``, ``demo``, a shape with or without ``random:``, a directory with a
+        config.json, or a hub name.
+    Raises ModelError with the reason.
+    """
+    if name in ARCHITECTURES:
+        if ARCHITECTURES[name].encoder:
+            raise ModelError(f"{name} has no KV cache: this is {ENCODER_REASON}")
+        return ARCHITECTURES[name].shape()
+    config = config_named(name)
+    try:
+        return shape_of(config)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+
+
+def config_named(name: str) -> PretrainedConfig:
+    """The configuration of a model. name: as in ``shape_named``, but for ``ARCHITECTURES``. Raises ModelError."""
+    from transformers import AutoConfig
+
+    from inlay.models.load import read_config
+    from inlay.models.random import SHAPES, check_shape
+
+    if name.startswith("random:") or name in SHAPES:
+        shape = name.removeprefix("random:")
+        check_shape(shape)
+        settings = dict(SHAPES[shape])
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    return read_config(str(MODEL_DIRECTORY) if name == "demo" else name)

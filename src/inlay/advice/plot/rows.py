@@ -1,0 +1,145 @@
+"""A schema's layout as rows of bars and boxes around them: what a drawing shows, before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inlay.pml import Module, Param, Text, Turn, Union
+from inlay.prompt.layout import Hole, SchemaLayout, TextRun
+
+#: What a stretch of positions holds. ``unused`` is what a member of a union leaves of it.
+KINDS = ("template", "always", "module", "parameter", "unused")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Positions ``start`` … ``start + length - 1`` and which of KINDS they hold."""
+
+    start: int
+    length: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a drawing. depth: how far its label is indented. note: its numbers, in words."""
+
+    label: str
+    note: str
+    depth: int
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Rows ``first`` … ``last`` within positions ``start`` … ``end - 1``: a module with its children, or a union."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+    depth: int
+    union: bool
+
+
+@dataclass
+class Rows:
+    """All rows from top to bottom, and the boxes around them, outer ones first."""
+
+    rows: list[Row] = field(default_factory=list)
+    boxes: list[Box] = field(default_factory=list)
+
+
+def rows_of(layout: SchemaLayout) -> Rows:
+    """The rows of a schema: one for the always-present text of each turn, or of the schema, and one for each module."""
+    walk = _Walk(layout)
+    turns = [child for child in layout.schema.children if isinstance(child, Turn)]
+    present = _always_present(layout, turns)
+    if not turns:
+        if present[0]:
+            walk.always("always present", present[0])
+        walk.children(layout.schema.children, 0)
+    for number, turn in enumerate(turns):
+        walk.always(f"<{turn.role}>", present[number])
+        walk.children(turn.children, 1)
+    return walk.found
+
+
+def _always_present(layout: SchemaLayout, turns: Sequence[Turn]) -> list[list[Bar]]:
+    """The bars of text outside of modules, for each turn; for all of it where there are no turns."""
+    turn_of = {order: number for number, turn in enumerate(turns) for order in _texts(turn)}
+    present: list[list[Bar]] = [[] for _ in turns or (0,)]
+    for run in layout.runs:
+        at = run.start
+        for part in run.parts if not run.owner else ():
+            number = part.turn if part.turn is not None else turn_of.get(-1 if part.node is None else part.node, 0)
+            if part.ids:
+                present[number].append(Bar(at, len(part.ids), "template" if part.node is None else "always"))
+            at += len(part.ids)
+    return present
+
+
+def _texts(turn: Turn) -> list[int]:
+    return [child.order for child in turn.children if isinstance(child, Text)]
+
+
+@dataclass
+class _Walk:
+    layout: SchemaLayout
+    found: Rows = field(default_factory=Rows)
+
+    def always(self, label: str, bars: list[Bar]) -> None:
+        self.row(label, 0, bars)
+
+    def children(self, children: Sequence[Text | Param | Module | Union | Turn], depth: int) -> None:
+        for child in children:
+            if isinstance(child, Module):
+                self.module(child, depth, None)
+            elif isinstance(child, Union):
+                self.union(child, depth)
+
+    def union(self, union: Union, depth: int) -> None:
+        extents = [self.layout.extents[member.name] for member in union.members]
+        start, end = min(extent.start for extent in extents), max(extent.end for extent in extents)
+        box = len(self.found.boxes)
+        first = len(self.found.rows)
+        for member in union.members:
+            self.module(member, depth, end)
+        self.found.boxes.insert(box, Box(first, len(self.found.rows) - 1, start, end, depth, union=True))
+
+    def module(self, module: Module, depth: int, union_end: int | None) -> None:
+        """union_end: where the union ends that the module is a member of."""
+        extent = self.layout.extents[module.name]
+        bars = [
+            Bar(entry.start, len(entry.ids), "module") if isinstance(entry, TextRun) else _hole(entry)
+            for entry in self.layout.by_owner.get((*self.layout.schema.parents[module.name], module.name), ())
+        ]
+        if union_end is not None and union_end > extent.end:
+            bars.append(Bar(extent.end, union_end - extent.end, "unused"))
+        box = len(self.found.boxes)
+        first = len(self.found.rows)
+        self.row(module.name, depth, bars)
+        self.children(module.children, depth + 1)
+        last = len(self.found.rows) - 1
+        if last > first:
+            self.found.boxes.insert(box, Box(first, last, extent.start, extent.end, depth, union=False))
+
+    def row(self, label: str, depth: int, bars: list[Bar]) -> None:
+        self.found.rows.append(Row(label, _note(bars), depth, tuple(bars)))
+
+
+def _hole(hole: Hole) -> Bar:
+    return Bar(hole.start, hole.length, "parameter")
+
+
+def _note(bars: Sequence[Bar]) -> str:
+    """How many tokens of text, positions of parameters, and unused positions there are."""
+    count = {kind: sum(bar.length for bar in bars if bar.kind == kind) for kind in KINDS}
+    tokens = count["template"] + count["always"] + count["module"]
+    parts = [f"{tokens:,} token{'' if tokens == 1 else 's'}"]
+    if count["parameter"]:
+        parts.append(f"len {count['parameter']:,}")
+    if count["unused"]:
+        parts.append(f"{count['unused']:,} unused")
+    return ", ".join(parts)

@@ -1,0 +1,298 @@
+"""The messages of a body: rules that depend on who speaks, and the form in which chat templates take them.
+
+JSON → the body of a request, or a sentence for everything that is wrong with it, up to a number of things.
+
+Bodies are as large as a server lets them be, so nothing here looks at all of one before it knows how much there is:
+lists and objects are counted first, a list is given up at the first member that is wrong, and messages and tools, of
+which each is told with what is wrong in it, when there is enough to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from inlay.api.failures import MAX_PROBLEMS, BodyError, cut
+from inlay.api.openai.bodies import (
+    LARGEST,
+    LONGEST,
+    MAX_FIELDS,
+    MAX_PROMPTS,
+    MAX_TAGS,
+    NO_EFFECT,
+    UNSUPPORTED,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Endpoint,
+    Form,
+    Message,
+    RefusalPart,
+    TextPart,
+    Tool,
+)
+from inlay.api.openai.values import check_values, shown
+from inlay.api.tools.parsers import parsed
+
+Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
+
+_ROLES = {"developer": "system"}  # OpenAI's newer name for the same turn
+
+
+def problems_of(messages: Sequence[Message]) -> list[Problem]:
+    """What is wrong with messages each of which has the right fields; no more than one error can tell."""
+    problems: list[Problem] = []
+    calls: set[str] = set()
+    for number, message in enumerate(messages):
+        if len(problems) > MAX_PROBLEMS:
+            break
+        place = f"messages[{number}]"
+        for field, sentence in _against_role(message, calls):
+            problems.append((f"{place}.{field}", "invalid_value", f"{place} {sentence}"))
+        calls.update(call.id for call in message.tool_calls or ())
+    return problems
+
+
+def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
+    """Fields that a message lacks, or must not have. calls: the ids of calls in the messages before."""
+    wrong = []
+    past_answer = message.role == "assistant"
+    if message.content is None and not (past_answer and (message.tool_calls or message.refusal is not None)):
+        wrong.append(("content", f"has no content; it must be {Message.model_fields['content'].description}"))
+    if message.tool_calls and not past_answer:
+        wrong.append(("tool_calls", f"has tool_calls, and its role is {message.role!r}; only an assistant calls tools"))
+    if message.refusal is not None and (not past_answer or message.content):
+        wrong.append(("refusal", "has a refusal; only an assistant has one, in place of content"))
+    if message.role != "tool":
+        if message.tool_call_id is not None:
+            wrong.append(("tool_call_id", 'has a tool_call_id; only a message of role "tool" has one'))
+    elif message.tool_call_id is None:
+        wrong.append(("tool_call_id", "has no tool_call_id; it must be the id of the call that it is the result of"))
+    elif message.tool_call_id not in calls:
+        shown = f"{message.tool_call_id!r:.60}"
+        wrong.append(("tool_call_id", f"is the result of {shown}, which no message before it calls; send that one too"))
+    return wrong
+
+
+def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them; content that came in parts stays in parts. Raises BodyError.
+
+    The name of the function is added to results of calls: some templates ask for it.
+    """
+    names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
+    made = []
+    for number, message in enumerate(messages):
+        turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _content(message)}
+        name = message.name or names.get(message.tool_call_id or "")
+        if name is not None:
+            turn["name"] = name
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        if message.tool_calls:
+            turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
+        made.append(turn)
+    return made
+
+
+def first_of_tools(messages: Sequence[Message]) -> int | None:
+    """The number of the first message that calls a tool, or is the result of a call."""
+    return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, list):
+        return [_part(part) for part in message.content]
+    return message.content or message.refusal or ""
+
+
+def _part(part: TextPart | RefusalPart) -> dict[str, Any]:
+    if isinstance(part, RefusalPart):
+        return {"type": "text", "text": part.refusal}
+    mark = {"cache_control": {"type": "ephemeral"}} if part.marked else {}
+    return {"type": "text", "text": part.text, **mark}
+
+
+def _calls(message: Message, place: str) -> list[dict[str, Any]]:
+    """Calls with their arguments as objects: templates write them as JSON of their own."""
+    made = []
+    for number, call in enumerate(message.tool_calls or ()):
+        arguments = _object(call.function.arguments)
+        if arguments is None:
+            param = f"{place}[{number}].function.arguments"
+            raise BodyError(
+                f"{param} is {call.function.arguments!r:.60}; it must be the text of an object", param=param
+            )
+        function = {"name": call.function.name, "arguments": arguments}
+        made.append({"id": call.id, "type": "function", "function": function})
+    return made
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The object that a JSON text holds; an empty text, which clients send for no arguments, is an empty one."""
+    try:
+        value = parsed(text) if text.strip() else {}
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
+_LONGEST_GUESSED = 60  # characters of a name that others are compared with
+
+#: Fields that are lists of objects: what is wrong in one of these is told with its number.
+_MEMBERS: dict[str, tuple[type[Form], str, str]] = {
+    "messages": (Message, "message", 'a message {"role": "user", "content": "…"}'),
+    "tools": (Tool, "tool", 'a tool {"type": "function", "function": {…}}'),
+}
+
+#: Objects whose fields are known: for each kind, its keys that hold other kinds. In them, null is the same as nothing.
+_KINDS: dict[str, dict[str, str]] = {
+    "messages": {"content": "part", "tool_calls": "call"},
+    "part": {"cache_control": "mark", "prompt_cache_breakpoint": "mark"},
+    "mark": {},
+    "call": {"function": "function"},
+    "tools": {"function": "function"},
+    "tool_choice": {"function": "function"},
+    "function": {},
+    "response_format": {"json_schema": "json_schema"},
+    "json_schema": {},
+    "stream_options": {},
+}
+
+
+def read_body(raw: Any, endpoint: Endpoint) -> Body:
+    """The body of a request; the fields that have no effect are gone. Raises BodyError, which names every problem.
+
+    Of many problems, it names the first MAX_PROBLEMS.
+    """
+    if not isinstance(raw, Mapping):
+        raise BodyError(f"the body is {shown(raw)}; it must be an object")
+    if len(raw) > MAX_FIELDS:
+        raise BodyError(f"the body has {len(raw):,} fields; it may have at most {MAX_FIELDS}, so leave out the others")
+    given = {str(name): value for name, value in raw.items() if value is not None and name not in NO_EFFECT}
+    for name, value in given.items():
+        most = MAX_TAGS if name == "prompt" and isinstance(value, Mapping) else LARGEST.get(name)
+        check_values(name, value, most)
+    form = _FORMS[endpoint]
+    problems = _unsupported(given, form, endpoint)
+    kept = {name: value for name, value in given.items() if name in form.model_fields}
+    problems += _too_long(kept, form)
+    kept = {name: _without_nulls(name, name, value) for name, value in kept.items()}
+    members = {name: kept.pop(name) for name in _MEMBERS if isinstance(kept.get(name), list)}
+    body = None
+    try:
+        body = form.model_validate(kept)
+    except ValidationError as error:
+        problems += _wrong(error, kept, form)
+    made = {name: _members(name, value, problems) for name, value in members.items()}
+    if isinstance(body, ChatBody) and not problems:
+        problems += problems_of(made.get("messages", ()))  # type: ignore[arg-type]
+    if problems or body is None:
+        raise _all_of(problems)
+    return body.model_copy(update=made) if made else body
+
+
+def _all_of(problems: list[Problem]) -> BodyError:
+    """One error that tells all of these, or the first of them."""
+    param, code, _ = problems[0]
+    sentences = [sentence for _, _, sentence in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        sentences.append("there is more; correct these first")
+    return BodyError(". Also: ".join(sentences), param=param, code=code)
+
+
+def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: Endpoint) -> list[Problem]:
+    """The fields that this endpoint does not take."""
+    problems: list[Problem] = []
+    for name, value in given.items():
+        if name in form.model_fields or len(problems) > MAX_PROBLEMS:
+            continue
+        if name in UNSUPPORTED:
+            harmless, remedy = UNSUPPORTED[name]
+            if not any(value == one and type(value) is type(one) for one in harmless):
+                problems.append((name, "unsupported_field", f"{name} is not supported: {remedy}"))
+            continue
+        near = get_close_matches(name, form.model_fields, n=1) if len(name) <= _LONGEST_GUESSED else ()
+        remedy = f"did you mean {near[0]}?" if near else "leave it out"
+        problems.append((name, "unknown_field", f"{endpoint} takes no field {shown(name)}; {remedy}"))
+    return problems
+
+
+def _too_long(kept: dict[str, Any], form: type[Body]) -> list[Problem]:
+    """The fields that have more members than they may, which are then taken out: nobody looks at their members."""
+    problems: list[Problem] = []
+    for name, most in LONGEST.items():
+        if isinstance(kept.get(name), list | Mapping) and len(kept[name]) > most:
+            problems.append((name, "invalid_value", _must_be(name, kept.pop(name), form)))
+    prompt = kept.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+        del kept["prompt"]
+        sentence = f"prompt is {shown(prompt)}; of prompts, one request takes at most {MAX_PROMPTS:,}"
+        problems.append(("prompt", "invalid_value", sentence))
+    return problems
+
+
+def _without_nulls(field: str, kind: str, value: Any) -> Any:
+    """A field's value; null where _KINDS says so is the same as leaving the key out. kind: of the objects in it."""
+    if kind not in _KINDS:
+        return value
+    if isinstance(value, list):
+        return [_without_nulls(field, kind, member) for member in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) > MAX_FIELDS:
+        message = f"{field} holds an object of {len(value):,} fields; it may have at most {MAX_FIELDS}"
+        raise BodyError(f"{message}, so leave out the others", param=field)
+    inner_kinds = _KINDS[kind]
+    return {
+        key: _without_nulls(field, inner_kinds[key], inner) if key in inner_kinds else inner
+        for key, inner in value.items()
+        if inner is not None
+    }
+
+
+def _members(name: str, given: list[Any], problems: list[Problem]) -> list[Form]:
+    """The members of a list of objects. What is wrong with them joins the problems, until there are enough."""
+    made = []
+    for number, member in enumerate(given):
+        try:
+            made.append(_MEMBERS[name][0].model_validate(member))
+        except ValidationError as error:
+            problems += _wrong_member(error, name, number, member)
+            if len(problems) > MAX_PROBLEMS:
+                break
+    return made
+
+
+def _wrong(error: ValidationError, given: Mapping[str, Any], form: type[Body]) -> list[Problem]:
+    """What pydantic found, in sentences of our own: one a field."""
+    fields = dict.fromkeys(str(one["loc"][0]) for one in error.errors(include_url=False, include_input=False))
+    return [(field, "invalid_value", _must_be(field, given[field], form)) for field in fields]
+
+
+def _must_be(field: str, value: Any, form: type[Body]) -> str:
+    return f"{field} is {shown(value)}; it must be {form.model_fields[field].description}"
+
+
+def _wrong_member(error: ValidationError, name: str, number: int, member: Any) -> list[Problem]:
+    """What pydantic found in one member of a list: one sentence a field of it."""
+    form, called, example = _MEMBERS[name]
+    place = f"{name}[{number}]"
+    if not isinstance(member, Mapping):
+        return [(place, "invalid_value", f"{place} is {shown(member)}; it must be {example}")]
+    found: dict[str, Problem] = {}
+    for one in error.errors(include_url=False, include_context=False, include_input=False):
+        field, *inner = map(str, one["loc"])
+        param = f"{place}.{cut(field)}"
+        if one["type"] == "extra_forbidden" and not inner:
+            known = ", ".join(form.model_fields)
+            said = f"{place} has the field {shown(field)}, which is not supported; a {called} has {known}"
+        elif field in member:
+            said = f"{param} is {shown(member[field])}; it must be {form.model_fields[field].description}"
+        else:
+            said = f"{place} has no {field}; it must be {form.model_fields[field].description}"
+        found.setdefault(param, (param, "invalid_value", said))
+    return list(found.values())

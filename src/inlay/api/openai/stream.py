@@ -1,0 +1,194 @@
+"""Outputs so far → the chunks of a streamed response: ``chat.completion.chunk`` or ``text_completion``, as JSON.
+
+Outputs hold the whole answer so far, and a chunk holds what is new in it. Text only grows, so what a chunk brings is
+what the last one left.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from inlay.api.openai.bodies import Endpoint
+from inlay.api.openai.respond import chat_logprobs, completion_logprobs, inlay_of, usage_of
+from inlay.api.openai.translate import Call
+from inlay.api.tools import Delta, as_delta, finish_reason
+from inlay.types import CompletionOutput, Logprob, RequestOutput
+
+_OBJECTS = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
+_IDS = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
+
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class Chunks:
+    """The chunks of one response.
+
+    Every choice of a chat begins with its role, goes on with content and calls of tools, and ends with a chunk of its
+    finish reason; a completion's has neither the first nor calls. The last chunk of all, or the one of usage where the
+    call asks for it, has the ``inlay`` object of a whole response.
+
+    name, created, model, fingerprint: see ``respond``.
+    """
+
+    def __init__(self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None) -> None:
+        head = {
+            "id": f"{_IDS[call.endpoint]}-{name}",
+            "object": _OBJECTS[call.endpoint],
+            "created": created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        # Written once: what changes from token to token is a fifth of a chunk.
+        self._head = f'{_json(head)[:-1]},"choices":['
+        self._usage = call.include_usage
+        self._running_usage = call.running_usage
+        self._answers = call.params.n
+        self._outputs: dict[int, RequestOutput] = {}
+        kind = _ChatChoice if call.endpoint is Endpoint.CHAT else _TextChoice
+        self._choices = [kind(call, name, number) for number in range(len(call.prompts) * call.params.n)]
+
+    def news(self, number: int, output: RequestOutput) -> Iterator[str]:
+        """The chunks that say what is new in the answers to the call's prompt of this number."""
+        self._outputs[number] = output
+        for answer in output.outputs:
+            for said in self._choices[number * self._answers + answer.index].news(answer):
+                yield f"{self._head}{said}{self._so_far()}{self._last_words()}}}"
+
+    def usage(self) -> str:
+        """The chunk behind the last choice's, for a call that asks for it."""
+        outputs = self._latest()
+        return f"{self._head}],{_json({'usage': usage_of(outputs), 'inlay': inlay_of(outputs)})[1:]}"
+
+    def _so_far(self) -> str:
+        """What stands behind the choices of every chunk."""
+        if self._running_usage:
+            return f'],"usage":{_json(usage_of(self._latest()))}'
+        return '],"usage":null' if self._usage else "]"
+
+    def _last_words(self) -> str:
+        """What the last choice's last chunk has beside it."""
+        if self._usage or not all(choice.finished for choice in self._choices):
+            return ""
+        return f',"inlay":{_json(inlay_of(self._latest()))}'
+
+    def _latest(self) -> list[RequestOutput]:
+        return [output for _, output in sorted(self._outputs.items())]
+
+
+class _Choice(ABC):
+    """One answer, as far as it was sent.
+
+    name: of the response. number: of the choice.
+    """
+
+    def __init__(self, call: Call, name: str, number: int) -> None:
+        self._top = call.params.logprobs or 0
+        self._name = name
+        self._number = number
+        self._begun = False
+        self._characters = 0
+        self._tokens = 0
+        self.finished = False
+
+    def news(self, answer: CompletionOutput) -> Iterator[str]:
+        """What an answer brings beyond what was sent of it, as entries of ``choices``."""
+        if self.finished:
+            return
+        if not self._begun:
+            self._begun = True
+            yield from self._opening()
+        text = answer.text[self._characters :]
+        self._characters += len(text)
+        logprobs = self._new_logprobs(answer)
+        if text or logprobs is not None:
+            yield from self._said(text, "null" if logprobs is None else _json(logprobs))
+        if answer.finish_reason is not None:
+            yield from self._rest()
+            self.finished = True
+            yield self._end(answer)
+
+    def _new_logprobs(self, answer: CompletionOutput) -> dict[str, Any] | None:
+        """Of the tokens that are new: they may come before their text does."""
+        start, self._tokens = self._tokens, len(answer.token_ids)
+        if answer.logprobs is None or start == self._tokens:
+            return None
+        return self._logprobs(answer.token_ids[start:], answer.logprobs[start:])
+
+    def _opening(self) -> Iterable[str]:
+        """What comes before the first text."""
+        return ()
+
+    def _rest(self) -> Iterable[str]:
+        """What was held back, now that no more text will come."""
+        return ()
+
+    @abstractmethod
+    def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
+        """Of new tokens, in the endpoint's form."""
+
+    @abstractmethod
+    def _said(self, text: str, logprobs: str) -> Iterable[str]:
+        """Entries for new text. logprobs: JSON."""
+
+    @abstractmethod
+    def _end(self, answer: CompletionOutput) -> str:
+        """The entry that ends the choice."""
+
+
+class _ChatChoice(_Choice):
+    def __init__(self, call: Call, name: str, number: int) -> None:
+        super().__init__(call, name, number)
+        self._parser = None if call.tools is None else call.tools.parser()
+        self._calls = False
+
+    def _opening(self) -> Iterable[str]:
+        yield self._entry('{"role":"assistant","content":"","refusal":null}')
+
+    def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
+        return chat_logprobs(token_ids, steps, self._top)
+
+    def _said(self, text: str, logprobs: str) -> Iterable[str]:
+        if self._parser is None:
+            yield self._entry(f'{{"content":{_json(text)}}}', logprobs)
+            return
+        told = self._told(self._parser.feed(text))
+        if logprobs != "null":  # with the first of what is told, or alone: their tokens are told when all is known
+            yield self._entry(next(told, "{}"), logprobs)
+        yield from map(self._entry, told)
+
+    def _rest(self) -> Iterable[str]:
+        return () if self._parser is None else map(self._entry, self._told(self._parser.finish()))
+
+    def _told(self, deltas: Iterable[Delta]) -> Iterator[str]:
+        for delta in deltas:
+            self._calls = self._calls or delta.call is not None
+            yield _json(as_delta(delta, self._name, self._number))
+
+    def _entry(self, delta: str, logprobs: str = "null", end: str = '"finish_reason":null') -> str:
+        return f'{{"index":{self._number},"delta":{delta},"logprobs":{logprobs},{end}}}'
+
+    def _end(self, answer: CompletionOutput) -> str:
+        reason = finish_reason(answer.finish_reason, calls=self._calls)
+        return self._entry("{}", end=_json({"finish_reason": reason, "stop_reason": answer.stop_reason})[1:-1])
+
+
+class _TextChoice(_Choice):
+    def __init__(self, call: Call, name: str, number: int) -> None:
+        super().__init__(call, name, number)
+        self._offset = 0  # where the next token's text begins
+
+    def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
+        logprobs = completion_logprobs(token_ids, steps)
+        logprobs["text_offset"] = [self._offset + offset for offset in logprobs["text_offset"]]
+        self._offset += sum(map(len, logprobs["tokens"]))
+        return logprobs
+
+    def _said(self, text: str, logprobs: str) -> Iterable[str]:
+        yield f'{{"index":{self._number},"text":{_json(text)},"logprobs":{logprobs},"finish_reason":null}}'
+
+    def _end(self, answer: CompletionOutput) -> str:
+        end = _json({"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason})[1:]
+        return f'{{"index":{self._number},"text":"","logprobs":null,{end}'

@@ -1,0 +1,232 @@
+"""The body of a request → what a model takes: prompts, sampling parameters and a policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+from inlay.api.failures import BodyError
+from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
+from inlay.api.openai.read import for_template
+from inlay.api.openai.tools import Offer, offer_of
+from inlay.api.tools import ToolUse
+from inlay.api.tools.formats import ModelTools
+from inlay.errors import ParameterError
+from inlay.pml import Prompt
+from inlay.prompt.inputs import PromptInput
+from inlay.types import SamplingParams
+
+_MODULAR = "anchored"  # what the policy "modular" stands for: the better one of the two that are (docs/quality.md)
+_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
+
+#: Fields that SamplingParams has under the same name, and with the same meaning.
+_PLAIN = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as a model takes it.
+
+    Arguments:
+        endpoint: whose form the answer has.
+        model: the model that it asks for, or None.
+        prompts: as ``LLM.generate`` takes them; one, but for completions of several. Each gets ``params.n`` answers.
+        params: how tokens are chosen; ``seed`` is None where the request brings none.
+        said_max_tokens: whether the request says how many tokens an answer may have.
+        reuse, positions: its policy; None for the engine's defaults.
+        priority: who goes first where not all can run; a lower one does.
+        stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
+            running_usage: and every piece what it is so far.
+        tools: how its answers call tools; None where they cannot.
+    """
+
+    endpoint: Endpoint
+    model: str | None
+    prompts: tuple[PromptInput, ...]
+    params: SamplingParams
+    said_max_tokens: bool
+    reuse: str | None
+    positions: str | None
+    priority: int
+    stream: bool
+    include_usage: bool
+    running_usage: bool
+    tools: ToolUse | None
+
+
+def translate(
+    body: Body,
+    *,
+    default_max_tokens: int | None = None,
+    tools: ModelTools | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Call:
+    """A body as a call.
+
+    default_max_tokens: for requests that don't say; None for OpenAI's, which are 16 for completions and no bound but
+        the context for chats.
+    tools: what the model does with tools, ``model_tools(tokenizer)``; None for a model that does nothing with them.
+    defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say; completions without
+        max_tokens have OpenAI's all the same.
+    Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+    """
+    options = body.stream_options
+    include_usage = bool(options and options.include_usage)
+    if include_usage and not body.stream:
+        raise BodyError('stream_options are given without a stream; write "stream": true', param="stream_options")
+    said = _said_max_tokens(body)
+    offer = offer_of(body, tools) if isinstance(body, ChatBody) else None
+    return Call(
+        endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
+        model=body.model,
+        prompts=_prompts(body, offer),
+        params=_params(body, said if said is not None else default_max_tokens, offer, defaults),
+        said_max_tokens=said is not None,
+        reuse=_MODULAR if body.reuse == "modular" else body.reuse,
+        positions=body.positions,
+        priority=body.priority or 0,
+        stream=bool(body.stream),
+        include_usage=include_usage,
+        running_usage=include_usage and bool(options and options.continuous_usage_stats),
+        tools=None if offer is None else offer.use,
+    )
+
+
+def _prompts(body: Body, offer: Offer | None) -> tuple[PromptInput, ...]:
+    if isinstance(body, ChatBody):
+        return (_chat_prompt(body, offer),)
+    return _completion_prompts(cast(CompletionBody, body))
+
+
+def _chat_prompt(body: ChatBody, offer: Offer | None) -> PromptInput:
+    conversation = body.messages or None  # clients that insist on messages send an empty list beside a prompt
+    _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
+    if conversation is None:
+        if offer is not None:
+            raise BodyError("tools are given with a prompt of a schema; give them with messages", param="tools")
+        return _schema_prompt(body.prompt, body.pml)
+    messages = for_template(conversation)
+    return messages if offer is None else {"messages": messages, "tools": offer.tools}
+
+
+def _completion_prompts(body: CompletionBody) -> tuple[PromptInput, ...]:
+    _require_one(body, {"prompt": body.prompt, "pml": body.pml})
+    given = body.prompt
+    if given is None or isinstance(given, Mapping):
+        return (_schema_prompt(given, body.pml),)
+    prompts: Sequence[str | Sequence[int]]
+    prompts = [given] if isinstance(given, str) or _is_ids(given) else given  # type: ignore[assignment, list-item]
+    if not all(len(prompt) for prompt in prompts) or not prompts:
+        raise BodyError("prompt is empty; give at least one token", param="prompt")
+    return tuple(prompts)
+
+
+def _is_ids(prompt: Sequence[Any]) -> bool:
+    return bool(prompt) and isinstance(prompt[0], int)
+
+
+def _require_one(body: Body, given: Mapping[str, object]) -> None:
+    """Exactly one of these fields says what the prompt is."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise BodyError(f"{' and '.join(named)} are both given; keep one of them", param=named[1])
+    if not named:
+        first, *others = given
+        raise BodyError(f"there is no prompt; give {first}, or a schema's prompt as {' or '.join(others)}", param=first)
+
+
+def _schema_prompt(document: Mapping[str, Any] | None, pml: str | None) -> Prompt:
+    if pml is not None:
+        if pml.count("<") > MAX_TAGS:
+            raise BodyError(f"pml holds more than {MAX_TAGS:,} tags; import fewer modules", param="pml")
+        return Prompt.from_string(pml, source="pml")
+    assert document is not None, "one of the two is given"
+    return Prompt.from_json(document, source="prompt")
+
+
+def _params(body: Body, max_tokens: int | None, offer: Offer | None, defaults: Mapping[str, Any]) -> SamplingParams:
+    given = {**defaults, **{name: value for name in _PLAIN if (value := getattr(body, name)) is not None}}
+    if body.seed is not None:
+        given["seed"] = body.seed % 2**64
+    if body.logit_bias is not None:
+        given["logit_bias"] = {_token_id(token): bias for token, bias in body.logit_bias.items()}
+    unsaid = defaults.get("max_tokens") if isinstance(body, ChatBody) else _COMPLETION_TOKENS
+    given["max_tokens"] = max_tokens if max_tokens is not None else unsaid
+    given["logprobs"] = _logprobs(body)
+    given["structured_outputs"] = _structure(body) if offer is None else offer.structure
+    if offer is not None and offer.use.model.ends and not offer.use.held:
+        given["skip_special_tokens"] = False  # marks of calls are some; the parser leaves out the one at the end
+    try:
+        return SamplingParams(**given)
+    except ParameterError as error:
+        raise BodyError(str(error).rstrip("."), param=_field(str(error), body)) from None
+
+
+def _said_max_tokens(body: Body) -> int | None:
+    newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    if newer is not None and body.max_tokens is not None:
+        raise BodyError("max_tokens and max_completion_tokens are both given; keep one of them", param="max_tokens")
+    return newer if newer is not None else body.max_tokens
+
+
+def _logprobs(body: Body) -> int | None:
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    assert isinstance(body, ChatBody)
+    if body.top_logprobs and not body.logprobs:
+        raise BodyError('top_logprobs is given without logprobs; write "logprobs": true', param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _structure(body: Body) -> Mapping[str, Any] | None:
+    if body.response_format is None:
+        return body.structured_outputs
+    if body.structured_outputs is not None:
+        raise BodyError(
+            "response_format and structured_outputs are both given; keep one of them", param="response_format"
+        )
+    return _format(body.response_format)
+
+
+def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise BodyError(
+            'response_format holds a json_schema exactly if its type is "json_schema"; write '
+            '{"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}',
+            param="response_format",
+        )
+    if wanted.json_schema is not None:
+        return {"json": wanted.json_schema.schema_}
+    return {"json_object": True} if wanted.type == "json_object" else None
+
+
+def _token_id(token: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", token):
+        raise BodyError(f"logit_bias has the key {token!r:.40}; its keys are token ids", param="logit_bias")
+    return int(token)
+
+
+def _field(message: str, body: Body) -> str | None:
+    """The field that a sentence of SamplingParams begins with."""
+    name = re.match(r"\w*", message)
+    field = name[0] if name else ""
+    return field if field in type(body).model_fields else None

@@ -1,0 +1,272 @@
+"""One line of a batch's input: ``{"custom_id": …, "method": "POST", "url": …, "body": …}``.
+
+Where the requests of an input file stand, and in which order to run them: a temporary database, not their contents.
+
+SQLite keeps it in a file without a name, which ends with the process, and of that a bounded part in memory; so the
+input may be larger than memory. A request takes about 30 bytes and twice its custom_id there (58 bytes, measured, with
+ids of 14), and about 5 for every token of its prompt while it waits. SQLITE_TMPDIR says in which folder.
+
+Which requests run together: those that share the most.
+
+A request's key is its prompt as token ids, most significant byte first, so sorting keys sorts prompts as a walk through
+their prefix tree would meet them (the tree of ChunkAttention, arXiv 2402.15220, section 3.1): a prefix's requests stand
+side by side and in the pool once, however small that is. Prompts of one schema under one policy come together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+import numpy as np
+
+from inlay.api.openai import Call, Endpoint
+from inlay.api.openai.values import shown
+from inlay.async_llm import AsyncLLM
+from inlay.batch.counts import Progress, Stage
+from inlay.errors import InlayError, ParameterError
+from inlay.pml import Prompt
+from inlay.pml.problems import lone_surrogate
+
+MAX_LINE_BYTES = 64 * 2**20
+
+_KEYS = ("custom_id", "method", "url", "body")
+_EXAMPLE = '{"custom_id": "…", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
+
+
+class LineError(InlayError):
+    """A line is no request. ``custom_id`` is what it calls itself, or None where that cannot be told."""
+
+    def __init__(self, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.custom_id = custom_id
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A request as it stands in the file; its body is not looked at yet."""
+
+    custom_id: str
+    endpoint: Endpoint
+    body: Any
+
+
+def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
+    """A line of the input. first: whether a byte order mark may stand before it. Raises LineError."""
+    value = _json(_text(data, first))
+    if not isinstance(value, Mapping):
+        raise LineError(f"this is {shown(value)}; write {_EXAMPLE}")
+    custom_id = value.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        what = f"custom_id is {shown(custom_id)}" if "custom_id" in value else "there is no custom_id"
+        raise LineError(f"{what}; write a text that no other line has")
+    problem = _problem(value)
+    if problem:
+        raise LineError(problem, custom_id)
+    return BatchLine(custom_id, Endpoint(value["url"]), value["body"])
+
+
+def _text(data: bytes, first: bool) -> str:
+    if len(data) > MAX_LINE_BYTES:
+        raise LineError(f"the line is longer than {MAX_LINE_BYTES:,} bytes; make several requests of it")
+    try:
+        return data.decode("utf-8-sig" if first else "utf-8")
+    except UnicodeDecodeError as error:
+        raise LineError(f"byte {error.start + 1} of the line is not UTF-8; save the file as UTF-8") from None
+
+
+def _json(text: str) -> Any:
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+        halves = "\\u" in text and lone_surrogate(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        raise LineError("the JSON is nested too deeply; nest it less") from None
+    except ValueError as error:
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise LineError(f"this is not JSON ({reason}); write {_EXAMPLE} on one line") from None
+    if halves:
+        raise LineError("a text holds half a character (a lone surrogate); cut texts between characters")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no value of JSON")
+
+
+def _problem(line: Mapping[str, Any]) -> str | None:
+    """What is wrong with a line that has a custom_id."""
+    for name in line:
+        if name not in _KEYS:
+            return f"a line has no field {shown(name)}; its fields are {', '.join(_KEYS)}"
+    for name in _KEYS:
+        if name not in line:
+            return f"there is no {name}; write {_EXAMPLE}"
+    if line["method"] != "POST":
+        return f'method is {shown(line["method"])}; write "POST"'
+    if line["url"] not in list(Endpoint):
+        return f"url is {shown(line['url'])}; inlay answers {' and '.join(Endpoint)}"
+    return None
+
+
+_CACHE_KIB = 32 * 1024
+_REPORT_EVERY = 1024  # lines
+_TABLES = """
+    CREATE TABLE requests (
+        line INTEGER PRIMARY KEY, offset INTEGER NOT NULL, size INTEGER NOT NULL,
+        custom_id TEXT UNIQUE, problem TEXT, done INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE TABLE keys (line INTEGER PRIMARY KEY, key BLOB NOT NULL);
+"""
+
+
+class Entry(NamedTuple):
+    """A line, from 1: where it begins and how many bytes it has; what is wrong with it where it is no request."""
+
+    line: int
+    offset: int
+    size: int
+    custom_id: str | None
+    problem: str | None
+
+
+class Index:
+    """The requests of one input file. Use it as a context manager.
+
+    sha256: of the whole file. requests: how many lines are not blank.
+    Raises ParameterError where the file cannot be read, or two requests have one custom_id.
+    """
+
+    def __init__(self, path: Path, progress: Progress) -> None:
+        self.path = path
+        self.requests = 0
+        self._file = _opened(path)
+        self._base = sqlite3.connect("", isolation_level=None)
+        self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA cache_size=-{_CACHE_KIB}; {_TABLES} BEGIN")
+        try:
+            self.sha256 = self._scan(progress)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._base.close()
+        self._file.close()
+
+    def mark_done(self, line: int, custom_id: str | None) -> bool:
+        """Note that the output holds this line's answer. Returns whether it was missing until now."""
+        update = "UPDATE requests SET done = 1 WHERE line = ? AND custom_id IS ? AND NOT done"
+        return bool(self._base.execute(update, (line, custom_id)).rowcount)
+
+    @property
+    def done(self) -> int:
+        """How many lines the output holds already."""
+        (count,) = self._base.execute("SELECT count(*) FROM requests WHERE done").fetchone()
+        return int(count)
+
+    def missing(self) -> Iterator[Entry]:
+        """The lines that the output does not hold, as they stand in the file."""
+        rows = self._base.execute(
+            "SELECT line, offset, size, custom_id, problem FROM requests WHERE NOT done ORDER BY line"
+        )
+        return map(Entry._make, rows)
+
+    def place(self, entry: Entry, key: bytes) -> None:
+        """Give a request its place in the order: that of its key."""
+        self._base.execute("INSERT INTO keys VALUES (?, ?)", (entry.line, key))
+
+    @property
+    def placed(self) -> int:
+        """How many requests have a place."""
+        (count,) = self._base.execute("SELECT count(*) FROM keys").fetchone()
+        return int(count)
+
+    def in_order(self) -> Iterator[Entry]:
+        """The requests that have a place, in order."""
+        rows = self._base.execute(
+            "SELECT line, offset, size, custom_id, problem FROM keys JOIN requests USING (line) ORDER BY key, line"
+        )
+        return map(Entry._make, rows)
+
+    def read(self, entry: Entry) -> BatchLine:
+        """A request from the file. Raises ParameterError where another stands there by now."""
+        self._file.seek(entry.offset)
+        with suppress(LineError):
+            line = parse_line(self._file.read(entry.size), first=entry.line == 1)
+            if line.custom_id == entry.custom_id:
+                return line
+        raise ParameterError(f"{self.path}:{entry.line}: changed while the batch ran; leave the file as it is")
+
+    def _scan(self, progress: Progress) -> str:
+        """Read the file once; returns its digest."""
+        digest, size, number, at = hashlib.sha256(), os.fstat(self._file.fileno()).st_size, 0, 0
+        while line := self._file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            digest.update(line)
+            length, rest = len(line), line
+            while not rest.endswith(b"\n") and (rest := self._file.readline(MAX_LINE_BYTES)):
+                digest.update(rest)  # of a line that is too long: the end of it is nowhere kept
+                length += len(rest)
+            if line.strip():
+                self._add(number, at, length, line)
+            at += length
+            if number % _REPORT_EVERY == 0:
+                progress(Stage.READING, at, size)
+        if not self.requests:
+            raise ParameterError(f"{self.path}: holds no requests; write one a line")
+        return digest.hexdigest()
+
+    def _add(self, number: int, offset: int, size: int, line: bytes) -> None:
+        custom_id: str | None
+        try:
+            custom_id, problem = parse_line(line, first=number == 1).custom_id, None
+        except LineError as error:
+            custom_id, problem = error.custom_id, str(error)
+        insert = "INSERT INTO requests (line, offset, size, custom_id, problem) VALUES (?, ?, ?, ?, ?)"
+        try:
+            self._base.execute(insert, (number, offset, size, custom_id, problem))
+        except sqlite3.IntegrityError:
+            (first,) = self._base.execute("SELECT line FROM requests WHERE custom_id = ?", (custom_id,)).fetchone()
+            raise ParameterError(
+                f"{self.path}:{number}: the custom_id {custom_id!r} is that of line {first} as well; give every "
+                "request one of its own, so that its answer can be told"
+            ) from None
+        self.requests += 1
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: a pipe would wait for a writer
+            raise ParameterError(f"{path}: is no file that can be read twice; write the requests to one")
+        file = path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if file.peek(2)[:2] == b"\x1f\x8b":
+        file.close()
+        raise ParameterError(f"{path}: is compressed; decompress it first (gunzip)")
+    return file
+
+
+def _unreadable(path: Path, error: OSError) -> ParameterError:
+    if isinstance(error, FileNotFoundError):
+        return ParameterError(f"{path}: no such file; check the path")
+    return ParameterError(f"{path}: cannot be read ({error.strerror or error}); check the path")
+
+
+def sort_key(llm: AsyncLLM, call: Call) -> bytes:
+    """The place of a request among others; that of its first prompt. Raises InlayError for a prompt that is wrong."""
+    prompt = call.prompts[0]
+    ids = np.array(llm.lay_out(prompt, reuse=call.reuse, positions=call.positions).ids, dtype=">u4").tobytes()
+    if not isinstance(prompt, Prompt):
+        return b"\0" + ids  # no schema has an empty name
+    return f"{prompt.schema}\0{call.reuse}\0{call.positions}\0".encode() + ids

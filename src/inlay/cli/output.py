@@ -1,0 +1,63 @@
+"""Files that commands write what they found to.
+
+Progress bars on stderr, for work that takes a while.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from inlay.errors import ParameterError
+
+
+def check_outputs(paths: Iterable[Path | None], force: bool) -> None:
+    """Before the work begins: raises ParameterError where a file exists, unless ``force``, or has no folder."""
+    for path in paths:
+        if path is not None and os.path.exists(path) and not force:
+            raise ParameterError(f"{path} exists; choose another name, or overwrite it with --force")
+        if path is not None and not os.path.isdir(path.parent):
+            raise ParameterError(f"{path}: there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[Callable[[str], None]]:
+    """What writes text to the file, anew and as UTF-8. Raises ParameterError where the system refuses that."""
+    with _told(path):
+        file = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed below, where refusals are told as well
+
+    def write(text: str) -> None:
+        with _told(path):
+            file.write(text)
+
+    try:
+        yield write
+    finally:
+        with _told(path):
+            file.close()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ParameterError(f"{path}: cannot be written ({error.strerror}); give another path") from None
+
+
+@contextmanager
+def token_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar that counts tokens; yields a function of (done, total). Shown on a terminal only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield report

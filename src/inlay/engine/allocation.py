@@ -1,0 +1,148 @@
+"""A request's seat: where what it attends to lies, what of its prompt is left to compute, and its open tail."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from inlay.attention.plan import Piece, Span, extend, pieces_at
+from inlay.kv.identity import Hold, TokenRun
+from inlay.kv.pool import Run, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens to run through the model, and the span that they fill."""
+
+    ids: tuple[int, ...]
+    span: Span
+
+    def split(self, tokens: int) -> tuple[Work, Work]:
+        """The first ``tokens`` tokens, and the rest, which sees them as context."""
+        span = self.span
+        done = pieces_at(cut(span.slots, 0, tokens), span.start)
+        first = Span(span.start, tokens, span.context, cut(span.slots, 0, tokens))
+        rest_length = span.length - tokens
+        rest = Span(span.start + tokens, rest_length, span.context + done, cut(span.slots, tokens, rest_length))
+        return Work(self.ids[:tokens], first), Work(self.ids[tokens:], rest)
+
+
+@dataclass(eq=False, slots=True)
+class Prefill:
+    """A part of a prompt that is computed: a module that was not stored, or a run of the request's own tokens.
+
+    left: what is not computed yet; None for nothing.
+    keep: the run that the store keeps when this is computed, in ``slots``: this part and what was stored in front of
+        it, so that a stored segment that goes on otherwise is cut where they part. None for nothing.
+    pending: what of that this part computes.
+    key: the module's that it is; empty for a run of the request's own text.
+    """
+
+    left: Work | None
+    keep: TokenRun | None
+    slots: tuple[Run, ...]
+    pending: TokenRun | None
+    key: bytes = b""
+
+    @property
+    def module(self) -> bool:
+        """Whether it is a module's, not the request's own text."""
+        return bool(self.key)
+
+    @property
+    def tokens_left(self) -> int:
+        return 0 if self.left is None else self.left.span.length
+
+    @property
+    def computed(self) -> int:
+        """How many of the tokens that it computes for others, too, are computed."""
+        return 0 if self.pending is None else len(self.pending.ids) - self.tokens_left
+
+    def begun(self) -> tuple[TokenRun, tuple[Run, ...]] | None:
+        """What the store may keep of what is computed to some token and no further."""
+        if self.left is None or self.keep is None or not self.computed:
+            return None
+        done = len(self.keep.ids) - self.tokens_left
+        return self.keep.beginning(done), cut(self.slots, 0, done)
+
+    def take(self, tokens: int) -> Work:
+        """The next part of at most that many tokens."""
+        assert self.left is not None, "nothing is left to take"
+        if self.left.span.length <= tokens:
+            taken, self.left = self.left, None
+        else:
+            taken, self.left = self.left.split(tokens)
+        return taken
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """A running request's place in the pool; an empty one for a request that waits.
+
+    modules: slots that it owns for modules that it computes. tail: those of its own tokens, stored and to come.
+    tokens: how many slots of the tail are taken. decoded: how many of them by tokens said since it sat down.
+    context: what its next token sees. hold: the stored segments that it reads.
+    prefill: parts that are not computed, or not known to be. since: when it sat down, seconds of ``perf_counter``.
+    last: the run of tokens that an answer carries on, with its slots; None where nothing may be kept of it.
+    """
+
+    modules: tuple[Run, ...] = ()
+    tail: tuple[Run, ...] = ()
+    tokens: int = 0
+    decoded: int = 0
+    context: tuple[Piece, ...] = ()
+    prefill: list[Prefill] = field(default_factory=list)
+    hold: Hold = field(default_factory=Hold)
+    last: tuple[TokenRun, tuple[Run, ...]] | None = None
+    since: float = field(default_factory=time.perf_counter)
+
+    @property
+    def room(self) -> int:
+        """Slots of the tail."""
+        return sum(run.length for run in self.tail)
+
+    @property
+    def prompt_left(self) -> int:
+        return sum(prefill.tokens_left for prefill in self.prefill)
+
+    def take(self, tokens: int) -> tuple[list[Work], list[Prefill]]:
+        """The prompt's next tokens as work, and the parts that this completes."""
+        taken: list[Work] = []
+        completed: list[Prefill] = []
+        for prefill in self.prefill:
+            if tokens <= 0:
+                break
+            if prefill.left is None:
+                continue
+            taken.append(prefill.take(tokens))
+            tokens -= taken[-1].span.length
+            if prefill.left is None:
+                completed.append(prefill)
+        return taken, completed
+
+    def extend(self, runs: tuple[Run, ...]) -> None:
+        """More slots behind the tail."""
+        for run in runs:
+            last = self.tail[-1] if self.tail else None
+            if last is not None and last.end == run.first:
+                self.tail = (*self.tail[:-1], Run(last.first, last.length + run.length))
+            else:
+                self.tail = (*self.tail, run)
+
+    def next_slot(self) -> tuple[Run, ...]:
+        """Where the KV of the token said last goes."""
+        return cut(self.tail, self.tokens, 1)
+
+    def decode(self, position: int) -> None:
+        """Note that the token at ``position`` is computed."""
+        self.context = extend(self.context, self.next_slot(), position)
+        self.tokens += 1
+        self.decoded += 1
+
+    def kept(self, said: tuple[int, ...]) -> tuple[TokenRun, tuple[Run, ...]] | None:
+        """What the store may keep of an answer. said: all its tokens since it sat down, computed or not."""
+        if self.last is None or self.prefill or not self.decoded:
+            return None
+        run, slots = self.last
+        longer = TokenRun(run.ids + said[: self.decoded], run.start, run.before, run.continues)
+        return longer, slots + cut(self.tail, self.tokens - self.decoded, self.decoded)

@@ -1,0 +1,248 @@
+"""The engine: requests in, tokens out, one forward pass a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from inlay.attention.plan import Plan, advance, build_plan
+from inlay.engine.allocation import Prefill, Work
+from inlay.engine.encoder import Encoding, Task
+from inlay.engine.kv_manager import Placing
+from inlay.engine.pass_budget import PassBudget
+from inlay.engine.request import Request
+from inlay.engine.runner import Runner
+from inlay.engine.sampler.sampler import sample
+from inlay.engine.scheduler import Scheduler, Step
+from inlay.errors import AbortedError, DeadlineError, QueueFullError
+from inlay.kv.identity import SegmentSpec
+from inlay.kv.store import SegmentStore
+from inlay.types import EngineStats
+
+
+@dataclass
+class _Pass:
+    """One forward pass: work in row order, whose it is, what it completes, and which row each new token comes from.
+
+    decode: requests that compute the token they said last; their work comes first.
+    """
+
+    work: list[Work] = field(default_factory=list)
+    owners: list[Task] = field(default_factory=list)
+    decode: list[Request] = field(default_factory=list)
+    completed: list[tuple[Task, Prefill]] = field(default_factory=list)
+    sampled: list[tuple[Request, int]] = field(default_factory=list)
+    rows: int = 0
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """Those that it computes a part of."""
+        return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
+
+    def add(self, task: Task, work: Sequence[Work]) -> None:
+        for each in work:
+            self.work.append(each)
+            self.owners.append(task)
+            self.rows += each.span.length
+        if isinstance(task, Request) and not task.prompt_left:
+            self.sampled.append((task, self.rows - 1))
+
+
+class Engine:
+    """Runs requests over one store of segments.
+
+    max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        runner: Runner,
+        *,
+        max_requests: int,
+        max_tokens: int,
+        prefill_chunk: int,
+        max_waiting: int | None = None,
+        max_pass_s: float | None = None,
+    ) -> None:
+        self.store = store
+        self._runner = runner
+        self._max_tokens = max_tokens
+        self._budget = PassBudget(max_pass_s)
+        self._placing = Placing(store)
+        self.scheduler: Scheduler[Task] = Scheduler(max_requests, max_tokens, prefill_chunk, max_waiting, self._placing)
+        self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
+        self._steps = self._preemptions = 0
+
+    def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
+        """The keys of those segments that are stored."""
+        return frozenset(spec.key for spec in specs if self.store.get(spec) is not None)
+
+    def stats(self) -> EngineStats:
+        """What is going on; may be called from any thread."""
+        running, pool = list(self.scheduler.running), self.store.pool
+        held: set[int] = set()
+        for task in running:
+            seat = task.seat
+            for slots in (seat.modules, seat.tail, *seat.hold.slots()):
+                held.update(pool.chunks_of(slots))
+        return EngineStats(
+            running=sum(isinstance(task, Request) for task in running),
+            waiting=sum(isinstance(task, Request) for task in list(self.scheduler.waiting)),
+            chunks=pool.chunks,
+            used_chunks=pool.chunks - pool.free_chunks,
+            held_chunks=len(held),
+            segments=len(self.store),
+            stored_tokens=self.store.tokens,
+            steps=self._steps,
+            preemptions=self._preemptions,
+        )
+
+    def add(self, task: Task) -> None:
+        """Queue a request and the answers that follow it, or an encoding.
+
+        Raises QueueFullError, and CapacityError for an encoding larger than the pool; then none of it is queued.
+        """
+        if isinstance(task, Encoding):
+            self._placing.check(task)
+        try:
+            for member in task.family:
+                self.scheduler.add(member)
+        except QueueFullError:
+            for member in task.family:
+                self.scheduler.remove(member)
+            raise
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
+    def step(self, *, on_leave: Callable[[Task], None] | None = None, interruptible: bool = True) -> list[Task]:
+        """Schedule, run one forward pass, sample.
+
+        Returns the requests that have a new token, the encodings that have come further, and those that have ended.
+
+        on_leave: called with those who end before the pass, so that they need not wait for it.
+        interruptible: whether what stops a program (KeyboardInterrupt, SystemExit) is raised again, when those in the
+            pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
+        """
+        began = time.perf_counter()
+        step = self.scheduler.step(began, self._budget.tokens(self._max_tokens))
+        ended = self._leave(step)
+        if on_leave is not None:
+            for request in ended:
+                on_leave(request)
+        made = self._pass(step)
+        if not made.work:
+            return ended
+        self._steps += 1
+        try:
+            advanced = self._compute(made)
+        except BaseException as error:  # a failed pass ends those who were in it, and nobody else
+            failed = list(dict.fromkeys(made.owners))
+            stops = interruptible and not isinstance(error, Exception)
+            for request in failed:
+                interrupted = AbortedError(f"request {request.id}: its pass was interrupted")
+                request.error = interrupted if stops else fault_of(error)
+                self.release(request)
+            if stops:
+                raise
+            return ended + failed
+        self._budget.took(sum(tokens for _, tokens in step.prefill), time.perf_counter() - began)
+        return ended + advanced
+
+    def release(self, task: Task) -> None:
+        """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
+        self.scheduler.remove(task)
+        self._decoding = None
+
+    def _leave(self, step: Step[Task]) -> list[Task]:
+        if step.preempted or step.expired:
+            self._decoding = None
+        self._preemptions += len(step.preempted)
+        for task in step.preempted:
+            task.preemptions += 1
+        for task in step.expired:
+            task.error = DeadlineError(f"request {task.id}: its deadline has passed")
+        for task, reason in step.failed:
+            task.refuse(reason)
+        for task in step.done:
+            assert isinstance(task, Encoding), "a request always has a token to compute"
+            task.complete = True
+        return [*step.expired, *step.done, *(task for task, _ in step.failed)]
+
+    def _pass(self, step: Step[Task]) -> _Pass:
+        made = _Pass(decode=[task for task in step.decode if isinstance(task, Request)])
+        for request in made.decode:
+            made.add(request, [request.decode_work()])
+        for task, tokens in step.prefill:
+            work, completed = task.seat.take(tokens)
+            made.add(task, work)
+            made.completed += [(task, prefill) for prefill in completed]
+        return made
+
+    def _compute(self, made: _Pass) -> list[Task]:
+        logits = self._runner.run(made.work, [row for _, row in made.sampled], self._plan(made))
+        for task, prefill in made.completed:
+            self._placing.computed(task, prefill)
+        for request in made.decode:
+            request.decoded()
+        for encoding in made.encodings:
+            self._next_batch(encoding)
+        return [*self._sample(made, logits), *made.encodings]
+
+    def _next_batch(self, encoding: Encoding) -> None:
+        """Let an encoding whose batch is computed stand in line for the next one, behind those who wait already."""
+        if encoding.prompt_left:
+            return
+        if encoding.left:
+            encoding.arrival = time.perf_counter()
+            self.scheduler.requeue(encoding)
+        else:
+            encoding.complete = True
+            self.release(encoding)
+
+    def _sample(self, made: _Pass, logits: Tensor) -> list[Request]:
+        if not made.sampled:
+            return []
+        advanced = [request for request, _ in made.sampled]
+        tokens = sample(logits, [request.row for request in advanced])
+        for request, token, row in zip(advanced, tokens, logits, strict=True):
+            request.accept(request.choose(row, token))
+            if request.finished:
+                self.release(request)
+        return advanced
+
+    def _plan(self, made: _Pass) -> Plan:
+        """The pass's plan; while the same requests go on answering, the last one with its lengths advanced."""
+        spans = [work.span for work in made.work]
+        if len(made.decode) < len(made.work):
+            self._decoding = None
+            return build_plan(spans)
+        before = self._decoding
+        if before is not None and before[0] == made.owners and _follows(before[1], made.work):
+            plan = advance(before[1], spans)
+        else:
+            plan = build_plan(spans)
+        self._decoding = (made.owners, plan)
+        return plan
+
+
+def fault_of(error: BaseException) -> Exception:
+    """A fault as those who wait for an answer can be told of it.
+
+    What is no Exception, such as a panic in a library written in Rust, would end whoever it is raised to.
+    """
+    if isinstance(error, Exception):
+        return error
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
+
+
+def _follows(plan: Plan, work: Sequence[Work]) -> bool:
+    """Whether every request's next slot lies right behind its last one."""
+    return all(before.slots[0].end == after.span.slots[0].first for before, after in zip(plan.spans, work, strict=True))

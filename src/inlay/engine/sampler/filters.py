@@ -1,0 +1,323 @@
+"""The most probable tokens of many rows at once, without sorting vocabularies.
+
+A row's greatest value in every block of 32 columns takes one pass over memory. The width-th greatest of these is a
+bound: at least ``width`` tokens reach it, so all tokens that reach it are the row's best, ties included, and they stand
+in the few blocks whose greatest value reaches it. Order among them is by value, falling, and by token id where values
+tie: value and id are packed into one integer, so that one sort gives both.
+
+Which tokens a row may draw, and with what weight: temperature, min-p, top-k, top-p, typical-p, in that order.
+
+The first four in vLLM's order (vllm/v1/sample/sampler.py). vLLM has no typical-p; it stands last, as in transformers.
+
+Weights are integers, so that their sums depend neither on the order in which a device adds them nor on the rows beside
+them. Every single weight is computed by itself, from IEEE operations and an exponential that gives the same bits
+wherever in an array a number stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inlay.engine.sampler.row import Ids
+
+BLOCK = 32
+_CROWD = 4  # a row with this many times the blocks asked for has ties without end: it would widen the others' lists
+_LAST = np.iinfo(np.int64).max
+
+Floats = npt.NDArray[np.float32]
+
+
+class Blocks(NamedTuple):
+    """Rows of values in blocks of columns.
+
+    values: (all rows, width), fp32; width is a multiple of BLOCK, -inf stands where there is no token.
+    rows: which rows of them these are, (rows,).
+    maxima: (rows, width / BLOCK), every block's greatest value; NaN where the block holds one.
+    """
+
+    values: Tensor
+    rows: Ids
+    maxima: Floats
+
+    def take(self, rows: Ids) -> Blocks:
+        """Some of the rows; nothing but the maxima is copied."""
+        return Blocks(self.values, self.rows[rows], self.maxima[rows])
+
+    def at(self, rows: Ids, numbers: Ids) -> Tensor:
+        """The values of some blocks, (blocks, BLOCK), by row and by number of the block."""
+        device = self.values.device
+        where = torch.from_numpy(self.rows[rows]).to(device), torch.from_numpy(numbers).to(device)
+        return in_blocks(self.values)[where]
+
+
+class Listed(NamedTuple):
+    """The best tokens of every row, in order, filled up with -inf.
+
+    ids, values: (rows, longest list).
+    complete: (rows,), whether the list holds every token that has a value at all.
+    """
+
+    ids: Ids
+    values: Floats
+    complete: npt.NDArray[np.bool_]
+
+
+def pad(logits: Tensor) -> Tensor:
+    """Logits, (rows, vocabulary), as fp32 of a width that blocks divide; left unchanged, and copied only if need be."""
+    rows, vocabulary = logits.shape
+    width = -(-vocabulary // BLOCK) * BLOCK
+    if width == vocabulary:
+        return logits.detach().float().contiguous()
+    padded = torch.full((rows, width), -torch.inf, device=logits.device)
+    padded[:, :vocabulary] = logits.detach()
+    return padded
+
+
+def blocked(values: Tensor) -> Blocks:
+    """Find every block's greatest value. values: as ``pad`` gives them."""
+    return Blocks(values, np.arange(len(values)), in_blocks(values).amax(dim=2).numpy(force=True))
+
+
+def in_blocks(values: Tensor) -> Tensor:
+    """(rows, width) as (rows, width / BLOCK, BLOCK)."""
+    return values.view(values.shape[0], values.shape[1] // BLOCK, BLOCK)
+
+
+def first_best(blocks: Blocks) -> Ids:
+    """Every row's greatest value's lowest token id, (rows,)."""
+    best = blocks.maxima.argmax(axis=1)
+    inside = blocks.at(np.arange(len(best)), best).numpy(force=True)
+    return np.asarray(best * BLOCK + inside.argmax(axis=1), dtype=np.int64)
+
+
+def at_least(blocks: Blocks, least: Floats) -> tuple[Ids, Ids, Floats]:
+    """All (row, token id, value) with a value of at least the row's bound, (rows,), and above -inf, by row and id."""
+    rows, numbers = np.nonzero((blocks.maxima >= least[:, None]) & (blocks.maxima > -np.inf))
+    found = blocks.at(rows, numbers).numpy(force=True)
+    inside, offsets = np.nonzero((found >= least[rows, None]) & (found > -np.inf))
+    return rows[inside], numbers[inside] * BLOCK + offsets, found[inside, offsets]
+
+
+def shortlist(blocks: Blocks, width: int) -> Listed:
+    """At least every row's ``width`` best tokens, and all that tie with the last of them.
+
+    The list is complete where ``width`` reaches the number of blocks. Below that, a row in which ties have no end gets
+    an empty one.
+    """
+    count = blocks.maxima.shape[1]
+    least = np.full(len(blocks.maxima), -np.inf, dtype=np.float32)
+    if count > width:
+        least = np.partition(blocks.maxima, count - width, axis=1)[:, count - width]
+        reaching = ((blocks.maxima >= least[:, None]) & (blocks.maxima > -np.inf)).sum(axis=1)
+        least[reaching > _CROWD * width] = np.inf
+    return _listed(*at_least(blocks, least), least == -np.inf)
+
+
+def _listed(rows: Ids, ids: Ids, values: Floats, complete: npt.NDArray[np.bool_]) -> Listed:
+    """Lists of tokens that come in order of rows, each list sorted."""
+    counts = np.bincount(rows, minlength=len(complete))
+    places = np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
+    keys = np.full((len(complete), max(1, counts.max(initial=0))), _LAST, dtype=np.int64)
+    keys[rows, places] = pack(values, ids)
+    keys.sort(axis=1)
+    ids, values = _unpack(keys)
+    missing = np.arange(keys.shape[1]) >= counts[:, None]
+    ids[missing], values[missing] = 0, -np.inf
+    return Listed(ids, values, complete)
+
+
+def pack(values: Floats, ids: Ids) -> Ids:
+    """Integers that rise where values fall, and with the id where values tie."""
+    bits = (values + np.float32(0)).view(np.int32).astype(np.int64)  # the sum turns -0 into 0
+    rising = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return np.asarray((~rising << 32) | ids)
+
+
+def _unpack(keys: Ids) -> tuple[Ids, Floats]:
+    rising = ~(keys >> 32)
+    bits = np.where(rising < 0, rising ^ 0x7FFFFFFF, rising).astype(np.int32)
+    return keys & 0xFFFFFFFF, bits.view(np.float32)
+
+
+# One unit of weight is 2**-40 of the most probable token's: 2**22 tokens of full weight still fit into an int64.
+# A token of less than one unit is never drawn.
+UNIT = 2.0**40
+_SHORT_LIST = 128
+_LONGER = 16
+_TILE = 2**17  # numbers that are worked on at once on a CPU
+_LEAST_LOG = -100.0  # far below what has a weight; keeps 0 times infinity out
+
+Settings = npt.NDArray[np.void]
+_Cut = tuple[Ids, Ids, npt.NDArray[np.bool_]]  # token ids, weights, and the rows whose list was too short
+
+
+class Kept(NamedTuple):
+    """Token ids in drawing order, (rows, longest list), and their weights, 0 for what is filtered away.
+
+    places: (rows,), which of the rows asked for these are.
+    """
+
+    places: Ids
+    ids: Ids
+    weights: Ids
+
+
+def tiles(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[tuple[slice, Tensor]]:
+    """Logarithms of probabilities at the rows' temperatures, relative to the best one's, some rows at a time.
+
+    Tiles bound the memory that a step takes, and keep the passes over one within the processor's cache.
+    Yields which rows these are, and (their number, width), fp32, to be overwritten at will.
+    """
+    count, width = len(settings), blocks.values.shape[1]
+    size = max(1, _TILE // width) if blocks.values.device.type == "cpu" else max(1, count)
+    rows = torch.from_numpy(blocks.rows).to(blocks.values.device)
+    for first in range(0, count, size):
+        part = slice(first, min(count, first + size))
+        yield part, _scale(blocks.values.index_select(0, rows[part]), best[part], settings[part])
+
+
+def weigh(logs: Tensor, settings: Settings) -> Tensor:
+    """Weights of tokens that min-p keeps, (rows, width), int64.
+
+    logs: as ``tiles`` gives them; overwritten, since a fresh array for every tile costs as much as the arithmetic.
+    """
+    # On a CPU, PyTorch's own may differ in the last bit with the place; numpy's has one kernel for the ends as well.
+    if logs.device.type == "cpu":
+        np.exp(logs.numpy(), out=logs.numpy())
+    else:
+        logs.exp_()
+    if settings["min_p"].any():
+        logs.mul_(logs >= _column(settings["min_p"], logs))
+    return logs.mul_(UNIT).long()
+
+
+def block_sums(blocks: Blocks, best: Floats, settings: Settings) -> Ids:
+    """The weight of every block, (rows, width / BLOCK)."""
+    sums = np.empty(blocks.maxima.shape, dtype=np.int64)
+    for part, logs in tiles(blocks, best, settings):
+        sums[part] = in_blocks(weigh(logs, settings[part])).sum(dim=2).numpy(force=True)
+    return sums
+
+
+def block_weights(blocks: Blocks, best: Floats, settings: Settings, numbers: Ids) -> Ids:
+    """The weights in one block of every row, (rows, BLOCK), by number of the block."""
+    values = blocks.at(np.arange(len(numbers)), numbers)
+    return np.asarray(weigh(_scale(values, best, settings), settings).numpy(force=True))
+
+
+def _scale(values: Tensor, best: Floats, settings: Settings) -> Tensor:
+    return values.sub_(_column(best, values)).div_(_column(settings["temperature"], values))
+
+
+def ranked(blocks: Blocks, best: Floats, settings: Settings, totals: Ids) -> Iterator[Kept]:
+    """What top-k, then top-p, then typical-p keep, by falling score; typical-p has the most typical ones first.
+
+    totals: (rows,), the weight of all that min-p keeps, where a row has no top-k.
+    """
+
+    def cut(listed: Listed, rows: Ids) -> _Cut:
+        return _cut_ranked(listed, best[rows], settings[rows], totals[rows])
+
+    return _lists(blocks, max(_SHORT_LIST, int(settings["top_k"].max(initial=0))), cut)
+
+
+def typical(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[Kept]:
+    """What typical-p alone keeps, the most typical ones first."""
+    nearness = torch.empty(len(settings), blocks.values.shape[1], device=blocks.values.device)
+    totals = np.empty(len(settings), dtype=np.int64)
+    for part, logs in tiles(blocks, best, settings):
+        weights = weigh(logs.clone(), settings[part])
+        totals[part] = weights.sum(dim=1).numpy(force=True)
+        logs.clamp_(min=_LEAST_LOG)
+        moments = (weights.double() * -logs).long().sum(dim=1).numpy(force=True)
+        near = logs.sub_(_column(_mean(moments, totals[part]), logs)).abs_().neg_()
+        nearness[part] = near.masked_fill_(weights == 0, -torch.inf)
+
+    def cut(listed: Listed, rows: Ids) -> _Cut:
+        where = torch.from_numpy(blocks.rows[rows])[:, None], torch.from_numpy(listed.ids)
+        scores = blocks.values[where[0].to(nearness.device), where[1].to(nearness.device)]
+        found = weigh(_scale(scores, best[rows], settings[rows]), settings[rows]).numpy(force=True)
+        found[listed.values == -np.inf] = 0
+        share = settings["typical_p"][rows]
+        lacking = (found.sum(axis=1) < share * totals[rows]) & ~listed.complete
+        _keep_first(found, share, totals[rows], ties=listed.values)
+        return listed.ids, found, lacking
+
+    return _lists(blocked(nearness), _SHORT_LIST, cut)
+
+
+def _lists(blocks: Blocks, width: int, cut: Callable[[Listed, Ids], _Cut]) -> Iterator[Kept]:
+    """Cut the rows' short lists, and longer ones for those rows for which they turn out too short."""
+    rows = np.arange(len(blocks.maxima))
+    while len(rows):
+        ids, weights, lacking = cut(shortlist(blocks.take(rows), width), rows)
+        yield Kept(rows[~lacking], ids[~lacking], weights[~lacking])
+        rows, width = rows[lacking], _LONGER * width
+
+
+def _cut_ranked(listed: Listed, best: Floats, settings: Settings, totals: Ids) -> _Cut:
+    values, top_k, top_p = listed.values, settings["top_k"], settings["top_p"]
+    logs = (values - best[:, None]) / settings["temperature"][:, None]
+    weights = _weigh_listed(logs, settings)
+    limited = top_k > 0
+    last = np.clip(top_k, 1, values.shape[1]) - 1
+    # All that tie with the k-th are kept.
+    weights[limited[:, None] & (values < values[np.arange(len(last)), last][:, None])] = 0
+    mass = weights.sum(axis=1)
+    totals = np.where(limited, mass, totals)
+    lacking = np.where(limited, (values > -np.inf).sum(axis=1) < top_k, mass < top_p * totals) & ~listed.complete
+    _keep_first(weights, top_p, totals)
+    ids = listed.ids
+    some = np.flatnonzero(settings["typical_p"] < 1)
+    if len(some):
+        ids[some], weights[some] = _typical_first(ids[some], logs[some], weights[some], settings["typical_p"][some])
+    return ids, weights, lacking
+
+
+def _typical_first(ids: Ids, logs: Floats, weights: Ids, share: npt.NDArray[np.float64]) -> tuple[Ids, Ids]:
+    """Ids and weights with every row's typical tokens in front, and without weight behind them."""
+    totals = weights.sum(axis=1)
+    logs = np.maximum(logs, np.float32(_LEAST_LOG))
+    moments = (weights.astype(np.float64) * -logs).astype(np.int64).sum(axis=1)
+    nearness = -np.abs(logs - _mean(moments, totals)[:, None])
+    nearness[weights == 0] = -np.inf
+    order = np.argsort(pack(nearness, ids), axis=1)
+    ids, weights, nearness = (np.take_along_axis(array, order, axis=1) for array in (ids, weights, nearness))
+    _keep_first(weights, share, totals, ties=nearness)
+    return ids, weights
+
+
+def _keep_first(weights: Ids, share: npt.NDArray[np.float64], totals: Ids, ties: Floats | None = None) -> None:
+    """Give weight 0 to all behind the first tokens that reach their share of a total.
+
+    ties: what the rows are ordered by, where all that tie with the last one are to be kept as well.
+    """
+    before = weights.cumsum(axis=1) - weights
+    behind = (before >= (share * totals)[:, None]) & (share < 1)[:, None]
+    if ties is not None:
+        last = np.maximum((~behind & (weights > 0)).sum(axis=1), 1) - 1
+        behind &= ties < ties[np.arange(len(last)), last][:, None]
+    weights[behind] = 0
+
+
+def _weigh_listed(logs: Floats, settings: Settings) -> Ids:
+    """``weigh`` for lists."""
+    ratios = np.exp(logs)
+    ratios[ratios < settings["min_p"][:, None]] = 0
+    return (ratios * np.float32(UNIT)).astype(np.int64)
+
+
+def _mean(moments: Ids, totals: Ids) -> Floats:
+    """The expected logarithm of a row's ratios: the entropy, but for the logarithm of the total."""
+    return np.asarray(-(moments / np.maximum(totals, 1)), dtype=np.float32)
+
+
+def _column(numbers: Floats, like: Tensor) -> Tensor:
+    """One number a row, as a column (rows, 1)."""
+    return torch.from_numpy(np.ascontiguousarray(numbers))[:, None].to(like.device)

@@ -1,0 +1,195 @@
+"""What the sampler keeps of one request: parameters made ready once, and what the penalties count.
+
+What changes logits before anything is drawn, for greedy rows too: grammars, min_tokens, biases, penalties.
+
+In vLLM's order (vllm/v1/sample/sampler.py): tokens that must not come, then ``logit_bias``, then the penalties:
+repetition, frequency, presence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inlay.engine.structured import Guide, allowed_tokens
+from inlay.types import SamplingParams
+
+Ids = npt.NDArray[np.int64]
+
+#: One row's numbers, so that a batch of rows becomes an array in one call.
+SETTINGS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("typical_p", np.float64),
+        ("repetition", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+    ]
+)
+
+
+class Row:
+    """One answer as the sampler sees it, one row of logits a step.
+
+    Arguments:
+        params: how its tokens are chosen.
+        seed: of its draws, 0 to 2**64 - 1; see ``request_seed``.
+        prompt_ids: of the prompt; the repetition penalty counts them too.
+        stop_ids: the tokens that end an answer, and that ``min_tokens`` therefore keeps back.
+        never: tokens that must not be chosen at any step.
+        guide: where the answer stands in its grammar, if it has one.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        *,
+        prompt_ids: Sequence[int] = (),
+        stop_ids: Collection[int] = (),
+        never: Collection[int] = (),
+        guide: Guide | None = None,
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.guide = guide
+        self.step = 0  # how many tokens the answer has
+        self.settings = (
+            params.temperature,
+            params.min_p,
+            max(params.top_k, 0),
+            params.top_p,
+            params.typical_p,
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        )
+        biases = params.logit_bias or {}
+        self.bias_ids: Ids = np.fromiter(biases, np.int64, len(biases))
+        self.biases = np.fromiter(biases.values(), np.float32, len(biases))
+        self.seen = _seen(params, prompt_ids)
+        self._never = np.array(sorted(never), dtype=np.int64)
+        self._early = np.array(sorted({*never, *stop_ids, *params.stop_ids}), dtype=np.int64)
+
+    @property
+    def forbidden(self) -> Ids:
+        """Tokens that must not come next."""
+        return self._early if self.step < self.params.min_tokens else self._never
+
+    def take(self, token: int) -> None:
+        """Note the token that was chosen. Raises InlayError where the row's grammar cannot follow it."""
+        self.step += 1
+        if self.seen is not None:
+            self.seen.add(token)
+        if self.guide is not None:
+            self.guide.take(token)
+
+
+class Seen:
+    """The tokens that penalties apply to, each once, and how often the answer holds them.
+
+    A short list instead of a count for each token of the vocabulary: a step reads and changes these logits alone.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self._ids = np.unique(np.asarray(prompt_ids, dtype=np.int64))
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._size = len(self._ids)
+        self._places = {int(token): place for place, token in enumerate(self._ids)}
+
+    @property
+    def ids(self) -> Ids:
+        return self._ids[: self._size]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        """How often the answer holds each of ``ids``; 0 for tokens of the prompt alone."""
+        return self._counts[: self._size]
+
+    def add(self, token: int) -> None:
+        """Count a token of the answer."""
+        place = self._places.setdefault(token, self._size)
+        if place == self._size:
+            if place == len(self._ids):
+                self._grow()
+            self._ids[place], self._counts[place] = token, 0
+            self._size += 1
+        self._counts[place] += 1
+
+    def _grow(self) -> None:
+        room = max(64, len(self._ids))
+        self._ids = np.concatenate([self._ids, np.zeros(room, dtype=np.int64)])
+        self._counts = np.concatenate([self._counts, np.zeros(room, dtype=np.float32)])
+
+
+def _seen(params: SamplingParams, prompt_ids: Sequence[int]) -> Seen | None:
+    if params.repetition_penalty != 1:
+        return Seen(prompt_ids)
+    return Seen(()) if params.presence_penalty or params.frequency_penalty else None
+
+
+def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
+    """The logits that tokens are chosen from, (rows, width), fp32; ``scores`` itself where nothing changes it.
+
+    Only columns up to ``vocabulary`` are tokens.
+    """
+    guided = [place for place, row in enumerate(rows) if row.guide is not None]
+    forbidden = [row.forbidden for row in rows]
+    biased = any(len(row.bias_ids) for row in rows)
+    penalized = [place for place, row in enumerate(rows) if row.seen is not None]
+    if not (guided or biased or penalized or any(map(len, forbidden))):
+        return scores
+    scores = scores.clone()
+    if guided:
+        _mask(scores, rows, guided, vocabulary)
+    if any(map(len, forbidden)):
+        scores[_places(forbidden, scores)] = -math.inf
+    if biased:
+        places = _places([row.bias_ids for row in rows], scores)
+        scores[places] += _tensor(np.concatenate([row.biases for row in rows]), scores)
+    if penalized:
+        _penalize(scores, rows, penalized)
+    return scores
+
+
+def _mask(scores: Tensor, rows: Sequence[Row], guided: list[int], vocabulary: int) -> None:
+    allowed = allowed_tokens([guide for row in rows if (guide := row.guide) is not None], vocabulary)
+    where = torch.tensor(guided, device=scores.device)
+    kept = torch.where(_tensor(allowed, scores), scores[where, :vocabulary], -math.inf)
+    scores[where, :vocabulary] = kept
+
+
+def _penalize(scores: Tensor, rows: Sequence[Row], penalized: list[int]) -> None:
+    seen = [found for row in rows if (found := row.seen) is not None]
+    lengths = [len(found.ids) for found in seen]
+    numbers = np.array([rows[place].settings for place in penalized], dtype=SETTINGS).repeat(lengths)
+    counts = _tensor(np.concatenate([found.counts for found in seen]), scores)
+    repetition, frequency, presence = (
+        _tensor(numbers[name].copy(), scores) for name in ("repetition", "frequency", "presence")
+    )
+    places = (
+        _tensor(np.array(penalized).repeat(lengths), scores),
+        _tensor(np.concatenate([found.ids for found in seen]), scores),
+    )
+    logits = scores[places]
+    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+    scores[places] = logits - frequency * counts - presence * (counts > 0)
+
+
+def _places(ids: Sequence[npt.NDArray[np.int64]], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of every row's tokens."""
+    rows = np.arange(len(ids)).repeat([len(one) for one in ids])
+    return _tensor(rows, like), _tensor(np.concatenate(ids), like)
+
+
+def _tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)

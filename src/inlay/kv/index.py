@@ -1,0 +1,183 @@
+"""The prefix index: every stored segment, found by what it could attend to and then token by token.
+
+This is the prefix tree of ChunkAttention (arXiv 2402.15220, section 3.1) with context digests for edges: a segment is
+kept at the *place* that its context digest names, under its first token, and what may follow it stands at the place
+that the digest behind its last token names. So prompts that begin alike share a path from the root with no hint from
+anybody; modules encoded alone stand at the root too; and what follows a splice of modules stands at the place that
+this splice names, which no prompt with other text before it can reach. Nothing points from one segment to another:
+a place is a digest, so a part of a path may be evicted and computed anew while the rest stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from inlay.kv.eviction import UseOrder
+from inlay.kv.identity import KeyMaker, Segment, TokenRun
+from inlay.kv.pool import KVPool, Run, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The stored beginning of a run of tokens: segments with how many of their tokens it is, and how many in all."""
+
+    parts: tuple[tuple[Segment, int], ...]
+    tokens: int
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment, _ in self.parts)
+
+    @property
+    def slots(self) -> tuple[Run, ...]:
+        """Where what was found lies."""
+        return tuple(run for segment, tokens in self.parts for run in cut(segment.slots, 0, tokens))
+
+    @property
+    def ends_within(self) -> bool:
+        """Whether the last segment goes on behind what was found of it."""
+        return bool(self.parts) and self.parts[-1][1] < self.parts[-1][0].tokens
+
+
+class PrefixIndex:
+    """Segments by place and first token. The index owns a share of every chunk that its segments lie in."""
+
+    def __init__(self, pool: KVPool, keys: KeyMaker) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._places: dict[bytes, dict[int, Segment]] = {}
+        self.by_use = UseOrder()
+        self.segments = 0
+        self.tokens = 0  # of all segments
+
+    def __iter__(self) -> Iterator[Segment]:
+        return (segment for branches in self._places.values() for segment in branches.values())
+
+    def place(self, run: TokenRun) -> bytes:
+        """Where a run begins; under its first token there stands what is stored of it."""
+        return self._keys.place(run.digest, run.start)
+
+    def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
+        """The longest stored beginning of a run, of at most ``most`` tokens. Token ids are compared one by one."""
+        most = len(run.ids) if most is None else min(most, len(run.ids))
+        parts: list[tuple[Segment, int]] = []
+        at, place = 0, self.place(run)
+        while at < most:
+            segment = self._places.get(place, {}).get(run.ids[at])
+            if segment is None:
+                break
+            common = shared_length(segment.run.ids, run.ids, at, most)
+            parts.append((segment, common))
+            at += common
+            if common < segment.tokens:
+                break
+            place = segment.behind
+        self._touch(segment for segment, _ in parts)
+        return Found(tuple(parts), at)
+
+    def insert(self, run: TokenRun, slots: Sequence[Run]) -> Found:
+        """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.
+
+        That is all of it, but where two held segments stand in each other's way; see ``_cut``.
+        """
+        found = self.longest(run)
+        while found.tokens < len(run.ids) and found.ends_within:
+            # It agrees with a segment up to some token and no further: that one is cut in two there.
+            if not self._cut(*found.parts[-1]):
+                return found
+            found = self.longest(run)  # something may have stood behind the cut already
+        if found.tokens == len(run.ids):
+            return found
+        rest = run.rest(found.tokens)
+        new = self._add(rest, cut(slots, found.tokens, len(rest.ids)))
+        self._touch([*found.segments, new])
+        return Found((*found.parts, (new, new.tokens)), len(run.ids))
+
+    def shorten(self, segment: Segment, tokens: int) -> None:
+        """Forget a segment behind its first ``tokens`` tokens, of which nothing is held, and give those chunks back."""
+        assert segment.held <= tokens, "what is held cannot be forgotten"
+        if tokens == 0:
+            self.remove(segment)
+        elif tokens < segment.tokens:
+            self.tokens -= segment.tokens - tokens
+            self._keep_beginning(segment, tokens)
+
+    def remove(self, segment: Segment) -> None:
+        """Forget a segment that nobody holds, and give its chunks back."""
+        assert not segment.holds, "a held segment cannot be removed"
+        branches = self._places[segment.place]
+        del branches[segment.run.ids[0]]
+        if not branches:
+            del self._places[segment.place]
+        self.by_use.remove(segment)
+        self.segments -= 1
+        self.tokens -= segment.tokens
+        self._pool.free(segment.slots)
+
+    def _cut(self, segment: Segment, tokens: int) -> bool:
+        """Cut a segment in two, the first part of that many tokens. Everyone who held it holds both, as far as before.
+
+        Something that begins like the second part may stand at its place already: a module there may have been stored
+        when this segment's beginning was not. It gives way, unless it is held: then nothing is cut, and False returned.
+        """
+        rest = segment.run.rest(tokens)
+        other = self._places.get(self.place(rest), {}).get(rest.ids[0])
+        if other is not None:
+            if other.holds:
+                return False
+            self.remove(other)
+        behind = self._add(rest, cut(segment.slots, tokens, len(rest.ids)), before=segment)
+        self.tokens -= len(rest.ids)
+        self._keep_beginning(segment, tokens)
+        for hold in segment.holds:
+            more = hold.shorten(segment, tokens)
+            if more:
+                hold.add(behind, more)
+        return True
+
+    def _keep_beginning(self, segment: Segment, tokens: int) -> None:
+        """Make a segment end behind that many tokens; the index owns the chunks of the others no more, for its part."""
+        kept, gone = cut(segment.slots, 0, tokens), cut(segment.slots, tokens, segment.tokens - tokens)
+        border = kept[-1].end - 1
+        self._pool.free(_without(gone, border // self._pool.chunk_size, self._pool.chunk_size))
+        segment.run, segment.slots = segment.run.beginning(tokens), kept
+
+    def _add(self, run: TokenRun, slots: tuple[Run, ...], *, before: Segment | None = None) -> Segment:
+        """before: the segment that goes just after the new one; None for one that is used now."""
+        segment = Segment(run, self.place(run), slots, self._keys)
+        if before is None:
+            self.by_use.add(segment)
+        else:
+            self.by_use.add_before(segment, before)
+        self._places.setdefault(segment.place, {})[run.ids[0]] = segment
+        self.segments += 1
+        self.tokens += segment.tokens
+        self._pool.share(slots)
+        return segment
+
+    def _touch(self, segments: Iterable[Segment]) -> None:
+        """Note a use. The first of a path counts as used last, so that a path loses its end before its beginning."""
+        for segment in reversed(list(segments)):
+            self.by_use.touch(segment)
+
+
+def _without(runs: Sequence[Run], chunk: int, size: int) -> list[Run]:
+    """Runs without their slots in one chunk."""
+    first, end = chunk * size, (chunk + 1) * size
+    return [
+        Run(start, stop - start)
+        for run in runs
+        for start, stop in ((run.first, min(run.end, first)), (max(run.first, end), run.end))
+        if start < stop
+    ]
+
+
+def shared_length(stored: Sequence[int], wanted: Sequence[int], at: int, end: int) -> int:
+    """How many of the stored ids equal those wanted from ``at`` to ``end``."""
+    length = min(len(stored), end - at)
+    if tuple(stored[:length]) == tuple(wanted[at : at + length]):
+        return length
+    pairs = zip(stored, wanted[at:end], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

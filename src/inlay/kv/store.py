@@ -1,0 +1,83 @@
+"""The store of segments: the pool that they lie in and the index that finds them, with eviction between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from inlay.errors import CapacityError
+from inlay.kv.eviction import victims
+from inlay.kv.identity import Hold, KeyMaker, Segment, SegmentSpec, TokenRun
+from inlay.kv.index import Found, PrefixIndex
+from inlay.kv.pool import KVPool, Run
+
+
+class SegmentStore:
+    """All segments of one pool."""
+
+    def __init__(self, pool: KVPool, keys: KeyMaker) -> None:
+        self.pool = pool
+        self._index = PrefixIndex(pool, keys)
+
+    def __len__(self) -> int:
+        return self._index.segments
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._index)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the stored segments hold."""
+        return self._index.tokens
+
+    def get(self, spec: SegmentSpec) -> Found | None:
+        """Where the segment that a spec asks for lies, if all of it is stored."""
+        found = self._index.longest(spec.run)
+        return found if found.tokens == len(spec.ids) else None
+
+    def place(self, run: TokenRun) -> bytes:
+        """What names the beginning of a run: two runs at one place can share what their tokens have in common."""
+        return self._index.place(run)
+
+    def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
+        """The longest stored beginning of a run, of at most ``most`` tokens."""
+        return self._index.longest(run, most=most)
+
+    def insert(self, run: TokenRun, slots: Sequence[Run]) -> Found:
+        """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is."""
+        return self._index.insert(run, slots)
+
+    def allocate(self, tokens: int, *, after: Run | None = None) -> tuple[Run, ...]:
+        """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError."""
+        runs = self.pool.allocate(tokens, after=after)
+        if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks):
+            runs = self.pool.allocate(tokens, after=after)
+        if runs is None:
+            size = self.pool.bytes_per_token
+            raise CapacityError(
+                f"the KV pool has room for {self.pool.free_tokens} more tokens and {tokens} are needed; "
+                f"give kv_memory at least {(tokens - self.pool.free_tokens) * size / 2**20:.0f} MiB more"
+            )
+        return runs
+
+    def hold(self, *found: Found) -> Hold:
+        """Keep what was found, and no more of its segments, from being evicted until the hold is released."""
+        hold = Hold()
+        for each in found:
+            for segment, tokens in each.parts:
+                hold.add(segment, tokens)
+        return hold
+
+    def discard(self, segments: Iterable[Segment]) -> None:
+        """Forget segments, but for what somebody holds of them."""
+        for segment in segments:
+            self._index.shorten(segment, segment.held)
+
+    def clear(self) -> None:
+        """Forget all that nobody holds."""
+        self.discard(list(self._index))
+
+    def _evict(self, chunks: int) -> bool:
+        chosen = victims(self._index.by_use, chunks, self.pool)
+        for segment, tokens in chosen:
+            self._index.shorten(segment, tokens)
+        return bool(chosen)

@@ -1,6 +1,0 @@
-"""Advice on schemas: what costs memory, positions or reuse, and what to write instead."""
-
-from inlay.lint.checked import Finding
-from inlay.lint.lint import RULES, lint_schema
-
-__all__ = ["RULES", "Finding", "lint_schema"]

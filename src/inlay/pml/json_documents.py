@@ -1,0 +1,154 @@
+"""The JSON form as pydantic models: which keys each object has, and what they hold.
+
+A model validates one object alone: members of lists are skipped, as the readers validate them one by one. So every
+problem gets a place and a sentence, several come at once, and hostile input ends early. The published JSON Schema is
+made from the same models and describes the whole tree. Names of classes are the names in its ``$defs``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from inlay.pml.nodes import MAX_ATTRIBUTE_CHARACTERS, MAX_ATTRIBUTES, MAX_NAME_CHARACTERS, MAX_PARAM_LENGTH
+
+Name = Annotated[
+    str,
+    Field(
+        description="An XML name without a colon, such as unit.py.",
+        # the readers say themselves what is wrong with a name
+        json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
+    ),
+]
+Label = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_ATTRIBUTE_CHARACTERS,
+        description="The name of a schema: any text but white space alone.",
+    ),
+]
+Value = Annotated[str, Field(max_length=MAX_ATTRIBUTE_CHARACTERS)]
+
+
+Arguments = dict[str, Value]
+ArgumentsField = Field(None, max_length=MAX_ATTRIBUTES, description="What fills the module's parameters, by name.")
+
+
+class Form(BaseModel):
+    """What all objects have in common: no key beyond those that are listed, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Param(Form):
+    """A hole in a module, which a prompt fills with an argument."""
+
+    param: Name
+    len: int = Field(ge=1, le=MAX_PARAM_LENGTH, description="How many tokens an argument may have.")
+    default: Value | None = Field(None, description="What stands there without an argument.")
+
+
+class Module(Form):
+    """A named piece of a schema that prompts import."""
+
+    module: Name
+    content: ModuleContent | None = Field(None, description="What the module holds: nothing, if left out.")
+    src: str | None = Field(
+        None, description="Instead of content: the name of a UTF-8 file in the schema's folder or below it."
+    )
+
+
+class Union(Form):
+    """Modules of which a prompt imports at most one."""
+
+    union: list[SkipValidation[Module]] = Field(min_length=1)
+
+
+class Turn(Form):
+    """A chat turn of a schema."""
+
+    role: Literal["system", "user", "assistant"]
+    content: TurnContent | None = None
+
+
+class Schema(Form):
+    """A schema of PML: the pieces of text that prompts are made of."""
+
+    name: Label
+    content: SchemaContent | None = Field(
+        None, description="Text, modules and unions; or, if there is a turn, turns alone."
+    )
+    scaffolds: list[SkipValidation[Annotated[list[Name], Field(min_length=2)]]] | None = Field(
+        None, description="Names of modules that are encoded together, for prompts that import all of them."
+    )
+
+
+class Import(Form):
+    """A module that a prompt imports."""
+
+    module: Name = Field(alias="import")
+    arguments: Arguments | None = ArgumentsField
+    content: ImportContent | None = Field(None, description="Imports of the module's own modules, and new text.")
+
+
+class PromptTurn(Form):
+    """A chat turn that a prompt adds."""
+
+    role: Literal["system", "user", "assistant"]
+    content: ImportContent | None = None
+
+
+class ShortImport(Form):
+    """A module that a prompt in the short form imports."""
+
+    name: Name
+    arguments: Arguments | None = ArgumentsField
+    imports: ShortImports | None = Field(None, description="The module's own modules that are imported.")
+
+
+class Prompt(Form):
+    """A prompt of PML: which modules of a schema it imports, and what it says besides.
+
+    In the short form, which has no content, its text stands behind all imports.
+    """
+
+    of: Label = Field(alias="schema")
+    content: PromptContent | None = None
+    imports: ShortImports | None = Field(None, description="The short form: the modules that are imported.")
+    text: Text | None = Field(None, description="The short form: what the prompt says behind them.")
+
+
+Text = Annotated[str, Field(description="Text, taken exactly as it is.")]
+ModuleContent = Text | list[SkipValidation[Text | Param | Module | Union]]
+TurnContent = Text | list[SkipValidation[Text | Module | Union]]
+SchemaContent = Text | list[SkipValidation[Text | Module | Union | Turn]]
+ImportContent = Text | list[SkipValidation[Text | Import]]
+PromptContent = Text | list[SkipValidation[Text | Import | PromptTurn]]
+ShortImports = list[SkipValidation[Name | ShortImport]]
+
+for _form in (Module, Union, Turn, Schema, Import, PromptTurn, ShortImport, Prompt):
+    _form.model_rebuild()
+
+
+class _Published(GenerateJsonSchema):
+    """Leaves out what only repeats: titles made from keys, and null as the default."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of both documents: of schemas and of prompts."""
+    return {
+        "$schema": GenerateJsonSchema.schema_dialect,
+        "title": "PML as JSON",
+        "description": "A schema, or a prompt. A key that may be left out may also be null.",
+        **TypeAdapter(Schema | Prompt).json_schema(schema_generator=_Published),
+    }

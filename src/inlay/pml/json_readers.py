@@ -1,0 +1,256 @@
+"""JSON → the nodes of a schema. Held to the same rules as PML, by the same code where the two meet.
+
+JSON → the nodes of a prompt.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from inlay.pml import json_documents as forms
+from inlay.pml.attributes import TAGS
+from inlay.pml.json_objects import JSONPlace, JSONReader, StopError, shown
+from inlay.pml.json_text import JSONObject, parse_json
+from inlay.pml.nodes import ROLES, Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union, numbered
+from inlay.pml.problems import Problems, quote
+from inlay.pml.readers import PromptParts
+from inlay.pml.rules import SchemaParts, SchemaRules, Words
+from inlay.pml.sources import Folder
+
+_Node = Text | Param | Module | Union | Turn
+_TEXT = "text"
+_TAKES = {
+    "module": frozenset((_TEXT, "module", "union", "param")),
+    "union": frozenset(("module",)),
+    "turn": frozenset((_TEXT, "module", "union")),
+}
+_CHAT_SCHEMA = frozenset(("role",))
+_PLAIN_SCHEMA = frozenset((_TEXT, "module", "union"))
+_WORDS = Words("the scaffold", "from_json")
+
+
+def read_schema_json(data: bytes, source: str, folder: Folder | None) -> SchemaParts:
+    """The parts of a schema in UTF-8; raises PMLError with every problem found."""
+    problems = Problems(source)
+    parts = None
+    with suppress(StopError):
+        parts = _SchemaReader(folder, problems).read(parse_json(data, source), JSONPlace(source))
+    problems.raise_any()
+    assert parts is not None  # without a document there is a problem
+    return parts
+
+
+class _SchemaReader(JSONReader):
+    def __init__(self, folder: Folder | None, problems: Problems) -> None:
+        super().__init__(problems)
+        self._rules = SchemaRules(folder, problems, _WORDS)
+
+    def read(self, root: Any, place: JSONPlace) -> SchemaParts | None:
+        if not isinstance(root, JSONObject):
+            self.add(place, f'this is {shown(root)}; a schema is an object: write {{"name": "…", "content": […]}}')
+            return None
+        if "schema" in root and "name" not in root:
+            remedy = 'read it as a Prompt, or write "name" for a schema'
+            self.add(place, f'this is a prompt, as it has the key "schema"; {remedy}')
+            return None
+        self.check(root, forms.Schema, place, 1)
+        content = root.get("content")
+        has_turns = isinstance(content, list) and any(isinstance(raw, JSONObject) and "role" in raw for raw in content)
+        nodes = self._content(root, "content", place, _CHAT_SCHEMA if has_turns else _PLAIN_SCHEMA, 2)
+        children = numbered(tuple(node for node in nodes if isinstance(node, Text | Module | Union | Turn)))
+        scaffolds = self._scaffolds(root, place)
+        self._rules.check_scaffolds(scaffolds, children)
+        return SchemaParts(self.label(root, "name", place), children, scaffolds)
+
+    def _content(
+        self, parent: JSONObject, key: str, place: JSONPlace, takes: frozenset[str], depth: int
+    ) -> list[_Node]:
+        """The nodes that a list holds. depth: how many objects are nested in it, its own members counted."""
+        nodes: list[_Node] = []
+        for raw, where in self.members(parent, key, place):
+            if isinstance(raw, str):
+                nodes += self._text(raw, where, takes)
+            elif kind := self.kind(raw, where, takes):
+                if kind not in takes:
+                    self.add(where, _misplaced(kind, takes))
+                if kind in takes or kind in ("module", "union"):  # for what is wrong inside, and for names it defines
+                    nodes.append(self._node(kind, raw, where, depth))
+        return nodes
+
+    def _text(self, text: str, place: JSONPlace, takes: frozenset[str]) -> list[Text]:
+        self.count_text(place)
+        # an empty text is nothing; but the published JSON Schema has no text in a union at all
+        if _TEXT not in takes and (text or takes == _TAKES["union"]):
+            self.add(place, _misplaced(_TEXT, takes))
+        return [Text(text, place)] if text else []
+
+    def _node(self, kind: str, raw: JSONObject, place: JSONPlace, depth: int) -> _Node:
+        if kind == "param":
+            return self._param(raw, place, depth)
+        if kind == "module":
+            return self._module(raw, place, depth)
+        if kind == "union":
+            self.check(raw, forms.Union, place, depth)
+            members = self._content(raw, "union", place, _TAKES["union"], depth + 1)
+            return Union(tuple(node for node in members if isinstance(node, Module)), place)
+        role = raw["role"] if raw["role"] in ROLES else ""
+        place = place.key(role) if role else place
+        self.check(raw, forms.Turn, place, depth)
+        nodes = self._content(raw, "content", place, _TAKES["turn"], depth + 1)
+        return Turn(role, tuple(node for node in nodes if isinstance(node, Text | Module | Union)), place)
+
+    def _module(self, raw: JSONObject, place: JSONPlace, depth: int) -> Module:
+        if isinstance(raw["module"], str):
+            place = place.named("module", raw["module"])
+        self.check(raw, forms.Module, place, depth)
+        name = self.name(raw["module"], place.key("module"), TAGS)
+        if name:
+            self._rules.define(name, place, place)
+        nodes = self._content(raw, "content", place, _TAKES["module"], depth + 1)
+        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
+        self._rules.check_params(name, (node for node in children if isinstance(node, Param)))
+        if isinstance(src := raw.get("src"), str):
+            if raw.get("content"):
+                self.add(place.key("src"), "the module has both src and content; leave one of them out")
+            else:
+                children = self._rules.file(src, place.key("src"))
+        return Module(name, children, place)
+
+    def _param(self, raw: JSONObject, place: JSONPlace, depth: int) -> Param:
+        if isinstance(raw["param"], str):
+            place = place.named("param", raw["param"])
+        self.check(raw, forms.Param, place, depth)
+        return Param(self.name(raw["param"], place.key("param")), raw.get("len", 1), raw.get("default"), place)
+
+    def _scaffolds(self, root: JSONObject, place: JSONPlace) -> tuple[Scaffold, ...]:
+        scaffolds = []
+        for raw, where in self.members(root, "scaffolds", place):
+            self.count_object(where)
+            if isinstance(raw, list) and raw and all(isinstance(name, str) for name in raw):
+                scaffolds.append(Scaffold(tuple(raw), where))
+            else:
+                self.add(where, f"this is {shown(raw)}; write a list of at least two modules' names")
+        return tuple(scaffolds)
+
+
+def _misplaced(kind: str, takes: frozenset[str]) -> str:
+    """About something that may not stand here. takes: what may."""
+    if kind == "import":
+        return 'an import stands in a schema, but only prompts import; write {"module": …} to define a module'
+    what = {"param": "a parameter", "role": "a turn"}.get(kind, f"a {kind}")
+    if kind == "param":
+        return f"{what} stands outside a module; move it into one"
+    if kind == "role":
+        return f"{what} stands inside something else; turns stand at the top level of a schema"
+    if takes == _CHAT_SCHEMA:
+        return f"{what} stands outside the turns of this schema; move it into one of them"
+    if kind == "union":
+        return "a union stands directly in a union; list all members in one union, or put the inner one into a module"
+    return "a text stands directly in a union; put it into a module"
+
+
+_INSIDE = frozenset(("import",))
+_TOP_LEVEL = frozenset(("import", "role"))
+
+
+def read_prompt_json(data: bytes, source: str) -> PromptParts:
+    """The parts of a prompt in UTF-8; raises PMLError with every problem found."""
+    problems = Problems(source)
+    parts = None
+    with suppress(StopError):
+        parts = _PromptReader(problems).read(parse_json(data, source), JSONPlace(source))
+    problems.raise_any()
+    assert parts is not None  # without a document there is a problem
+    return parts
+
+
+class _PromptReader(JSONReader):
+    def read(self, root: Any, place: JSONPlace) -> PromptParts | None:
+        if not isinstance(root, JSONObject):
+            self.add(place, f'this is {shown(root)}; a prompt is an object: write {{"schema": "…", "content": […]}}')
+            return None
+        if "name" in root and "schema" not in root:
+            remedy = 'read it as a Schema, or write "schema" with the name of the prompt\'s schema'
+            self.add(place, f'this is a schema, as it has the key "name"; {remedy}')
+            return None
+        self.check(root, forms.Prompt, place, 1)
+        given = [key for key in ("content", "imports", "text") if root.get(key) is not None]
+        if given[:1] == ["content"] and len(given) > 1:
+            self.add(place, f'a prompt has "content" or the short form, not both; leave {quote(given[1])} out')
+        nodes = self._content(root, place, _TOP_LEVEL, 2) or (*self._short(root, place, 2), *self._text(root, place))
+        return PromptParts(self.label(root, "schema", place), nodes, place.key("schema"))
+
+    def _short(self, parent: JSONObject, place: JSONPlace, depth: int) -> tuple[Import, ...]:
+        """The imports of the short form. depth: how many objects are nested in its list, its own members counted."""
+        nodes = []
+        for raw, where in self.members(parent, "imports", place):
+            if isinstance(raw, str):
+                self.count_object(where)
+                nodes.append(Import(self.name(raw, where, TAGS), (), (), where.named("import", raw)))
+            elif isinstance(raw, JSONObject):
+                nodes.append(self._short_import(raw, where, depth))
+            else:
+                self.add(where, f'this is {shown(raw)}; write the name of a module, or an object {{"name": …}}')
+        return tuple(nodes)
+
+    def _short_import(self, raw: JSONObject, place: JSONPlace, depth: int) -> Import:
+        if isinstance(raw.get("name"), str):
+            place = place.named("import", raw["name"])
+        self.check(raw, forms.ShortImport, place, depth)
+        name = self.name(raw.get("name"), place.key("name"), TAGS)
+        return Import(name, self._arguments(raw.get("arguments"), place), self._short(raw, place, depth + 1), place)
+
+    def _text(self, root: JSONObject, place: JSONPlace) -> tuple[Text, ...]:
+        text = root.get("text")
+        return (Text(text, place.key("text")),) if isinstance(text, str) and text else ()
+
+    def _content(
+        self, parent: JSONObject, place: JSONPlace, takes: frozenset[str], depth: int
+    ) -> tuple[Text | Import | PromptTurn, ...]:
+        """The nodes that a list holds. depth: how many objects are nested in it, its own members counted."""
+        nodes: list[Text | Import | PromptTurn] = []
+        for raw, where in self.members(parent, "content", place):
+            if isinstance(raw, str):
+                self.count_text(where)
+                nodes += [Text(raw, where)] if raw else []
+            elif kind := self.kind(raw, where, takes):
+                if kind not in takes:
+                    self.add(where, _misplaced_in_prompt(kind))
+                elif kind == "import":
+                    nodes.append(self._import(raw, where, depth))
+                else:
+                    nodes.append(self._turn(raw, where, depth))
+        return tuple(nodes)
+
+    def _inner(self, raw: JSONObject, place: JSONPlace, depth: int) -> tuple[Text | Import, ...]:
+        nodes = self._content(raw, place, _INSIDE, depth + 1)
+        return tuple(node for node in nodes if not isinstance(node, PromptTurn))
+
+    def _turn(self, raw: JSONObject, place: JSONPlace, depth: int) -> PromptTurn:
+        role = raw["role"] if raw["role"] in ROLES else ""
+        place = place.key(role) if role else place
+        self.check(raw, forms.PromptTurn, place, depth)
+        return PromptTurn(role, self._inner(raw, place, depth), place)
+
+    def _import(self, raw: JSONObject, place: JSONPlace, depth: int) -> Import:
+        if isinstance(raw["import"], str):
+            place = place.named("import", raw["import"])
+        self.check(raw, forms.Import, place, depth)
+        name = self.name(raw["import"], place.key("import"), TAGS)
+        return Import(name, self._arguments(raw.get("arguments"), place), self._inner(raw, place, depth), place)
+
+    def _arguments(self, raw: Any, place: JSONPlace) -> tuple[Argument, ...]:
+        if not isinstance(raw, JSONObject):
+            return ()
+        places = {name: place.named("arguments", name) for name in raw}
+        return tuple(Argument(self.name(name, places[name]), value, places[name]) for name, value in raw.items())
+
+
+def _misplaced_in_prompt(kind: str) -> str:
+    if kind == "role":
+        return "a turn stands inside something else; turns stand at the top level of a prompt"
+    if kind == "module":
+        return 'a module is defined in a prompt, but only schemas define; write {"import": …} to import one'
+    what = {"param": "a parameter", "union": "a union"}[kind]
+    return f"{what} stands in a prompt, but only schemas have them; write what the prompt imports"

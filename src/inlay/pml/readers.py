@@ -1,0 +1,225 @@
+"""Elements → the nodes of a schema.
+
+Elements → the nodes of a prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inlay.errors import Place
+from inlay.pml.attributes import TAGS, Attributes
+from inlay.pml.nodes import ROLES, Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union, numbered
+from inlay.pml.parser import Element, Run, is_white, parse, settle
+from inlay.pml.problems import Problems, clip
+from inlay.pml.resolve_problems import misplaced_tag, misplaced_text
+from inlay.pml.rules import SchemaParts, SchemaRules, Words
+from inlay.pml.sources import Folder
+
+_Node = Text | Param | Module | Union | Turn | Scaffold
+_TEXT = "text"  # no tag of PML, so it can stand among them
+_TAKES = {
+    "module": frozenset((_TEXT, "module", "union", "param", "parameter")),
+    "union": frozenset(("module",)),
+    **dict.fromkeys(ROLES, frozenset((_TEXT, "module", "union"))),
+}
+_CHAT_SCHEMA = frozenset(("scaffold", *ROLES))
+_PLAIN_SCHEMA = frozenset((_TEXT, "module", "union", "scaffold"))
+_WORDS = Words("<scaffold>", "from_string")
+
+
+def read_schema(data: bytes, source: str, folder: Folder | None, *, declaration_counts: bool) -> SchemaParts:
+    """The parts of a schema in UTF-8; raises PMLError with every problem found."""
+    problems = Problems(source)
+    root = parse(data, problems, declaration_counts=declaration_counts)
+    parts = None if root is None else _SchemaReader(folder, problems).read(root)
+    problems.raise_any()
+    assert parts is not None  # without a root there is a problem
+    return parts
+
+
+class _SchemaReader:
+    def __init__(self, folder: Folder | None, problems: Problems) -> None:
+        self._problems = problems
+        self._attributes = Attributes(problems)
+        self._rules = SchemaRules(folder, problems, _WORDS)
+
+    def read(self, root: Element) -> SchemaParts | None:
+        if root.tag != "schema":
+            self._problems.add(root.place, _not_a_schema(root.tag))
+            return None
+        self._attributes.check(root)
+        preserve = self._attributes.preserve(root, inherited=False)
+        has_turns = any(isinstance(child, Element) and child.tag in ROLES for child in root.children)
+        nodes = self._content(root, preserve, _CHAT_SCHEMA if has_turns else _PLAIN_SCHEMA)
+        children = numbered(tuple(node for node in nodes if isinstance(node, Text | Module | Union | Turn)))
+        scaffolds = tuple(node for node in nodes if isinstance(node, Scaffold))
+        if root.closed:
+            self._rules.check_scaffolds(scaffolds, children)
+        return SchemaParts(self._attributes.text(root, "name") or "", children, scaffolds)
+
+    def _content(self, parent: Element, preserve: bool, takes: frozenset[str]) -> list[_Node]:
+        nodes: list[_Node] = []
+        for child in parent.children:
+            if isinstance(child, Run):
+                nodes += self._text(child, parent, preserve, takes)
+            elif child.tag in takes:
+                nodes.append(self._node(child, preserve))
+            else:
+                self._problems.add(child.place, misplaced_tag(child.tag, parent.tag, self._problems))
+                if child.tag in ("module", "union"):
+                    self._node(child, preserve)  # for what is wrong inside, and for the names it defines
+        return nodes
+
+    def _text(self, run: Run, parent: Element, preserve: bool, takes: frozenset[str]) -> list[Text]:
+        if _TEXT in takes:
+            text = run.text if preserve else settle(run.text)
+            return [Text(text, run.place)] if text else []
+        if not is_white(run.text):
+            self._problems.add(run.place, misplaced_text(parent.tag))
+        return []
+
+    def _node(self, element: Element, preserve: bool) -> _Node:
+        self._attributes.check(element)
+        if element.tag in ("param", "parameter"):
+            return self._param(element)
+        if element.tag == "scaffold":
+            return self._scaffold(element)
+        preserve = self._attributes.preserve(element, preserve) if element.tag != "union" else preserve
+        if element.tag == "module":
+            return self._module(element, preserve)
+        nodes = self._content(element, preserve, _TAKES[element.tag])
+        if element.tag == "union":
+            return self._union(element, nodes)
+        children = tuple(node for node in nodes if isinstance(node, Text | Module | Union))
+        return Turn(element.tag, children, element.place)
+
+    def _module(self, element: Element, preserve: bool) -> Module:
+        name = self._attributes.name(element)
+        if name is not None:
+            self._rules.define(name, element.place, self._attributes.place(element, "name"))
+        nodes = self._content(element, preserve, _TAKES["module"])
+        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
+        self._rules.check_params(name or "", (node for node in children if isinstance(node, Param)))
+        if "src" in element.attributes:
+            children = self._file(element)
+        return Module(name or "", children, element.place)
+
+    def _file(self, element: Element) -> tuple[Text, ...]:
+        src = element.attributes["src"]
+        if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
+            self._problems.add(src.place, "the module has both src and content; leave one of them out")
+            return ()
+        return self._rules.file(src.value, src.place)
+
+    def _union(self, element: Element, nodes: list[_Node]) -> Union:
+        members = tuple(node for node in nodes if isinstance(node, Module))
+        if element.closed and not any(isinstance(child, Element) for child in element.children):
+            self._problems.add(element.place, "<union> is empty; put a <module> for each choice into it")
+        return Union(members, element.place)
+
+    def _param(self, element: Element) -> Param:
+        name = self._attributes.name(element)
+        if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
+            remedy = f'write <{element.tag} …/>, and a default as default="…"'
+            self._problems.add(element.place, f"<{element.tag}> is not empty; {remedy}")
+        default = element.attributes.get("default")
+        length = self._attributes.length(element)
+        return Param(name or "", length, default.value if default else None, element.place)
+
+    def _scaffold(self, element: Element) -> Scaffold:
+        if element.children:
+            self._problems.add(element.place, '<scaffold> is not empty; write <scaffold modules="… …"/>')
+        return Scaffold(tuple((self._attributes.text(element, "modules") or "").split()), element.place)
+
+
+def _not_a_schema(tag: str) -> str:
+    remedy = "read it as a Prompt" if tag == "prompt" else 'write <schema name="…"> around everything'
+    return f"the outermost tag is <{clip(tag)}>, not <schema>; {remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """What a prompt file holds."""
+
+    schema: str
+    children: tuple[Text | Import | PromptTurn, ...]
+    place: Place
+
+
+def read_prompt(data: bytes, source: str, *, declaration_counts: bool) -> PromptParts:
+    """The parts of a prompt in UTF-8; raises PMLError with every problem found."""
+    problems = Problems(source)
+    root = parse(data, problems, declaration_counts=declaration_counts)
+    parts = None if root is None else _PromptReader(problems).read(root)
+    problems.raise_any()
+    assert parts is not None  # without a root there is a problem
+    return parts
+
+
+class _PromptReader:
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._attributes = Attributes(problems)
+
+    def read(self, root: Element) -> PromptParts | None:
+        if root.tag != "prompt":
+            self._problems.add(root.place, _not_a_prompt(root.tag))
+            return None
+        self._attributes.check(root)
+        preserve = self._attributes.preserve(root, inherited=False)
+        children: list[Text | Import | PromptTurn] = []
+        for index, child in enumerate(root.children):
+            if isinstance(child, Element) and child.tag in ROLES:
+                children.append(self._turn(child, preserve))
+            elif not self._separates_turns(root, index):
+                children += self._child(child, root, preserve)
+        schema = self._attributes.text(root, "schema") or ""
+        return PromptParts(schema, tuple(children), self._attributes.place(root, "schema"))
+
+    def _separates_turns(self, root: Element, index: int) -> bool:
+        """Whether this is white space alone beside a chat tag: layout, with or without a line break."""
+        run = root.children[index]
+        neighbours = root.children[max(index - 1, 0) : index + 2]
+        beside = any(isinstance(child, Element) and child.tag in ROLES for child in neighbours)
+        return isinstance(run, Run) and is_white(run.text) and beside
+
+    def _turn(self, element: Element, preserve: bool) -> PromptTurn:
+        self._attributes.check(element)
+        preserve = self._attributes.preserve(element, preserve)
+        return PromptTurn(element.tag, self._content(element, preserve), element.place)
+
+    def _content(self, parent: Element, preserve: bool) -> tuple[Text | Import, ...]:
+        return tuple(node for child in parent.children for node in self._child(child, parent, preserve))
+
+    def _child(self, child: Element | Run, parent: Element, preserve: bool) -> list[Text | Import]:
+        if isinstance(child, Run):
+            text = child.text if preserve else settle(child.text)
+            return [Text(text, child.place)] if text else []
+        if child.tag in TAGS:
+            self._problems.add(child.place, _misplaced(child.tag, parent.tag))
+            return []
+        return [self._import(child, preserve)]
+
+    def _import(self, element: Element, preserve: bool) -> Import:
+        arguments = tuple(
+            Argument(name, attribute.value, attribute.place)
+            for name, attribute in element.attributes.items()
+            if name != "xml:space"
+        )
+        preserve = self._attributes.preserve(element, preserve)
+        return Import(element.tag, arguments, self._content(element, preserve), element.place)
+
+
+def _misplaced(tag: str, parent: str) -> str:
+    if tag in ROLES:
+        remedy = f"close <{clip(parent)}> first"
+        return f"<{tag}> stands inside <{clip(parent)}>; chat tags stand at the top level of a prompt: {remedy}"
+    if tag == "prompt":
+        return "<prompt> stands inside another; keep one <prompt> in a file, as its outermost tag"
+    return f"<{tag}> is a tag of schemas; to import a module write its name as a tag, as in <miami/>"
+
+
+def _not_a_prompt(tag: str) -> str:
+    remedy = "read it as a Schema" if tag == "schema" else 'write <prompt schema="…"> around everything'
+    return f"the outermost tag is <{clip(tag)}>, not <prompt>; {remedy}"

@@ -1,0 +1,139 @@
+"""What is wrong with a prompt, in sentences: what it is; then what to write instead.
+
+What to say about a tag or a text that stands where it must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inlay.errors import Place
+from inlay.pml.attributes import TAGS, is_name
+from inlay.pml.json_objects import whereabouts
+from inlay.pml.nodes import ROLES, Import, Text
+from inlay.pml.problems import Problems, clip, listed, quote
+
+
+def other_schema(named: str, schema: str) -> str:
+    """The prompt is for another schema."""
+    return f'the prompt is for schema {quote(named)}, not for {quote(schema)}; write <prompt schema="{clip(schema)}">'
+
+
+def unknown_module(name: str, near: str | None, schema: str, modules: Iterable[str]) -> str:
+    """The schema has no such module."""
+    names = listed(modules)
+    remedy = f"did you mean {_tag(near)}?" if near else f"its modules are {names}" if names else "it has no modules"
+    return f"schema {quote(schema)} has no module {quote(name)}; {remedy}"
+
+
+def unknown_parameter(module: str, name: str, near: str | None, params: Iterable[str]) -> str:
+    """The module has no such parameter."""
+    names = listed(params)
+    remedy = f"did you mean {quote(near)}?" if near else f"it takes {names}" if names else "it takes none"
+    return f"{_tag(module)} has no parameter {quote(name)}; {remedy}"
+
+
+def no_argument(module: str, name: str) -> str:
+    """A parameter without a default gets no argument."""
+    return f'{_tag(module)} needs {quote(name)}, which has no default; write <{clip(module)} {clip(name)}="…"/>'
+
+
+def argument_twice(module: str, name: str) -> str:
+    """A parameter gets two arguments."""
+    return f"{_tag(module)} is given {quote(name)} twice; keep one of them"
+
+
+def repeated(name: str, first: Place) -> str:
+    """A module is imported a second time."""
+    return f"{_tag(name)} is imported twice, first {whereabouts(first)}; keep one of them"
+
+
+def one_union(name: str, other: str) -> str:
+    """Two members of one union are imported."""
+    return f"{_tag(name)} and {_tag(other)} are members of one union; keep one of them"
+
+
+def misnested(name: str, parents: tuple[str, ...], inside: str | None) -> str:
+    """A module is imported without its parent, or inside another module."""
+    stands = "at the top level" if inside is None else f"inside <{clip(inside)}>"
+    if not parents:
+        return f"{_tag(name)} stands {stands}, but the schema has it in no module; write it outside"
+    nested = _tag(name)
+    for parent in reversed(parents):
+        nested = f"<{clip(parent)}>{nested}</{clip(parent)}>"
+    return f"{_tag(name)} stands {stands}, but the schema has it inside <{clip(parents[-1])}>; write {nested}"
+
+
+def out_of_order(name: str, after: str, movable: bool) -> str:
+    """A module is imported after one that the schema has later."""
+    message = f"{_tag(name)} stands after {_tag(after)}, but the schema has it before; write {_tag(name)} first"
+    return f"{message} (with packed positions, their order is free)" if movable else message
+
+
+def loose_after_turn(node: Text | Import, role: str) -> str:
+    """Something stands outside chat tags, after one."""
+    what = _what(node)
+    return f"{what} stands after <{role}> and outside chat tags; write it before <{role}>, or inside a chat tag"
+
+
+def loose_beside_turns(node: Text | Import, schema: str) -> str:
+    """Something stands outside the chat tags of a prompt whose schema is modules alone."""
+    remedy = "write everything inside chat tags, or nothing"
+    return f"{_what(node)} stands outside chat tags, and schema {quote(schema)} is modules alone; {remedy}"
+
+
+def import_in_turn(name: str, schema: str, has: str, role: str) -> str:
+    """A module is imported inside a prompt's turn, though the schema places it outside."""
+    why = f"schema {quote(schema)} has {has} of its own"
+    return f"{_tag(name)} stands inside <{role}>, but {why}; write it outside <{role}>, before it"
+
+
+def _what(node: Text | Import) -> str:
+    return _tag(node.name) if isinstance(node, Import) else "text"
+
+
+def _tag(name: str) -> str:
+    return f"<{clip(name)}/>"
+
+
+_CHAT_TAGS = "<system>, <user> or <assistant>"
+
+
+def misplaced_text(parent: str) -> str:
+    """About text in a union, or outside the chat tags of a schema that has some."""
+    if parent == "union":
+        return "text stands directly inside <union>; put it into a <module>"
+    return f"text stands outside the chat tags of this schema; move it into {_CHAT_TAGS}"
+
+
+def misplaced_tag(tag: str, parent: str, problems: Problems) -> str:
+    """About a tag of a schema that its parent does not take."""
+    if tag not in TAGS:
+        return _unknown(tag, problems)
+    inside = f"<{tag}> stands inside <{parent}>"
+    if tag == "schema":
+        return f"{inside}; keep one <schema> in a file, as its outermost tag"
+    if tag == "prompt":
+        return f"{inside}; write prompts into files of their own"
+    if tag in ("param", "parameter"):
+        return f"<{tag}> stands outside a module; move it into a <module>"
+    if tag == "scaffold":
+        return f"{inside}; move it to the top level of the schema"
+    if tag in ROLES:
+        return f"{inside}; chat tags stand at the top level of a schema: {_untangle(tag, parent)}"
+    if parent == "union":
+        return f"{inside}; list all members in one <union>, or put the inner one into a <module>"
+    return f"<{tag}> stands outside the chat tags of this schema; move it into {_CHAT_TAGS}"
+
+
+def _untangle(tag: str, parent: str) -> str:
+    return f"close <{parent}> first" if parent in ROLES else f"put the <{parent}> inside <{tag}>"
+
+
+def _unknown(tag: str, problems: Problems) -> str:
+    unknown = f"<{clip(tag)}> is not a tag of PML"
+    if near := problems.near(tag, TAGS):
+        return f"{unknown}; did you mean <{near}>?"
+    if is_name(tag):
+        return f'{unknown}; write <module name="{clip(tag)}"> to define a module'
+    return f"{unknown}; write &lt; for a < that is text"

@@ -1,0 +1,322 @@
+"""Chat turns in the model's own template.
+
+A template is rendered whole, with a sentinel for the body of every turn, and split on the sentinels: the pieces are
+what the template puts before, between and after the turns. So inlay follows any template without knowing it.
+
+Calls of tools and the tools themselves are rendered as they are, since a template may write them in any way; so may be
+their results. Seams (see seams.py) keep their texts from becoming special tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain, product
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from inlay.errors import ModelError
+from inlay.prompt.tokens import Seams, at_seams
+
+logger = logging.getLogger(__name__)
+
+_SENTINEL = "7310946{:04d}9512683"  # no letters: a template that changes their case shows it all the same
+_SENTINELS = re.compile(r"7310946([0-9]{4,6})9512683")
+_BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body, to see what the template leaves of it
+_STRIPPED = ("", "\n", None)
+_ROLES_SHOWN = 20  # in a sentence
+_REMEMBERED_TURNS = 256  # of turns longer than this the pieces are not kept: anybody can send many such
+
+Turn = str | Mapping[str, Any]
+"""A turn whose body is cut out: its role, or a message without content. Or a message that is rendered as it is."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""What a model may call, as OpenAI writes it: ``{"type": "function", "function": {"name", "parameters"?, …}}``."""
+
+# To see what a template does with tools. Mistral's takes ids of nine letters and digits.
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Finds a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "Which one."}}},
+    },
+}
+_QUESTION = {"role": "user", "content": "What is it?"}
+_RESULT = '"A bow\\", of steel.\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """The characters that a template strips from the ends of a turn's body; None for all white space."""
+
+    left: str | None = ""
+    right: str | None = ""
+
+    def start(self, text: str) -> str:
+        return text.lstrip(self.left)
+
+    def end(self, text: str) -> str:
+        return text.rstrip(self.right)
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer, as pieces around the bodies of turns."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.values()
+        self._seams = Seams(token.content for token in added)
+        # A past answer may hold what the model itself writes, such as </think>: templates look for it.
+        self._answer_seams = Seams(token.content for token in added if token.special)
+        self._warned: set[str] = set()
+        self._pieces = lru_cache(maxsize=1024)(self._find_pieces)
+        self._trims = lru_cache(maxsize=1024)(self._find_trims)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the tokenizer has a chat template at all."""
+        return bool(self._tokenizer.chat_template)
+
+    @property
+    def source_with_tools(self) -> str:
+        """The template's text; of several, that of the one for conversations with tools."""
+        return str(self._tokenizer.get_chat_template(tools=[_TOOL]))
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model which tools there are."""
+        try:
+            return self.render([_QUESTION], tools=[_TOOL]) != self.render([_QUESTION])
+        except ModelError:
+            return False
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether the template shows what was called in past turns, and what came of it."""
+        return all(word in self._called for word in ("look_up", "arbalest", "A bow"))
+
+    @cached_property
+    def shows_several_calls(self) -> bool:
+        """Whether it shows several calls of one turn: some refuse them."""
+        return "ballista" in self._with_calls("arbalest", "ballista")
+
+    @cached_property
+    def shows_results_verbatim(self) -> bool:
+        """Whether the result of a call stands in the rendering as it is, and not as JSON: then it can be cut out."""
+        return _RESULT.strip() in self._called
+
+    @cached_property
+    def _called(self) -> str:
+        return self._with_calls("arbalest")
+
+    def _with_calls(self, *words: str) -> str:
+        """A conversation in which one turn calls the tool for each word; "" where the template refuses it."""
+        called = [
+            {"id": f"call{n:05}", "type": "function", "function": {"name": "look_up", "arguments": {"word": word}}}
+            for n, word in enumerate(words)
+        ]
+        results = [
+            {"role": "tool", "name": "look_up", "tool_call_id": call["id"], "content": _RESULT} for call in called
+        ]
+        try:
+            answer = {"role": "assistant", "content": "", "tool_calls": called}
+            return self.render([_QUESTION, answer, *results], tools=[_TOOL])
+        except ModelError:
+            return ""
+
+    def pieces(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[str, ...]:
+        """What stands around the bodies that are cut out of these turns: one piece more than there are bodies.
+
+        generation: whether the last piece opens the assistant's answer.
+        With tools or whole messages, pieces can have seams: split them with ``at_seams``.
+        Raises ModelError where the tokenizer has no template, or its template refuses the turns or drops a body.
+        """
+        if _is_short(turns, tools):
+            return self._pieces(tuple(turns), generation)  # one of few: there are no texts of users in it
+        return self._split(turns, generation, tools)
+
+    def trims(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
+        """What the template strips from each of the bodies. Arguments and errors as of ``pieces``."""
+        if _is_short(turns, tools):
+            return self._trims(tuple(turns), generation)
+        return self._find_trims(turns, generation, tools)
+
+    def opening_pieces(self, roles: Sequence[str]) -> tuple[str, ...]:
+        """The pieces before and between the turns of a schema, without what closes the last one.
+
+        Templates that refuse such turns alone, or fold a system turn into the user turn behind it, are asked again
+        with a user turn added.
+        """
+        return self.pieces(self._accepted(roles), generation=False)[: len(roles)]
+
+    def opening_trims(self, roles: Sequence[str]) -> tuple[Trim, ...]:
+        """What the template strips from the bodies of a schema's turns, asked as in ``opening_pieces``."""
+        return self.trims(self._accepted(roles), generation=False)[: len(roles)]
+
+    def verify(
+        self,
+        turns: Sequence[Turn],
+        bodies: Sequence[str],
+        pieces: Sequence[str],
+        *,
+        generation: bool = True,
+        tools: Tools | None = None,
+    ) -> None:
+        """Render once more with the real bodies, and warn, once for a difference, where the pieces do not give that."""
+        parts = ["".join(at_seams(part)) for pair in zip(pieces, [*bodies, ""], strict=True) for part in pair]
+        built = "".join(parts)
+        try:
+            real = "".join(at_seams(self._render(turns, bodies, generation, tools)))
+        except ModelError as error:
+            self.warn_once(f"the chat template refuses the text of this prompt: {error}")
+            return
+        if real != built:
+            at = _first_difference(real, built)
+            ends = list(accumulate(map(len, parts)))[1::2]  # of the bodies
+            cut = _cut_out(turns)
+            turn = next((number for number, end in zip(cut, ends, strict=False) if at < end), len(turns) - 1)
+            self.warn_once(
+                "the chat template changes the text of turns (it strips, merges or rewrites them): the prompt differs "
+                f"from its rendering, first at turn {turn + 1} ({_role(turns[turn])}), near "
+                f"{built[max(0, at - 20) : at + 20]!r}; inlay keeps the text as written"
+            )
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning, once for each kind of message: what it says before its first colon."""
+        kind = message.split(":")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s", message)
+
+    def _accepted(self, roles: Sequence[str]) -> Sequence[str]:
+        """These roles, with a user turn behind them where the template wants one. Raises ModelError."""
+        try:
+            self.pieces(roles, generation=False)
+        except ModelError as error:
+            try:
+                self.pieces([*roles, "user"], generation=False)
+            except ModelError:
+                raise error from None  # it speaks of the turns that the schema has
+            return [*roles, "user"]
+        return roles
+
+    def _find_pieces(self, roles: tuple[str, ...], generation: bool) -> tuple[str, ...]:
+        return self._split(roles, generation, None)
+
+    def _find_trims(self, turns: Sequence[Turn], generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
+        bare = self.pieces(turns, generation=generation, tools=tools)
+        try:
+            padded = self._split(turns, generation, tools, _BEFORE, _AFTER)
+        except ModelError:
+            return (Trim(),) * (len(bare) - 1)
+        whole = [_AFTER + padded[0], *padded[1:-1], padded[-1] + _BEFORE] if len(bare) > 1 else []
+        stripped = list(chain.from_iterable(map(_stripped, bare, whole)))[1:-1]
+        return tuple(Trim(left, right) for left, right in zip(stripped[::2], stripped[1::2], strict=True))
+
+    def _split(
+        self, turns: Sequence[Turn], generation: bool, tools: Tools | None, before: str = "", after: str = ""
+    ) -> tuple[str, ...]:
+        """The rendering of sentinels between ``before`` and ``after``, split on the sentinels alone."""
+        numbers = _cut_out(turns)
+        bodies = [before + _SENTINEL.format(number) + after for number in numbers]
+        rendering = self._render(turns, bodies, generation, tools)
+        shown = [(int(found[1]), found.span()) for found in _SENTINELS.finditer(rendering)]
+        spans, times = dict(shown), Counter(number for number, _ in shown)
+        pieces, at = [], 0
+        for number in numbers:
+            turn = f"the body of turn {number + 1} ({_role(turns[number])})"
+            if times[number] != 1:
+                raise ModelError(f"the chat template does not show {turn} once, for turns in the order {_roles(turns)}")
+            start, end = spans[number]
+            if start < at:
+                order = _roles(turns)
+                raise ModelError(
+                    f"the chat template moves {turn} in front of another one, for turns in the order {order}"
+                )
+            pieces.append(rendering[at:start])
+            at = end
+        return (*pieces, rendering[at:])
+
+    def _render(self, turns: Sequence[Turn], bodies: Sequence[str], generation: bool, tools: Tools | None) -> str:
+        """The rendering of turns with these bodies in the place of those that are cut out; the rest has seams."""
+        left = iter(bodies)
+        messages = []
+        for turn in turns:
+            message = {"role": turn} if isinstance(turn, str) else self._with_seams(turn)
+            messages.append(message if "content" in message else {**message, "content": next(left)})
+        return self.render(messages, generation=generation, tools=self._seams.put(tools))
+
+    def render_with_seams(self, messages: Sequence[Mapping[str, Any]], *, tools: Tools | None = None) -> str:
+        """What ``render`` gives, with seams where a text of the messages or the tools spells a special token."""
+        return self.render([self._with_seams(message) for message in messages], tools=self._seams.put(tools))
+
+    def _with_seams(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        seamed: dict[str, Any] = self._seams.put(message)
+        if message["role"] == "assistant" and "content" in message:
+            seamed["content"] = self._answer_seams.put(message["content"])
+        return seamed
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, generation: bool = True, tools: Tools | None = None
+    ) -> str:
+        """Chat messages as the template writes them. Raises ModelError where it refuses them."""
+        if not self.exists:
+            raise ModelError("the model's tokenizer has no chat template; write prompts without chat turns")
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] if tools else None,
+                    tokenize=False,
+                    add_generation_prompt=generation,
+                )
+            )
+        except Exception as error:  # a template is a program that came with the model: it can fail in any way
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(f"the chat template refuses turns in the order {_roles(messages)}: {reason}") from error
+
+
+def _is_short(turns: Sequence[Turn], tools: Tools | None) -> bool:
+    """Whether these are a few roles alone, without any text of users."""
+    return tools is None and len(turns) <= _REMEMBERED_TURNS and all(isinstance(turn, str) for turn in turns)
+
+
+def _cut_out(turns: Sequence[Turn]) -> list[int]:
+    """The numbers of the turns whose bodies are cut out."""
+    return [number for number, turn in enumerate(turns) if isinstance(turn, str) or "content" not in turn]
+
+
+def _role(turn: Turn) -> str:
+    return turn if isinstance(turn, str) else str(turn.get("role"))
+
+
+def _roles(turns: Sequence[Turn]) -> str:
+    """The roles of turns in order, as a sentence shows them."""
+    shown = ", ".join(map(_role, turns[:_ROLES_SHOWN]))
+    return shown if len(turns) <= _ROLES_SHOWN else f"{shown}, … ({len(turns):,} turns)"
+
+
+def _first_difference(one: str, other: str) -> int:
+    """The first place at which two texts differ, by comparing halves: texts can have millions of characters."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _stripped(bare: str, padded: str) -> tuple[str | None, str | None]:
+    """What was stripped behind the body in front of a piece, and before the body behind it."""
+    for right, left in product(_STRIPPED, repeat=2):
+        if padded == _AFTER.rstrip(right) + bare + _BEFORE.lstrip(left):
+            return right, left
+    return "", ""

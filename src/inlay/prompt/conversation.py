@@ -1,0 +1,159 @@
+"""A conversation whose messages come in parts, as numbers: every part is tokenized alone and stays one run of tokens.
+
+To such a prompt its system turn is what text outside modules is to a schema: always present. A part that the request
+marks is a module; another part of a later turn is looked up by its content. What templates write in ways of their own
+(calls of tools, and results of these where they become JSON) has no parts.
+
+Parts of a conversation as segments: what each attends to when it is encoded, and whether it is one at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay.kv.identity import KeyMaker, SegmentSpec, specify
+from inlay.prompt.chat import ChatTemplate, Tools, Trim, Turn
+from inlay.prompt.placement import ContentPart, Placed, PromptLayout
+from inlay.prompt.tokens import TextEncoder, at_seams
+
+
+def lay_out_conversation(
+    messages: Sequence[Mapping[str, Any]], encoder: TextEncoder, template: ChatTemplate, tools: Tools | None = None
+) -> PromptLayout:
+    """Place messages, some of whose contents are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
+
+    Raises ModelError where the template refuses the turns.
+    """
+    texts = sum(len(message["content"]) for message in messages if not isinstance(message["content"], str))
+    encoder.bound.check_count(texts, "parts of messages")
+    turns = [_turn(message, template) for message in messages]
+    pieces = template.pieces(turns, generation=True, tools=tools)
+    trims = template.trims(turns, generation=True, tools=tools)
+    walk = _Walk(encoder)
+    cut_out = [
+        message for message, turn in zip(messages, turns, strict=True) if isinstance(turn, str) or "content" not in turn
+    ]
+    settled = [_settled(_parts(message["content"]), trim) for message, trim in zip(cut_out, trims, strict=True)]
+    encoder.bound.check(part.text for parts in settled for part in parts)
+    for message, piece, parts in zip(cut_out, pieces, settled, strict=False):
+        walk.template(piece)
+        for part in parts:
+            walk.content(part, system=message["role"] == "system")
+    walk.template(pieces[-1])
+    bodies = ["".join(part.text for part in parts) for parts in settled]
+    template.verify(turns, bodies, pieces, tools=tools)
+    return PromptLayout(None, tuple(walk.parts), "".join(walk.texts))
+
+
+def _turn(message: Mapping[str, Any], template: ChatTemplate) -> Turn:
+    """A message as the template is asked for it: without its content, or whole where that cannot be cut out."""
+    if message.keys() == {"role", "content"} and message["role"] != "tool":
+        return str(message["role"])
+    if message.get("tool_calls") or (message["role"] == "tool" and not template.shows_results_verbatim):
+        return {**message, "content": "".join(part.text for part in _parts(message["content"]))}
+    return {key: value for key, value in message.items() if key != "content"}
+
+
+@dataclass(slots=True)
+class _Text:
+    """A part of a message. whole: whether it is a part at all, not a message given as one text."""
+
+    text: str
+    whole: bool
+    marked: bool
+
+
+def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[_Text]:
+    if isinstance(content, str):
+        return [_Text(content, whole=False, marked=False)]
+    return [_Text(part["text"], whole=True, marked=bool(part.get("cache_control"))) for part in content]
+
+
+def _settled(parts: list[_Text], trim: Trim) -> list[_Text]:
+    """The parts of a turn as its template leaves them. Those that are marked stay: they are shared."""
+    for ordered, strip in ((parts, trim.start), (parts[::-1], trim.end)):
+        for part in ordered:
+            if part.marked:
+                break
+            part.text = strip(part.text)
+            if part.text:
+                break
+    return parts
+
+
+@dataclass
+class _Walk:
+    encoder: TextEncoder
+    parts: list[Placed] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    at: int = 0
+
+    def template(self, piece: str) -> None:
+        for text in at_seams(piece):
+            self.texts.append(text)
+            self._place(self.encoder.template(text), None)
+
+    def content(self, part: _Text, *, system: bool) -> None:
+        self.texts.append(part.text)
+        origin = ContentPart(part.marked) if part.marked or (part.whole and not system) else None
+        self._place(self.encoder.text(part.text), origin)
+
+    def _place(self, ids: tuple[int, ...], origin: ContentPart | None) -> None:
+        if ids:
+            self.parts.append(Placed(ids, self.at, origin))
+            self.at += len(ids)
+
+
+#: Of a part that nobody marked, fewer tokens than this are cheaper computed than approximated.
+_WORTH_FINDING = 16
+
+
+class ContentSpecs:
+    """The specs of one conversation's parts.
+
+    context: "isolated", where a part sees itself alone, or "anchored", where it also sees what stands before the first
+        part of all: the system turn, to which the template's opening belongs.
+    movable: whether a segment may be encoded at a canonical start and read at a shift.
+    salt: whose the conversation is.
+    """
+
+    def __init__(self, prompt: PromptLayout, *, context: str, movable: bool, keys: KeyMaker, salt: bytes) -> None:
+        first = next(number for number, part in enumerate(prompt.parts) if part.origin is not None)
+        anchor: tuple[SegmentSpec, ...] = ()
+        self._by_start: dict[int, SegmentSpec] = {}
+        if context == "anchored" and first:
+            ids = tuple(token for part in prompt.parts[:first] for token in part.ids)
+            anchor = (specify(ids, 0, (), keys, salt),)
+        behind = anchor[0].end if anchor else 0
+        for part in prompt.parts[first:]:
+            if isinstance(part.origin, ContentPart):
+                start = behind if movable else part.start
+                self._by_start[part.start] = specify(part.ids, start, anchor, keys, salt)
+        self.anchor = anchor[0] if anchor else None
+        self._parts = prompt.parts
+
+    def to_find(self) -> list[SegmentSpec]:
+        """Those that are segments only if they are stored."""
+        return [
+            self._by_start[part.start]
+            for part in self._parts
+            if isinstance(part.origin, ContentPart) and not part.origin.marked and len(part.ids) >= _WORTH_FINDING
+        ]
+
+    def parts(self) -> list[Placed]:
+        """The conversation's parts, the anchor as one."""
+        if self.anchor is None:
+            return list(self._parts)
+        rest = [part for part in self._parts if part.start >= self.anchor.end]
+        return [Placed(self.anchor.ids, 0, ContentPart(marked=True)), *rest]
+
+    def spec(self, part: Placed, stored: Container[bytes]) -> SegmentSpec | None:
+        """The segment that a part is, or None for text that is computed where it stands. stored: keys."""
+        if not isinstance(part.origin, ContentPart):
+            return None
+        if self.anchor is not None and part.start == 0:
+            return self.anchor
+        spec = self._by_start[part.start]
+        return spec if part.origin.marked or spec.key in stored else None

@@ -1,0 +1,176 @@
+"""A splice: what one request attends to, as an ordered list of stored segments and fresh token runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from inlay.attention.plan import Piece, pieces_at
+from inlay.kv.identity import Context, SegmentSpec, TokenRun
+from inlay.kv.index import Found
+from inlay.kv.pool import cut
+from inlay.prompt.placement import Placed
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A module's segment in a splice, stored or to be stored.
+
+    start: the position that the request reads it at.
+    length: how many of its tokens the request reads; all, or all but the last.
+    exact: whether it was made under just what stands before it here, at shift zero relative to all of it.
+    displaced: whether it stands elsewhere relative to its context than when it was encoded.
+    """
+
+    spec: SegmentSpec
+    start: int
+    length: int
+    exact: bool
+    displaced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Tokens that the request computes for itself, or finds computed under just what stands before them here.
+
+    run: with its record; None where nothing may be reused.
+    """
+
+    ids: tuple[int, ...]
+    start: int
+    run: TokenRun | None = None
+
+
+Splice = tuple[Cached | Fresh, ...]
+
+
+def splice_fresh(parts: Sequence[Placed]) -> Splice:
+    """Everything computed: reuse off."""
+    return tuple(Fresh(part.ids, part.start) for part in parts)
+
+
+def splice_exact(parts: Sequence[Placed], *, salt: bytes = b"", public: bool = True) -> Splice:
+    """Everything by its exact prefix, wherever its text comes from. salt, public: see ``splice_modules``."""
+    return splice_modules(parts, lambda part: None, salt=salt, public=public)
+
+
+def splice_modules(
+    parts: Sequence[Placed],
+    spec_of: Callable[[Placed], SegmentSpec | None],
+    *,
+    salt: bytes = b"",
+    public: bool = True,
+) -> Splice:
+    """Segments for the parts that have a spec, each as its encoding context has it; exact prefixes for the others.
+
+    salt: whose the request is; b"" for one without an owner.
+    public: whether text that has an origin (that of the schema) is everybody's; what the request brings never is.
+    """
+    splice: list[Cached | Fresh] = []
+    record = Context()  # what stands before the next part in this splice
+    before = Context()  # what the part before it was made under, and that part
+    shifts = _Shifts()
+    owned = (_Part.of(part, spec_of(part), salt if part.origin is None or not public else b"") for part in parts)
+    for part in _joined(owned):
+        record, before = record.keep_private(part.salt), before.keep_private(part.salt)
+        here, gap, spec = record.digest(part.start), part.start - record.end, part.spec
+        made = here if spec is None else spec.digest
+        continues = made == before.digest(before.end + gap)
+        run = TokenRun(part.ids, part.start, record, continues)
+        record = record.extend(part.ids, part.start, made, continues)
+        if spec is None:
+            splice.append(Fresh(part.ids, part.start, run))
+            before = record
+        else:
+            shift = part.start - spec.start
+            displaced = shifts.differ(spec, shift)
+            splice.append(Cached(spec, part.start, len(spec.ids), exact=made == here, displaced=displaced))
+            shifts.place(spec, shift)
+            before = spec.record
+    return tuple(splice)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Placed tokens with their segment, if they are one, and whose they are."""
+
+    ids: tuple[int, ...]
+    start: int
+    spec: SegmentSpec | None
+    salt: bytes
+
+    @classmethod
+    def of(cls, part: Placed, spec: SegmentSpec | None, salt: bytes) -> _Part:
+        return cls(part.ids, part.start, spec, salt)
+
+    def goes_on_in(self, other: _Part) -> bool:
+        """Whether the two are one run of tokens that the request computes for itself."""
+        both = self.spec is None and other.spec is None
+        return both and self.salt == other.salt and self.start + len(self.ids) == other.start
+
+
+def _joined(parts: Iterable[_Part]) -> list[_Part]:
+    """The parts, those that go on in each other as one."""
+    runs: list[list[_Part]] = []
+    for part in parts:
+        if runs and runs[-1][-1].goes_on_in(part):
+            runs[-1].append(part)
+        elif part.ids:
+            runs.append([part])
+    return [run[0] if len(run) == 1 else replace(run[0], ids=tuple(_ids(run))) for run in runs]
+
+
+def _ids(parts: Iterable[_Part]) -> Iterator[int]:
+    return (token for part in parts for token in part.ids)
+
+
+class _Shifts:
+    """How far the segments of a splice are moved, each with all that it attends to."""
+
+    def __init__(self) -> None:
+        self._placed: dict[SegmentSpec, int] = {}
+        self._known: dict[SegmentSpec, frozenset[int]] = {}  # the shifts of a segment and of its context, two at most
+
+    def differ(self, spec: SegmentSpec, shift: int) -> bool:
+        """Whether any segment that this one attends to is moved by something else."""
+        return spec.parent is not None and not self._shifts(spec.parent) <= {shift}
+
+    def place(self, spec: SegmentSpec, shift: int) -> None:
+        if spec in self._known:
+            self._known.clear()  # it stands behind something that attends to it
+        self._placed[spec] = shift
+
+    def _shifts(self, spec: SegmentSpec) -> frozenset[int]:
+        missing: list[SegmentSpec] = []
+        at: SegmentSpec | None = spec
+        while at is not None and at not in self._known:
+            missing.append(at)
+            at = at.parent
+        found = frozenset() if at is None else self._known[at]
+        for each in reversed(missing):
+            if each in self._placed and len(found) < 2:
+                found |= {self._placed[each]}
+            self._known[each] = found
+        return found
+
+
+def open_end(splice: Splice) -> Splice:
+    """The same with at least one fresh token at the end: somebody has to compute the logits behind the last one."""
+    last = splice[-1] if splice else None
+    if not isinstance(last, Cached):
+        return splice
+    shorter = replace(last, length=last.length - 1)
+    tail = Fresh(last.spec.ids[-1:], last.start + last.length - 1)
+    return (*splice[:-1], *([shorter] if shorter.length else []), tail)
+
+
+def pieces(found: Found, start: int, tokens: int) -> tuple[Piece, ...]:
+    """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
+    read: tuple[Piece, ...] = ()
+    for segment, length in found.parts:
+        taken = min(length, tokens)
+        if taken <= 0:
+            break
+        read += pieces_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
+        start, tokens = start + taken, tokens - taken
+    return read

@@ -1,0 +1,200 @@
+"""Text to token ids, so that text stays text: no run of it can turn into a special token.
+
+Every run of text is tokenized alone. Tokenizers that put a dummy space in front of a text (SentencePiece), or strip
+its ends, would do so to every run, so they are told not to.
+
+Seams: where a text must be cut before it is encoded, so that what users wrote cannot become a special token.
+
+A chat template may write a user's text anywhere and in any way: as JSON, stripped, inside other text. So a seam is put
+into the text before it is rendered, and found again in the rendering.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise, takewhile
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from inlay.errors import ModelError
+from inlay.prompt.text_bound import TextBound
+
+_NO_SPACE: dict[str, dict[str, Any]] = {
+    "Metaspace": {"prepend_scheme": "never"},
+    "ByteLevel": {"add_prefix_space": False},
+}
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TextEncoder:
+    """Encodes runs of text and pieces of a chat template with a model's tokenizer, which stays as it is.
+
+    unk_id: the token for what the vocabulary lacks, or None.
+    bos: what the tokenizer itself puts in front of a text: BOS, or nothing.
+    bound: refuses what cannot fit into a context of so many ``positions`` (None for any) before it is tokenized.
+    Raises ModelError for a tokenizer that is not a fast one.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, positions: int | None = None) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            kind = type(tokenizer).__name__
+            raise ModelError(f"the model's tokenizer is a {kind}, not a fast tokenizer; save it with a tokenizer.json")
+        parts = json.loads(backend.to_str())
+        parts.update(truncation=None, padding=None)
+        self.bound = TextBound(parts, positions)
+        for step in ("normalizer", "pre_tokenizer"):
+            parts[step] = _without_edges(parts[step])
+        self._template = Tokenizer.from_str(json.dumps(parts))
+        self._text = _without_special_tokens(parts)
+        self.unk_id: int | None = tokenizer.unk_token_id
+        self.bos = _in_front(self._template)
+        unknown = _unknown(parts["model"])
+        self._reserved = _reserved(tokenizer, unknown)
+        # tokens that stand for other text than their names, which must not turn into them
+        vocabulary = self._text.get_vocab().items()
+        self._named = {i: n for n, i in vocabulary if (i == unknown and len(n) > 1) or _BYTE.fullmatch(n)}
+        self._guarded = self._reserved.union(self._named)
+
+    def text(self, text: str) -> tuple[int, ...]:
+        """The ids of a run of text; what looks like a special token is spelled out."""
+        pieces = [text]
+        while True:
+            encodings = self._text.encode_batch(pieces, add_special_tokens=False)
+            cut = [part for pair in zip(pieces, encodings, strict=True) for part in self._cut(*pair)]
+            if len(cut) == len(pieces):
+                break
+            pieces = cut
+        # a single character that is a special token all the same is left out
+        return tuple(i for encoding in encodings for i in encoding.ids if i not in self._reserved)
+
+    def template(self, text: str) -> tuple[int, ...]:
+        """The ids of a piece of a chat template, special tokens included."""
+        (encoding,) = self._template.encode_batch(
+            [text], add_special_tokens=False
+        )  # encode holds the interpreter's lock
+        return tuple(encoding.ids)
+
+    def name(self, token: int) -> str | None:
+        """What the tokenizer calls a token; None for one that it does not have."""
+        return self._template.id_to_token(token)
+
+    def _cut(self, text: str, encoding: Encoding) -> list[str]:
+        """The text, cut open wherever it became a token that no text may become."""
+        ids = encoding.ids
+        if self._guarded.isdisjoint(ids):
+            return [text]
+        cuts = []
+        for token_id, (first, last) in zip(ids, encoding.offsets, strict=True):
+            if name := self._named.get(token_id):
+                cuts += [first + found.start() + 1 for found in re.finditer(re.escape(name), text[first:last])]
+            elif token_id in self._reserved and last - first > 1:
+                cuts.append(first + 1)
+        return [text[first:last] for first, last in pairwise([0, *sorted(set(cuts)), len(text)])]
+
+
+def beyond_vocabulary(ids: Sequence[int], vocabulary: int, name: Callable[[int], object]) -> str | None:
+    """What is wrong with ids of which a model does not know all, as the object of a sentence; None where it does.
+
+    vocabulary: how many tokens the model knows. name: what the tokenizer calls a token.
+    """
+    if not ids or max(ids) < vocabulary:
+        return None
+    token = next(i for i in ids if i >= vocabulary)
+    return (
+        f"token {token} ({name(token)!r}), and the model knows tokens 0 to {vocabulary - 1}: the tokenizer does not "
+        "belong to this model; use the model's own, or resize the model's embeddings to the tokenizer"
+    )
+
+
+def _without_special_tokens(parts: dict[str, Any]) -> Tokenizer:
+    """A tokenizer that takes added tokens for text, except plain ones of white space: models have those for code."""
+    added = [
+        {**token, "special": token["special"] or not _is_white(token["content"])} for token in parts["added_tokens"]
+    ]
+    text = Tokenizer.from_str(json.dumps({**parts, "added_tokens": added, "post_processor": None}))
+    text.encode_special_tokens = True  # as text
+    return text
+
+
+def _unknown(model: dict[str, Any]) -> int | None:
+    """The id that a tokenizer's model gives to what its vocabulary lacks."""
+    name = model.get("unk_token")
+    return model.get("unk_id") if name is None else model["vocab"].get(name)
+
+
+def _reserved(tokenizer: PreTrainedTokenizerBase, unknown: int | None) -> frozenset[int]:
+    """Every added token but those of white space, and but the one for what is unknown where it has no other role."""
+    roles = [token for role, token in tokenizer.special_tokens_map.items() if role != "unk_token"]
+    names = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+    names.update(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return frozenset(i for i, name in names.items() if not _is_white(name) and (i != unknown or name in roles))
+
+
+def _in_front(template: Tokenizer) -> tuple[int, ...]:
+    """The special tokens that a tokenizer puts in front of a text."""
+    encoding = template.encode("a", add_special_tokens=True)
+    marked = takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+    return tuple(token_id for token_id, _ in marked)
+
+
+def _is_white(token: str) -> bool:
+    return not token.replace("▁", " ").strip()  # ▁ is how SentencePiece writes a space
+
+
+def _without_edges(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A step of a tokenizer's description, without what adds a space in front of a text or strips its ends."""
+    if step is None or step["type"] in ("Prepend", "Strip"):
+        return None
+    inner = next((key for key in ("normalizers", "pretokenizers") if key in step), None)
+    if inner is not None:
+        return {**step, inner: [kept for one in step[inner] if (kept := _without_edges(one))]}
+    return {**step, **_NO_SPACE.get(step["type"], {})}
+
+
+# Nobody outside knows these digits; and digits alone survive whatever a template does to text.
+_SEAM = f"{secrets.randbelow(10**24):024d}"
+
+
+class Seams:
+    """Puts seams into texts that spell a special token. names: the special tokens as the tokenizer finds them in text.
+
+    The seam stands behind the first character of such a spelling; a special token of one character is left out.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        # plain added tokens of white space cannot open a role; models have them for code
+        self._names = [name for name in names if name.strip()]
+        self._initials = {name[0] for name in self._names}
+
+    def put(self, value: Any) -> Any:
+        """The same value of JSON with seams in its texts, keys of objects included."""
+        if isinstance(value, str):
+            return self._in_text(value)
+        if isinstance(value, Mapping):
+            return {self.put(key): self.put(inner) for key, inner in value.items()}
+        return [self.put(inner) for inner in value] if isinstance(value, Sequence) else value
+
+    def _in_text(self, text: str) -> str:
+        if not any(initial in text for initial in self._initials):
+            return text  # most are such, and some models have a thousand special tokens
+        spelled = [name for name in self._names if name in text]
+        for name in (name for name in spelled if len(name) == 1):
+            text = text.replace(name, _SEAM)
+        longer = [name for name in spelled if len(name) > 1]
+        if not longer:
+            return text
+        # a lookahead finds spellings that overlap as well
+        cuts = {found.start() + 1 for name in longer for found in re.finditer(f"(?={re.escape(name)})", text)}
+        edges = [0, *sorted(cuts), len(text)]
+        return _SEAM.join(text[first:last] for first, last in pairwise(edges))
+
+
+def at_seams(text: str) -> list[str]:
+    """What stands between the seams of a rendering: one text where there are none."""
+    return text.split(_SEAM)

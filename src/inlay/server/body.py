@@ -1,0 +1,282 @@
+"""The bytes of a request's body → a value of JSON, in one parse and bounded time, or a sentence that says why not.
+
+Stricter than Python's parser: UTF-8 alone, no NaN, no key twice (which of the two counts differs from parser to parser,
+so a proxy that checks bodies may have checked the other), no halves of characters, and bounds on nesting and on how
+many lists and objects (an empty one takes 2 bytes of a body and 60 of memory), fields and values there are: Python's
+parser lets no other thread run until it is through with all of them.
+
+Bodies of requests: read once, within bounds of size and time, checked and parsed before any route sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inlay.api.failures import BodyError, failure_of
+from inlay.api.openai.values import holds_half_characters
+from inlay.server.errors import failure_response, has_body, refuse
+from inlay.server.tenants import EVERYBODY, Tenant
+from inlay.server.workers import BodyWorkers
+
+MAX_CONTAINERS = 100_000  # lists and objects, as many as PML may have elements
+MAX_FIELDS = 100_000  # of all objects together
+MAX_VALUES = 2**20  # the token ids of a prompt are some
+
+_LONG = b"0" * 400  # digits of a number that takes a while to convert
+_DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
+_STRUCTURE = b'"[]{}:,'
+_OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
+_QUOTE = _STRUCTURE[0]
+_STEPS = np.zeros(256, np.int8)  # how each byte changes the depth
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+_COLON, _COMMA = b":,"
+
+
+def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
+    """The value that a body holds; None for an empty body. Raises BodyError."""
+    text = decoded(data)
+    if not text or text.isspace():
+        return None
+    _check_structure(data, max_nesting)
+    try:
+        # Long numbers take a while, each by a function of Python's: between two of them others have their turn.
+        whole = _whole if _LONG in data.translate(_DIGITS) else None
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=whole)
+    except json.JSONDecodeError as error:
+        raise _wrong(f"is not JSON ({error.msg} at line {error.lineno}, column {error.colno}); correct it") from None
+    except RecursionError:  # where max_nesting is more than Python can do
+        raise _wrong("nests lists and objects too deeply; nest them less deeply") from None
+    except BodyError:
+        raise
+    except ValueError:  # of int(): a number that would take long to convert
+        raise _wrong("holds a number of more than 4,300 digits; write a smaller one") from None
+    if b"\\ud" in data or b"\\uD" in data:
+        _check_characters(value)
+    return value
+
+
+def decoded(data: bytes | bytearray) -> str:
+    """A body as text. Raises BodyError where it is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _wrong(f"is not UTF-8 from byte {error.start + 1:,} on; encode it as UTF-8") from None
+
+
+def _check_structure(data: bytes | bytearray, most: int) -> None:
+    """Refuse what nests too deeply or holds too much, before it is parsed. Right for JSON, and up to its first mistake.
+
+    Looks at whole arrays: a loop over the characters of 8 MiB would take half a second.
+    """
+    opened, colons, commas = data.count(b"[") + data.count(b"{"), data.count(b":"), data.count(b",")
+    if opened <= most and colons <= MAX_FIELDS and commas <= MAX_VALUES:
+        return  # and this is so whatever of it stands in texts
+    if b"\\" in data:  # pairs of backslashes first: what then stands before a quotation mark escapes it
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    kept = np.frombuffer(data.translate(None, _OTHERS), np.uint8)
+    kept = kept[np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1 == 0]  # outside of texts; it wraps around at 256, an even
+    steps = _STEPS[kept]
+    for found, allowed, what in (
+        (steps > 0, MAX_CONTAINERS, "lists and objects"),
+        (kept == _COLON, MAX_FIELDS, "fields"),
+        (kept == _COMMA, MAX_VALUES, "values"),
+    ):
+        if np.count_nonzero(found) > allowed:
+            raise _wrong(f"holds more than {allowed:,} {what}; send several requests")
+    if np.cumsum(steps, dtype=np.int32).max(initial=0) > most:
+        raise _wrong(f"nests lists and objects more than {most} deep; nest them less deeply")
+
+
+def _whole(digits: str) -> int:
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise _wrong(f"gives {_shown(twice)} twice in one object; keep one of them")
+    return made
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _wrong(f"holds {name}, which is no value of JSON; write a number, or leave it out")
+
+
+def _check_characters(value: Any) -> None:
+    if holds_half_characters(value):
+        raise _wrong("holds half a character (a lone surrogate); cut texts between characters")
+
+
+def _shown(name: str) -> str:
+    return json.dumps(name if len(name) <= 60 else f"{name[:60]}…")
+
+
+def _wrong(what: str) -> BodyError:
+    return BodyError(f"the body {what}", code="invalid_json")
+
+
+#: Where a body may be PML, as text.
+TEXT_PATHS = "/v1/schemas"
+
+_JSON = "application/json"
+_XML = frozenset({"application/xml", "text/xml"})
+_NO_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+_BODIES_AT_ONCE = 16  # of the largest size
+_BUSY_RETRY_S = 1.0
+_MIB = 2**20
+
+
+class Guard:
+    """ASGI middleware: the body of a request, parsed, at ``scope["state"]["body"]``; a refusal where it is no good.
+
+    A body of JSON becomes its value, a body of XML (under TEXT_PATHS) its text, and no body None. Routes take it from
+    there, with what it had of bytes at ``scope["state"]["body_bytes"]``: these are gone, and ``receive`` goes on behind
+    them. Nobody else holds the value: a route that takes it out of the state has the only one. Best inside
+    Authenticate, so that no stranger's body is read.
+
+    max_body_bytes: of one body; of all that one tenant is sending at the same time, 16 times as much.
+    max_nesting: lists and objects inside each other.
+    workers: parse what is large; None for some of its own.
+    slow_s, slow_bytes_per_s: a body may take slow_s seconds, and more as it grows, at this rate.
+
+    Refuses with status 400, 408 (too slow), 413 (too large), 415 (of another type), and 429 where too many large bodies
+    come at the same time. A type that a web page may send anywhere without asking first (text/plain, forms) is not
+    taken: on a server without keys, a page could have the browser of its visitor write to it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_body_bytes: int = 8 * _MIB,
+        max_nesting: int = 64,
+        workers: BodyWorkers | None = None,
+        slow_s: float = 30.0,
+        slow_bytes_per_s: float = _MIB / 64,
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_body_bytes
+        self._max_nesting = max_nesting
+        self._workers = workers or BodyWorkers(_BODIES_AT_ONCE * max_body_bytes)
+        self._slow_s = slow_s
+        self._slow_bytes_per_s = slow_bytes_per_s
+        self._held: Counter[str] = Counter()  # by tenant: bytes of bodies that are not whole yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            data = await self._data(scope, receive) if has_body(scope) else None
+        except BodyError as error:
+            await refuse(error, scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        state = scope.setdefault("state", {})
+        state["arrival"] = time.perf_counter()  # deadlines count from here
+        try:
+            state.update(body=None if data is None else await self._parsed(data, scope), body_bytes=len(data or b""))
+        except BodyError as error:
+            await failure_response(failure_of(error))(scope, receive, send)
+            return
+        del data  # the value stays, its bytes need not while the request is answered
+        await self._app(scope, receive, send)
+
+    async def _data(self, scope: Scope, receive: Receive) -> bytearray:
+        """The bytes of a body. Raises BodyError while more of it may come, and ClientDisconnect."""
+        self._check_headers(scope)
+        return await self._read(receive, _tenant(scope))
+
+    async def _parsed(self, data: bytearray, scope: Scope) -> Any:
+        if _kind(scope) != _JSON:
+            return decoded(data)
+        work = partial(parse_json, data, self._max_nesting)
+        return await self._workers.run(work, tenant=_tenant(scope), size=len(data))
+
+    def _check_headers(self, scope: Scope) -> None:
+        """Refuse what can be told before the body has come."""
+        method, headers = scope["method"], Headers(scope=scope)
+        if method in _NO_BODY:
+            raise BodyError(f"{method} takes no body; leave it out", code="unexpected_body")
+        length = headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._max_bytes:
+            raise self._too_large()
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise _other_type("the body is compressed; send it as it is, without Content-Encoding")
+        charset = headers.get("content-type", "").lower().partition("charset=")[2].partition(";")[0].strip(' "')
+        if charset not in ("", "utf-8", "utf8"):
+            raise _other_type(f"the body is in {charset!r:.40}; encode it as UTF-8")
+        kind = _kind(scope)
+        if kind != _JSON and not (kind in _XML and scope["path"].startswith(TEXT_PATHS)):
+            said = f"Content-Type is {kind!r:.60}" if kind else "there is no Content-Type"
+            raise _other_type(f"{said}; send JSON with 'Content-Type: {_JSON}'")
+
+    async def _read(self, receive: Receive, tenant: str) -> bytearray:
+        """The bytes of a body, as many as may be. Raises BodyError, and ClientDisconnect."""
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._slow_s) as timeout:
+                began = asyncio.get_running_loop().time()
+                while True:
+                    message = await receive()
+                    if self._take(message, data, tenant):
+                        return data
+                    timeout.reschedule(began + self._slow_s + len(data) / self._slow_bytes_per_s)
+        except TimeoutError:
+            sentence = f"the body came too slowly, {len(data):,} bytes so far; send it faster, or send less"
+            raise BodyError(sentence, code="request_timeout", status=408) from None
+        finally:
+            self._held[tenant] -= len(data)
+
+    def _take(self, message: Message, data: bytearray, tenant: str) -> bool:
+        """Add what has come of a body; returns whether that was all."""
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        if len(data) + len(piece) > self._max_bytes:
+            raise self._too_large()
+        if self._held[tenant] + len(piece) > _BODIES_AT_ONCE * self._max_bytes:
+            raise BodyError(
+                "you are sending as many large bodies at the same time as may be; wait for one to end",
+                code="too_many_bodies",
+                status=429,
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        data += piece
+        self._held[tenant] += len(piece)
+        return not message.get("more_body", False)
+
+    def _too_large(self) -> BodyError:
+        return BodyError(
+            f"the body has more than {self._max_bytes:,} bytes; send less, or several requests",
+            code="body_too_large",
+            status=413,
+        )
+
+
+def _tenant(scope: Scope) -> str:
+    """The name of who asks."""
+    tenant: Tenant = scope.get("state", {}).get("tenant", EVERYBODY)
+    return tenant.name
+
+
+def _kind(scope: Scope) -> str:
+    """The Content-Type of a request, without its parameters."""
+    return Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _other_type(message: str) -> BodyError:
+    return BodyError(message, code="unsupported_media_type", status=415)

@@ -1,0 +1,143 @@
+"""What a client sends to make a schema: options, and a schema as PML or as JSON, which becomes nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from inlay.api.failures import MAX_PROBLEMS, BodyError
+from inlay.api.openai.bodies import MAX_FIELDS
+from inlay.api.openai.values import shown
+from inlay.pml import Schema
+from inlay.pml.attributes import objection
+from inlay.pml.json_writer import document_from_json, read_schema_json
+from inlay.pml.readers import read_schema
+from inlay.pml.sources import Folder, UnreadableError, document_from_string
+
+SOURCE = "schema"  # what problems call a document that has no file
+
+
+class SchemaOptions(BaseModel):
+    """What may stand beside a schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    public: bool | None = Field(None, description="true or false")
+    encode: bool | Literal["background"] = Field(True, description='true, false or "background"')
+    reuse: str | None = Field(None, description='"isolated" or "anchored"')
+    positions: str | None = Field(None, description='"schema" or "packed"')
+
+
+class SchemaBody(SchemaOptions):
+    """The body of a request that makes a schema, or a version of one, in JSON."""
+
+    pml: str | None = Field(None, description="a schema as PML: <schema name=…>…</schema>")
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description='a schema as JSON: {"name": "…", "content": […]}'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A schema as it was given. form: "pml", whose text is kept, or "schema", whose JSON is. size: bytes of UTF-8."""
+
+    form: Literal["pml", "schema"]
+    text: str
+    schema: Schema
+    size: int
+    sha256: str
+
+    def document(self) -> str | dict[str, Any]:
+        """It as the body of a request gives it."""
+        document: str | dict[str, Any] = self.text if self.form == "pml" else json.loads(self.text)
+        return document
+
+
+def of_schema(schema: Schema) -> Source:
+    """The source of a schema that came from a file of the operator's; the files that it names stand in it."""
+    return _source("schema", schema.to_json(), schema)
+
+
+def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
+    """What the body of a request says: an object of JSON, or PML as text with its options in the query.
+
+    Raises BodyError, which names every problem.
+    """
+    if isinstance(body, str):
+        words: dict[str, Any] = {"true": True, "false": False}
+        if "pml" in query or "schema" in query:
+            raise BodyError("the query holds a schema, and so does the body; leave it out of the query", param="query")
+        return _validated({"pml": body, **{name: words.get(value, value) for name, value in query.items()}})
+    if not isinstance(body, Mapping):
+        raise BodyError(f'the body is {shown(body)}; it must be an object {{"pml": "…"}} or {{"schema": {{…}}}}')
+    if query:
+        raise BodyError(
+            f"the query holds {shown(next(iter(query)))}; with a body of JSON, options stand in the body", param="query"
+        )
+    return _validated({name: value for name, value in body.items() if value is not None})
+
+
+def read_source(body: SchemaBody) -> Source:
+    """The schema that a body holds. Files are never read for it. Raises BodyError and PMLError. Takes a while."""
+    if (body.pml is None) == (body.schema_ is None):
+        raise BodyError('there is no schema, or there are two; give one of "pml" and "schema"', param="pml")
+    source = _of_pml(body.pml) if body.pml is not None else _of_json(body.schema_ or {})
+    wrong = objection(source.schema.name)
+    if wrong is not None:
+        raise BodyError(f"a server's schemas are named like modules, and {wrong}", param="name", code="invalid_name")
+    return source
+
+
+def _of_pml(text: str) -> Source:
+    parts = read_schema(document_from_string(text, SOURCE), SOURCE, _NoFiles(), declaration_counts=False)
+    return _source("pml", text, Schema(parts.name, parts.children, parts.scaffolds, SOURCE))
+
+
+def _of_json(given: Mapping[str, Any]) -> Source:
+    document = document_from_json(given, SOURCE)
+    parts = read_schema_json(document, SOURCE, _NoFiles())
+    return _source("schema", document.decode(), Schema(parts.name, parts.children, parts.scaffolds, SOURCE))
+
+
+def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> Source:
+    data = text.encode()
+    return Source(form, text, schema, len(data), hashlib.sha256(data).hexdigest())
+
+
+class _NoFiles(Folder):
+    """The folder of a schema that came over the network: nothing on the server's disk is read for it."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def read(self, src: str) -> NoReturn:
+        raise UnreadableError("src names a file, and a server reads none for a request; put the text into the module")
+
+
+def _validated(given: dict[str, Any]) -> SchemaBody:
+    if len(given) > MAX_FIELDS:
+        raise BodyError(
+            f"the body has {len(given):,} fields; it may have at most {MAX_FIELDS}, so leave out the others"
+        )
+    try:
+        return SchemaBody.model_validate(given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+    problems = {str(one["loc"][0]): one["type"] for one in found[:MAX_PROBLEMS]}
+    raise BodyError(
+        ". Also: ".join(_sentence(name, kind, given) for name, kind in problems.items()),
+        param=next(iter(problems)),
+        code="unknown_field" if "extra_forbidden" in problems.values() else "invalid_value",
+    )
+
+
+def _sentence(name: str, kind: str, given: Mapping[str, Any]) -> str:
+    fields = {field.alias or key: field.description for key, field in SchemaBody.model_fields.items()}
+    if kind == "extra_forbidden":
+        return f"a schema takes no field {shown(name)}; it takes {', '.join(fields)}"
+    return f"{name} is {shown(given[name])}; it must be {fields[name]}"

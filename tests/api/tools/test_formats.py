@@ -1,0 +1,75 @@
+"""Which format of calls a model has."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay import ParameterError
+from inlay.api.openai import model_tools
+from inlay.api.tools.formats import FORMATS, named_format
+from tests.api.tool_templates import tool_tokenizer
+from tests.tokenizers_for_tests import with_template
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "key", "ends"),
+    [
+        ("qwen", "hermes", "arguments", False),
+        ("llama", "llama3_json", "parameters", True),
+        ("mistral", "mistral", "arguments", True),
+        ("simple", "json", "arguments", False),
+    ],
+)
+def test_formats_are_told_from_templates(family: str, name: str, key: str, ends: bool):
+    found = model_tools(tool_tokenizer(family))
+    assert found is not None
+    assert (found.format.name, found.format.key, bool(found.ends)) == (name, key, ends)
+    assert found.history == (family != "simple")
+    marks = {found.format.opens, found.format.closes, *found.format.inside}
+    assert not found.ends & marks
+
+
+SHOWS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "key"),
+    [
+        ("<tool_call>", "hermes", "arguments"),
+        ("<tool_call><function=", "json", "arguments"),
+        ("<tool_call>name<arg_key>", "json", "arguments"),
+        ("<|tool_call|>", "granite", "arguments"),
+        ('Answer with {"name": "…", "parameters": {…}}', "json", "parameters"),
+        ('Answer with {"name": "…", "arguments": {…}, "parameters": {…}}', "json", "arguments"),
+    ],
+)
+def test_other_templates(said: str, name: str, key: str):
+    tokenizer = with_template(tool_tokenizer("none"), "{# " + said + " #}" + SHOWS)
+    found = model_tools(tokenizer)
+    assert found is not None
+    assert (found.format.name, found.format.key) == (name, key)
+
+
+def test_a_named_parser():
+    found = model_tools(tool_tokenizer("simple"), "hermes")
+    assert found is not None
+    assert found.format.name == "hermes"
+    for row in FORMATS:
+        assert named_format(row.name) is row
+    assert model_tools(tool_tokenizer("none"), "hermes") is None  # its template shows no tools all the same
+    with pytest.raises(
+        ParameterError, match="tool_parser is 'pythonic'; it must be one of hermes, mistral, llama3_json"
+    ):
+        model_tools(tool_tokenizer("qwen"), "pythonic")
+
+
+def test_of_several_templates_the_one_for_tools_counts():
+    tokenizer = with_template(tool_tokenizer("none"), None)
+    tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": tool_tokenizer("qwen").chat_template}
+    found = model_tools(tokenizer)
+    assert found is not None
+    assert found.format.name == "hermes"
+
+
+def test_no_template():
+    assert model_tools(with_template(tool_tokenizer("none"), None)) is None

@@ -1,0 +1,58 @@
+"""An audit of the store: who owns which chunk and who holds which segment, counted anew from what there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from inlay.engine.allocation import Seat
+from inlay.kv.identity import Hold
+from inlay.kv.pool import Run
+from inlay.kv.store import SegmentStore
+
+
+def audit(
+    store: SegmentStore,
+    seats: Iterable[Seat] = (),
+    *,
+    holds: Iterable[Hold] = (),
+    blocks: Iterable[Sequence[Run]] = (),
+) -> None:
+    """Check that the pool's owner counts are just what the index, these seats and these blocks of slots add up to, that
+    segments are held by these seats and holds and nobody else, and that all stand where the index looks for them."""
+    seats = list(seats)
+    _audit_owners(store, seats, blocks)
+    _audit_holds(store, [*holds, *(seat.hold for seat in seats)])
+    _audit_index(store)
+
+
+def _audit_owners(store: SegmentStore, seats: list[Seat], blocks: Iterable[Sequence[Run]]) -> None:
+    pool = store.pool
+    owners: Counter[int] = Counter()
+    for runs in [*(s.slots for s in store), *(s.modules for s in seats), *(s.tail for s in seats), *blocks]:
+        owners.update(pool.chunks_of(runs))
+    assert [pool.owners(chunk) for chunk in range(pool.chunks)] == [owners[chunk] for chunk in range(pool.chunks)]
+    free = [chunk for first, count in pool._free for chunk in range(first, first + count)]
+    assert free == [chunk for chunk in range(pool.chunks) if not owners[chunk]]
+    assert pool.free_chunks == len(free)
+    slots = [slot for segment in store for run in segment.slots for slot in range(run.first, run.end)]
+    assert len(slots) == len(set(slots)), "two segments lie in one slot"
+    for seat in seats:
+        assert seat.tokens <= seat.room
+
+
+def _audit_holds(store: SegmentStore, holds: list[Hold]) -> None:
+    stored = set(store)
+    for hold in holds:
+        assert stored.issuperset(hold.segments), "what is held is not stored"
+    for segment in stored:
+        assert segment.holds == {hold for hold in holds if segment in hold.segments}
+
+
+def _audit_index(store: SegmentStore) -> None:
+    heads = [(segment.place, segment.run.ids[0]) for segment in store]
+    assert len(heads) == len(set(heads)), "two segments stand in each other's way"
+    for segment in store:
+        assert sum(run.length for run in segment.slots) == segment.tokens > 0
+        assert segment.place == store.place(segment.run)
+        assert segment.behind == store.place(segment.run.rest(segment.tokens))

@@ -1,0 +1,175 @@
+"""Splices tell what is exact for a request, what is displaced, what has to be computed, and under which record."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay import LLM, Schema
+from inlay.engine.request import usage_of
+from inlay.kv.identity import Context, KeyMaker, Segment, TokenRun, specify
+from inlay.kv.index import Found
+from inlay.kv.pool import Run
+from inlay.prompt.placement import Placed
+from inlay.prompt.splice import Cached, Fresh, pieces, splice_exact, splice_modules
+from tests.conftest import tiny
+
+KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
+SCHEMA = Schema.from_string(
+    '<schema name="s">In front. <module name="a">First <param name="p" len="6" default="one"/> module.</module>'
+    '<module name="b">Second module.</module> Behind.</schema>'
+)
+
+KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
+
+
+def splice(prompt, reuse: str, positions: str = "packed"):
+    llm = LLM(tiny("llama"), kv_memory="1MiB")
+    policy = llm._policy(reuse, positions)
+    llm._library.add(llm._library.lay_out(SCHEMA))
+    return llm._library.splice(llm._library.place(prompt.build(), policy), policy)
+
+
+def told(parts):
+    """Each part as (text, 'exact', 'module', 'displaced' or 'fresh')."""
+    named = []
+    for part in parts:
+        ids = part.ids if isinstance(part, Fresh) else part.spec.ids[: part.length]
+        kind = "fresh"
+        if isinstance(part, Cached):
+            kind = "exact" if part.exact else "displaced" if part.displaced else "module"
+        named.append((tiny("llama").tokenizer.decode(list(ids)), kind))
+    return named
+
+
+def test_off_computes_everything_and_keeps_nothing():
+    parts = splice(SCHEMA.prompt().use("b").text("Q"), "off")
+    assert [kind for _, kind in told(parts)] == ["fresh"] * 4
+    assert [part.run for part in parts] == [None] * 4
+
+
+def test_exact_is_one_run_of_tokens_wherever_they_come_from():
+    parts = splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "exact")
+    assert told(parts) == [("In front. First two module.Second module. Behind.Q", "fresh")]
+    assert (parts[0].run.start, parts[0].run.before.tokens) == (0, 0)
+
+
+def test_exact_with_gaps_is_a_run_for_each_side_of_a_gap():
+    parts = splice(SCHEMA.prompt().use("b").text("Q"), "exact", "schema")
+    assert told(parts) == [("In front. ", "fresh"), ("Second module. Behind.Q", "fresh")]
+    first, second = (part.run for part in parts)
+    assert second.digest == first.after(len(first.ids)).digest(second.start)
+    assert second.start > len(first.ids)
+
+
+def test_anchored_is_exact_where_the_context_is_what_stands_there():
+    assert told(splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored")) == [
+        ("In front. ", "exact"),
+        ("First ", "exact"),
+        ("two", "fresh"),
+        (" module.", "displaced"),  # the argument is shorter than its hole
+        ("Second module.", "displaced"),  # anchored to the text in front, and read behind module a
+        (" Behind.", "displaced"),
+        ("Q", "fresh"),
+    ]
+
+
+def test_a_module_right_behind_its_anchor_is_exact():
+    assert told(splice(SCHEMA.prompt().use("b").text("Q"), "anchored"))[:2] == [
+        ("In front. ", "exact"),
+        ("Second module.", "exact"),
+    ]
+
+
+def test_isolated_has_no_context_to_be_displaced_from():
+    kinds = dict(told(splice(SCHEMA.prompt().use("b").text("Q"), "isolated")))
+    assert kinds["Second module."] == "module"
+
+
+def test_under_schema_positions_nothing_is_displaced():
+    parts = splice(SCHEMA.prompt().use("a", p="two").use("b").text("Q"), "anchored", "schema")
+    assert "displaced" not in {kind for _, kind in told(parts)}
+
+
+def test_a_default_is_a_segment_of_its_own():
+    assert told(splice(SCHEMA.prompt().use("a").text("Q"), "anchored"))[2] == ("one", "exact")
+
+
+def test_the_last_token_is_always_fresh():
+    parts = splice(SCHEMA.prompt().use("b"), "anchored")
+    assert told(parts)[-2:] == [(" Behind", "displaced"), (".", "fresh")]
+
+
+def test_usage_counts_hits_alone():
+    parts = splice(SCHEMA.prompt().use("b").text("Q"), "anchored")
+    first = parts[0].spec.key
+    usage = usage_of(parts, frozenset([first]), [0] * len(parts))
+    assert (usage.cached_tokens, usage.exact_tokens, usage.module_tokens) == (10, 10, 0)
+    everything = frozenset(part.spec.key for part in parts if isinstance(part, Cached))
+    assert usage_of(parts, everything, [0] * len(parts)).computed_tokens == 1
+
+
+def test_usage_counts_beginnings_of_fresh_runs_as_exact():
+    (part,) = splice(SCHEMA.prompt().use("b").text("Q"), "exact")
+    usage = usage_of((part,), frozenset(), [7])
+    assert (usage.cached_tokens, usage.exact_tokens, usage.computed_tokens) == (7, 7, len(part.ids) - 7)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=20), st.sets(st.integers(1, 19), max_size=5), st.integers(0, 9))
+def test_exact_knows_no_borders(tokens, cuts, start):
+    """However a prompt's text is put together, the exact splice of it is the same."""
+    borders = [0, *sorted(c for c in cuts if c < len(tokens)), len(tokens)]
+    parts = [Placed(tuple(tokens[a:b]), start + a, None) for a, b in pairwise(borders)]
+    (part,) = splice_exact(parts)
+    assert (part.ids, part.start, part.run.digest) == (tuple(tokens), start, b"")
+
+
+def test_what_follows_two_modules_is_no_exact_continuation():
+    """The record says how each token was made: two modules side by side are not the same text in one go."""
+    llm = LLM(tiny("llama"), kv_memory="1MiB")
+    llm._library.add(llm._library.lay_out(SCHEMA))
+    runs = {}
+    for reuse in ("isolated", "anchored", "exact"):
+        policy = llm._policy(reuse, "packed")
+        prompt = SCHEMA.prompt().use("a", p="two").use("b").text("Q")
+        runs[reuse] = llm._library.splice(llm._library.place(prompt.build(), policy), policy)[-1].run
+    whole = runs["exact"].rest(len(runs["exact"].ids) - 1)
+    digests = {runs["isolated"].digest, runs["anchored"].digest, whole.digest}
+    assert len(digests) == 3
+
+
+CHAINED = [specify((9,), 0, (), KEYS)]
+for token in range(5):
+    CHAINED.append(specify((token,), token + 1, CHAINED[: token + 1], KEYS))
+CHAINED += [specify((token,), 3, CHAINED[:3], KEYS) for token in (7, 8)]  # beside the fourth
+
+
+@given(st.permutations(range(len(CHAINED))), st.lists(st.integers(0, 1), min_size=8, max_size=8))
+def test_a_segment_is_displaced_where_any_that_it_attends_to_is_moved_otherwise(order, gaps):
+    parts, at = [], 0
+    for number, gap in zip(order, gaps, strict=True):
+        parts.append((Placed(CHAINED[number].ids, at + gap, None), CHAINED[number]))
+        at += 1 + gap
+    pairs = [(part.start, spec) for part, spec in parts]
+    told = splice_modules([part for part, _ in parts], lambda part: dict(pairs)[part.start])
+    shifts: dict[bytes, int] = {}
+    for (part, spec), cached in zip(parts, told, strict=True):
+        shift = part.start - spec.start
+        assert cached.displaced == any(shifts.get(other.key, shift) != shift for other in spec.context)
+        shifts[spec.key] = shift
+
+
+def test_pieces_are_read_at_the_shift_of_each_segment():
+    """Segments of one path may have been encoded at different positions."""
+    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", (Run(8, 2), Run(20, 1)), KEYS)
+    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", (Run(40, 4),), KEYS)
+    read = pieces(Found(((one, 3), (other, 2)), 5), 10, 5)
+    assert [(p.run, p.start, p.shift) for p in read] == [
+        (Run(8, 2), 0, 10),
+        (Run(20, 1), 2, 10),
+        (Run(40, 2), 43, -30),
+    ]
+    assert pieces(Found(((one, 3), (other, 2)), 5), 10, 3) == read[:2]

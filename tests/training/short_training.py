@@ -1,0 +1,28 @@
+"""A recipe of six small steps, with as much going on as in a long one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from training.lessons import Lesson
+from training.recipe import Stage
+from training.train import examine
+from transformers import PreTrainedTokenizerBase
+
+from inlay.quality.questions import Form
+
+_LESSON = Lesson((1, 2), 6, {"unstated": 1.0}, Form.PLAIN)
+SHORT = (
+    Stage("two", 2, 300, (0.01, 0.01), _LESSON),
+    Stage("four", 4, 300, (0.01, 0.005), _LESSON),
+)
+
+
+def shorten(patch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have training take this tokenizer, no time to warm up, and note its progress every other step."""
+    patch.setattr("training.train.train_tokenizer", lambda: tokenizer)
+    patch.setattr("training.train._WARMUP", 1)
+    patch.setattr("training.train._LOOK", 2)
+    patch.setattr("training.train._EXAMINE", 3)
+    patch.setattr("training.train.examine", partial(examine, tokens=300))
