@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer
-from inlay.models.spec import describe
 
 torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that wait for each other stall
 
@@ -87,7 +87,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+FAMILIES = tuple(dict.fromkeys(model_type for model_type, _ in CONFIGS.values()))
 ROTARY = tuple(name for name in CONFIGS if name != "gpt2")
 
 

@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer
-from inlay.models.spec import describe
 from tests.conftest import CONFIGS
 from tests.tokenizers_for_tests import with_template
 

@@ -13,10 +13,10 @@ from transformers.activations import ACT2FN
 
 from inlay import LLM, SamplingParams
 from inlay.models import ops
-from inlay.models.fused import FusedAttention, FusedMLP, FusedNorm, FusedRotary, parts
+from inlay.models.fused import FusedAttention, FusedMLP, FusedNorm, FusedRotary
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import PackedLinear, can_pack, packed
-from inlay.models.weights import WeightForm, prepare
+from inlay.models.weights import WeightForm, parts, prepare
 
 from ..conftest import CONFIGS, tiny
 from ..equivalence.oracle import prefill

@@ -10,8 +10,8 @@ from training.architecture import new_model
 from training.tokenizer import train_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
-from inlay.models.spec import describe
 
 
 @cache

@@ -1,84 +1,26 @@
-"""A decoder's layers with their products joined and packed, and the steps between them in one call each.
+"""A decoder's modules with their products joined and packed, and the steps between them in one call each.
 
-The stock model stays what it is: only modules inside it are replaced, so that transformers' own code still calls them,
-with any attention implementation and any cache. Weights are taken out of the stock modules part by part, so a model is
-never in memory twice.
+The stock model stays what it is: a family replaces modules inside it by these, so that transformers' own code still
+calls them, with any attention implementation and any cache. Each takes the weights out of the stock module.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.activations import NewGELUActivation, SiLUActivation
+from transformers.activations import SiLUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from inlay.models import ops
-from inlay.models.linear import MakeLinear, joined, of_conv1d
-
-_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-
-
-def parts(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """The pieces that weights are loaded and packed in, by path, in the order of ``model.parameters()``."""
-    for name, child in model.named_children():
-        if name != model.base_model_prefix:
-            yield name, child
-            continue
-        for inner, module in child.named_children():
-            if isinstance(module, nn.ModuleList):
-                yield from ((f"{name}.{inner}.{i}", layer) for i, layer in enumerate(module))
-            else:
-                yield f"{name}.{inner}", module
-
-
-def fused(part: nn.Module, make: MakeLinear) -> nn.Module:
-    """What stands in the place of a part of a model: the part itself, changed inside, or another module."""
-    if isinstance(part, nn.Linear):  # lm_head; where it is tied, the embedding keeps the weight
-        return joined([part], make, shared=True)
-    family, kind = _kind_of(part)
-    if kind == "RMSNorm":
-        return FusedNorm(part)
-    if kind == "RotaryEmbedding":
-        return FusedRotary(part)
-    if kind == "DecoderLayer":
-        _fuse_layer(part, family, make)
-    elif type(part).__name__ == "GPT2Block":
-        _pack_block(part, make)
-    return part
-
-
-def _kind_of(module: nn.Module) -> tuple[str, str]:
-    name = type(module).__name__
-    for family in _FAMILIES:
-        if name.startswith(family):
-            return family, name.removeprefix(family)
-    return "", ""
-
-
-def _fuse_layer(layer: Any, family: str, make: MakeLinear) -> None:
-    layer.input_layernorm = FusedNorm(layer.input_layernorm)
-    layer.post_attention_layernorm = FusedNorm(layer.post_attention_layernorm)
-    layer.self_attn = FusedAttention(layer.self_attn, family, make)
-    layer.mlp = FusedMLP(layer.mlp, make)
-
-
-def _pack_block(block: Any, make: MakeLinear) -> None:
-    """GPT-2 joins query, key and value itself."""
-    block.attn.c_attn = of_conv1d(block.attn.c_attn, make)
-    block.attn.c_proj = of_conv1d(block.attn.c_proj, make)
-    block.mlp.c_fc = of_conv1d(block.mlp.c_fc, make)
-    block.mlp.c_proj = of_conv1d(block.mlp.c_proj, make)
-    if isinstance(block.mlp.act, NewGELUActivation):
-        block.mlp.act = nn.GELU("tanh")  # the same function in one call
+from inlay.models.linear import MakeLinear, joined
 
 
 class FusedNorm(nn.Module):
-    """RMSNorm of Llama, Mistral and Qwen in one step."""
+    """RMSNorm in one step."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -131,9 +73,14 @@ class FusedAttention(nn.Module):
 
     Attention itself is whatever the model's configuration names, as in the stock module; ``layer_idx``, ``is_causal``
     and ``num_key_value_groups`` are there for those implementations.
+
+    head_norms: the norms of query and key over each head, before the rotation; None for none.
+    options: what the stock module tells the implementation besides its scaling, such as ``sliding_window``.
     """
 
-    def __init__(self, attention: Any, family: str, make: MakeLinear) -> None:
+    def __init__(
+        self, attention: Any, make: MakeLinear, *, head_norms: tuple[Any, Any] | None = None, **options: Any
+    ) -> None:
         super().__init__()
         self.config = attention.config
         self.layer_idx = attention.layer_idx
@@ -143,9 +90,9 @@ class FusedAttention(nn.Module):
         self.scaling = attention.scaling
         self.heads = self.config.num_attention_heads
         self.kv_heads = self.config.num_key_value_heads
-        self.options = _window_options(attention, family)
-        self.query_norm = FusedNorm(attention.q_norm) if family == "Qwen3" else None
-        self.key_norm = FusedNorm(attention.k_norm) if family == "Qwen3" else None
+        self.options = options
+        self.query_norm = FusedNorm(head_norms[0]) if head_norms else None
+        self.key_norm = FusedNorm(head_norms[1]) if head_norms else None
         self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj], make)
         self.out = joined([attention.o_proj], make)
         self._eager: Callable[..., Any] = sys.modules[type(attention).__module__].eager_attention_forward
@@ -183,11 +130,3 @@ class FusedAttention(nn.Module):
             batch = rows[0] // cos.shape[1]
             cos, sin = cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)
         ops.rotate_(qkv[:, : self.heads + self.kv_heads], cos.reshape(rows), sin.reshape(rows))
-
-
-def _window_options(attention: Any, family: str) -> dict[str, int | None]:
-    """The sliding window as the stock module of each family passes it on."""
-    if family == "Llama":
-        return {}
-    source = attention.config if family == "Mistral" else attention
-    return {"sliding_window": getattr(source, "sliding_window", None)}

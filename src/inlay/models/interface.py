@@ -1,7 +1,8 @@
 """The seam between stock transformers models and inlay's attention.
 
-A model whose ``_attn_implementation`` is ours calls ``_attention`` in every layer. The name is in no table of masks,
-so transformers builds none; the pass's context travels through the model as a keyword argument.
+A model whose ``_attn_implementation`` is ours calls ``attend`` in every layer. The name is in no table of masks, so
+transformers builds none; the pass's context travels through the model as a keyword argument, ``inlay``. What a family
+puts in the place of modules that do neither (``Family.patch``) calls the same function.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PassContext:
     spec: ModelSpec
 
 
-def _attention(
+def attend(
     module: nn.Module,
     query: Tensor,  # (1, heads, rows, head_dim)
     key: Tensor,  # (1, kv_heads, rows, head_dim)
@@ -44,8 +45,15 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    slopes: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
+    """Store one layer's new keys and values, and attend to what the pass's plan says.
+
+    module: the layer's attention, with its ``layer_idx``.
+    inlay: the pass; the other keywords are those of transformers' implementations, and ``AttentionOptions.slopes``.
+    Returns (1, rows, heads, head_dim), and None for the weights that other implementations may return.
+    """
     assert attention_mask is None, "transformers built a mask for an implementation that takes none"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     options = AttentionOptions(
@@ -53,13 +61,14 @@ def _attention(
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        slopes=slopes,
         rotary=inlay.spec.layers[layer].rotary,
     )
     output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, inlay.plan, layer, options)
     return output.unsqueeze(0), None
 
 
-AttentionInterface.register(IMPLEMENTATION, _attention)
+AttentionInterface.register(IMPLEMENTATION, attend)
 
 
 @contextmanager

@@ -21,10 +21,11 @@ from transformers import (
 )
 
 from inlay.errors import ModelError, ParameterError
+from inlay.models.families import check_config, describe
 from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
 from inlay.models.random import build_random, bytes_tokenizer, check_shape
-from inlay.models.spec import ModelSpec, check_config, describe, dtype_name
+from inlay.models.spec import ModelSpec, dtype_name
 from inlay.models.weights import STOCK, WeightForm, prepare
 
 MODEL_DIRECTORY = Path(__file__).parent / "demo"

@@ -1,9 +1,7 @@
 """Named architectures with random weights, for measuring speed where no checkpoint can be had.
 
 ``random:qwen2.5-0.5b`` has the shape of Qwen2.5-0.5B and random weights, so its answers mean nothing, and it takes
-exactly as long as the real one. The tokenizer is one byte a token.
-
-A tokenizer of one token a byte, with a chat template, for models that come without one.
+exactly as long as the real one. Its tokenizer has one token a byte, and a chat template.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from inlay.errors import ModelError
-from inlay.models.fused import parts
-from inlay.models.weights import Preparation, WeightForm
+from inlay.models.weights import Preparation, WeightForm, parts
 
 _LLAMA3_SCALING = {
     "rope_type": "llama3",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from inlay.errors import ParameterError
+from inlay.models.families import family_of
 from inlay.models.fingerprint import Fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
-from inlay.models.fused import fused, parts
 from inlay.models.linear import MakeLinear, packed
 from inlay.models.quantize import QUANTIZATIONS
 
@@ -51,9 +52,23 @@ class WeightForm:
 STOCK = WeightForm(weights="stock")
 
 
+def parts(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """The pieces that weights are loaded and packed in, by path, in the order of ``model.parameters()``."""
+    for name, child in model.named_children():
+        if name != model.base_model_prefix:
+            yield name, child
+            continue
+        for inner, module in child.named_children():
+            if isinstance(module, nn.ModuleList):
+                yield from ((f"{name}.{inner}.{i}", layer) for i, layer in enumerate(module))
+            else:
+                yield f"{name}.{inner}", module
+
+
 class Preparation:
     """Brings a model's weights into their form, part by part, and takes its fingerprint on the way.
 
+    Weights are taken out of the stock modules part by part, so a model is never in memory twice.
     weights: what the fingerprint says of them, where that is known.
     """
 
@@ -61,12 +76,15 @@ class Preparation:
         self._model = model
         self._form = form
         self._fingerprint = Fingerprint(model.config, weights)
+        self._family = family_of(model.config)
+        self._family.patch(model)
 
     def take(self, path: str, part: nn.Module) -> None:
         """A part whose weights are there."""
         self._fingerprint.add(path, part)
         if self._form.weights == "packed":
-            replacement = fused(part, self._form.maker(part)).requires_grad_(False)  # it computes in place
+            replacement = self._family.fuse(path, part, self._form.maker(part))
+            replacement.requires_grad_(False)  # it computes in place
             if replacement is not part:
                 self._model.set_submodule(path, replacement)
 

@@ -5,7 +5,8 @@ What the layers of a model keep of every token, and how many bytes that is.
 From a model's configuration to what its layers keep of every token. No weights are needed.
 
 Only families whose numbers have been compared with what a transformers model of that family really keeps are counted
-(``tests/advice/memory/test_families.py``); the others are refused, because a wrong guess would look like any other number.
+(``tests/advice/memory/test_families.py``); the others are refused, because a wrong guess would look like any other
+number.
 """
 
 from __future__ import annotations

@@ -1,0 +1,46 @@
+"""GPT-2: learned positions, so no shift; query, key and value are one product already, its weight transposed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.activations import NewGELUActivation
+
+from inlay.errors import ModelError
+from inlay.models.family import Family
+from inlay.models.linear import MakeLinear, of_conv1d
+from inlay.models.spec import LayerSpec
+
+
+class GPT2(Family):
+    """Every head has its own keys and values."""
+
+    model_types = ("gpt2",)
+
+    def check(self, config: PretrainedConfig) -> None:
+        """Without what leaves the AttentionInterface."""
+        if getattr(config, "reorder_and_upcast_attn", False) or getattr(config, "add_cross_attention", False):
+            raise ModelError("GPT-2 with reorder_and_upcast_attn or add_cross_attention is not supported")
+        super().check(config)
+
+    def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
+        """Positions are added to the embeddings: keys are not rotated."""
+        config = model.config
+        return (LayerSpec(config.n_head, config.n_embd // config.n_head, rotary=None),) * config.n_layer
+
+    def fuse(self, path: str, part: Any, make: MakeLinear) -> nn.Module:
+        """Turn the weights of each block's products; there is nothing to join."""
+        match path.split("."):
+            case [*_, "h", _]:
+                part.attn.c_attn = of_conv1d(part.attn.c_attn, make)
+                part.attn.c_proj = of_conv1d(part.attn.c_proj, make)
+                part.mlp.c_fc = of_conv1d(part.mlp.c_fc, make)
+                part.mlp.c_proj = of_conv1d(part.mlp.c_proj, make)
+                if isinstance(part.mlp.act, NewGELUActivation):
+                    part.mlp.act = nn.GELU("tanh")  # the same function in one call
+        return super().fuse(path, part, make)
+
+
+FAMILY = GPT2()

@@ -1,0 +1,48 @@
+"""Llama, and what the families built like it share: grouped heads, rotary positions, RMSNorm, a gated MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from inlay.attention.rope import Rotary
+from inlay.models.family import Family
+from inlay.models.fused import FusedAttention, FusedMLP, FusedNorm, FusedRotary
+from inlay.models.linear import MakeLinear
+from inlay.models.spec import LayerSpec
+
+
+class Llama(Family):
+    """Decoders of Llama's shape and with its names of modules."""
+
+    model_types = ("llama",)
+
+    def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
+        """One shape, and one table of frequencies, for all layers."""
+        config = model.config
+        rotary = Rotary(model.model.rotary_emb.inv_freq.detach().float().cpu().clone())
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return (LayerSpec(config.num_key_value_heads, head_dim, rotary),) * config.num_hidden_layers
+
+    def fuse(self, path: str, part: Any, make: MakeLinear) -> nn.Module:
+        """Join query, key and value, and gate and up; norms, rotation and activation in one call each."""
+        match path.split("."):
+            case [*_, "layers", _]:
+                part.input_layernorm = FusedNorm(part.input_layernorm)
+                part.post_attention_layernorm = FusedNorm(part.post_attention_layernorm)
+                part.self_attn = self.fuse_attention(part.self_attn, make)
+                part.mlp = FusedMLP(part.mlp, make)
+            case [*_, "norm"]:
+                return FusedNorm(part)
+            case [*_, "rotary_emb"]:
+                return FusedRotary(part)
+        return super().fuse(path, part, make)
+
+    def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
+        """What stands in the place of a layer's attention."""
+        return FusedAttention(stock, make)
+
+
+FAMILY = Llama()

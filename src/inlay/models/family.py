@@ -1,0 +1,73 @@
+"""What inlay has to know of a family of models before it serves one: the contract of each file in ``families/``.
+
+A family's arithmetic is that of its stock transformers code. What a family says here is what inlay cannot ask that
+code: the shape of the KV and the frequencies it is rotated by, which configurations would give wrong answers, which
+modules may be joined, and what to replace where attention does not go through transformers' AttentionInterface.
+
+Chat is not among it: turns follow the tokenizer's own template, and so do the tool calls in answers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from inlay.errors import ModelError
+from inlay.models.linear import MakeLinear, joined
+from inlay.models.spec import LayerSpec, ModelSpec
+
+#: Rotary scalings whose frequencies do not depend on the longest position in a forward pass.
+_FIXED_SCALINGS = ("default", "linear", "llama3", "yarn")
+_MOVING_SCALINGS = ("dynamic", "longrope")
+
+
+class Family(ABC):
+    """One family of models. Only ``layers`` must be given; the rest are steps that a family may add to.
+
+    model_types: the ``model_type`` of the configurations that it serves.
+    """
+
+    model_types: ClassVar[tuple[str, ...]]
+
+    def check(self, config: PretrainedConfig) -> None:
+        """Raise ModelError, with the reason, if a model of this configuration cannot be served."""
+        scaling = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if scaling in _MOVING_SCALINGS:
+            raise ModelError(
+                f"rotary scaling '{scaling}' is not supported: it chooses its frequencies from the longest position in "
+                "a forward pass, so stored attention states would not fit later ones"
+            )
+        if scaling not in _FIXED_SCALINGS:
+            raise ModelError(f"rotary scaling '{scaling}' is not supported; use one of {', '.join(_FIXED_SCALINGS)}")
+        if getattr(config, "quantization_config", None) is not None:
+            raise ModelError("quantized checkpoints are not supported; use the original weights")
+
+    @abstractmethod
+    def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
+        """The KV of every layer of a stock model, in the order of ``layer_idx``."""
+
+    def spec(self, model: PreTrainedModel) -> ModelSpec:
+        """What the rest of inlay needs to know of a stock model."""
+        config = model.config
+        return ModelSpec(config.model_type, self.layers(model), config.max_position_embeddings, config.vocab_size)
+
+    def patch(self, model: PreTrainedModel) -> None:  # noqa: B027  (most families need none)
+        """Make a stock model, whose weights may not be there yet, attend through inlay where its code does not.
+
+        Nothing where its layers call the AttentionInterface and hand keyword arguments on to it. Else: replace the
+        ``forward`` of what stands between the model's call, which gets ``position_ids`` and ``inlay``, and its
+        attention, which has to call ``interface.attend`` if ``inlay`` came, and be as it was if not.
+        """
+
+    def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
+        """What stands in the place of a part of a model: the part itself, changed inside, or another module.
+
+        path: where the part stands. A part is a layer, or a module beside the layers such as the last norm.
+        make: makes a linear layer, packed or quantized. What it does not make stays as transformers has it.
+        """
+        if isinstance(part, nn.Linear):  # lm_head; where it is tied, the embedding keeps the weight
+            return joined([part], make, shared=True)
+        return part
