@@ -37,6 +37,8 @@ def test_a_line():
         (b"[" * 100_000, None, "the JSON is nested too deeply; nest it less"),
         (b'{"custom_id": NaN}', None, "this is not JSON (NaN is no value of JSON)"),
         (b'{"custom_id": "\\ud800"}', None, "a text holds half a character"),
+        (b'{"custom_id": "a", "custom_id": "b"}', None, "the line gives 'custom_id' twice in one object; keep one of"),
+        (b'{"custom_id": ' + b"1" * 5000 + b"}", None, "this is not JSON (a number of more than 4,300 digits); write"),
         (without("custom_id"), None, "there is no custom_id; write a text that no other line has"),
         ({**GOOD, "custom_id": 7}, None, "custom_id is 7; write a text that no other line has"),
         ({**GOOD, "custom_id": ""}, None, "custom_id is ''; write a text that no other line has"),

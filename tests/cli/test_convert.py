@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.pml import Prompt, Schema
-from inlay.pml import json_writer as json_form
-from inlay.pml.json_writer import json_schema
+from inlay.pml import Prompt, Schema, json_form
+from inlay.pml.json_form import json_schema
 
 from .test_cli import run
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import inlay.pml
 from inlay.errors import ParameterError
 from inlay.pml import Argument, Import, Module, Prompt, Schema, Text, numbered, resolve
-from inlay.pml.json_writer import json_schema
+from inlay.pml.json_form import json_schema
 from tests.pml.helpers import LEVELS, TRAVEL, sentences, shorthand
 from tests.pml.json_documents import SURF, TRIP, TRIP_PML
 from tests.pml.node_strategies import HERE, TEXTS, bare, prompts, schemas

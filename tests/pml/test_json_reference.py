@@ -10,7 +10,7 @@ import pytest
 
 from inlay.cli.main import main
 from inlay.pml import Prompt, Schema, resolve
-from inlay.pml.json_writer import json_schema
+from inlay.pml.json_form import json_schema
 from tests.pml.helpers import sentences, shorthand
 from tests.pml.node_strategies import bare
 

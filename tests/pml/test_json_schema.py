@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import inlay.pml
 from inlay.errors import PMLError
 from inlay.pml import Prompt, Schema
-from inlay.pml.json_writer import json_schema
+from inlay.pml.json_form import json_schema
 from tests.pml.json_documents import PROBLEMS, SHORT, SURF, TRIP, inside
 from tests.pml.node_strategies import bare
 

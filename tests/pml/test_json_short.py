@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inlay.pml import Prompt
 from inlay.pml import nodes as limits
-from inlay.pml.json_writer import json_schema
+from inlay.pml.json_form import json_schema
 from tests.pml.helpers import sentences
 from tests.pml.json_documents import NAME, SHORT, VALUE
 from tests.pml.node_strategies import bare

@@ -1,7 +1,7 @@
 """Offline batches in OpenAI's Batch file format: a file of requests in, a file of answers out, whatever happens.
 
-One file a thing: lines (what stands on a line), index (where lines stand), order (which requests run together), output
-(the file that is written, and taken up again), run (the model at work), counts (how far it is).
+``requests`` reads the input and says which requests run together, ``output`` is the file that is written and taken up
+again, ``run`` the model at work, ``counts`` how far it is.
 """
 
 from inlay.batch.counts import Counts, Stage

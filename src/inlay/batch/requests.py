@@ -1,41 +1,39 @@
-"""One line of a batch's input: ``{"custom_id": …, "method": "POST", "url": …, "body": …}``.
+"""The requests of a batch's input: what a line says, where the lines stand, and in which order to run them.
 
-Where the requests of an input file stand, and in which order to run them: a temporary database, not their contents.
+A line is ``{"custom_id": …, "method": "POST", "url": …, "body": …}``. Where lines stand is kept, not what they hold, in
+a temporary database: a file of SQLite's without a name, which ends with the process, and of that a bounded part in
+memory; so the input may be larger than memory. A request takes about 30 bytes and twice its custom_id there (58 bytes,
+measured, with ids of 14), and about 5 for every token of its prompt while it waits. SQLITE_TMPDIR says in which folder.
 
-SQLite keeps it in a file without a name, which ends with the process, and of that a bounded part in memory; so the
-input may be larger than memory. A request takes about 30 bytes and twice its custom_id there (58 bytes, measured, with
-ids of 14), and about 5 for every token of its prompt while it waits. SQLITE_TMPDIR says in which folder.
-
-Which requests run together: those that share the most.
-
-A request's key is its prompt as token ids, most significant byte first, so sorting keys sorts prompts as a walk through
-their prefix tree would meet them (the tree of ChunkAttention, arXiv 2402.15220, section 3.1): a prefix's requests stand
-side by side and in the pool once, however small that is. Prompts of one schema under one policy come together.
+Requests that share the most run together. A request's key is its prompt as token ids, most significant byte first, so
+sorting keys sorts prompts as a walk through their prefix tree would meet them (the tree of ChunkAttention, arXiv
+2402.15220, section 3.1): a prefix's requests stand side by side and in the pool once, however small that is. Prompts of
+one schema under one policy come together.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sqlite3
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from inlay.api.openai import Call, Endpoint
-from inlay.api.openai.values import shown
 from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Progress, Stage
 from inlay.errors import InlayError, ParameterError
 from inlay.pml import Prompt
-from inlay.pml.problems import lone_surrogate
+from inlay.strict_json import Fault, JSONError, read_json
+from inlay.wording import shown
 
 MAX_LINE_BYTES = 64 * 2**20
 
@@ -62,7 +60,7 @@ class BatchLine:
 
 def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
     """A line of the input. first: whether a byte order mark may stand before it. Raises LineError."""
-    value = _json(_text(data, first))
+    value = _json(data, first)
     if not isinstance(value, Mapping):
         raise LineError(f"this is {shown(value)}; write {_EXAMPLE}")
     custom_id = value.get("custom_id")
@@ -75,31 +73,32 @@ def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
     return BatchLine(custom_id, Endpoint(value["url"]), value["body"])
 
 
-def _text(data: bytes, first: bool) -> str:
+def _json(data: bytes, first: bool) -> Any:
     if len(data) > MAX_LINE_BYTES:
         raise LineError(f"the line is longer than {MAX_LINE_BYTES:,} bytes; make several requests of it")
     try:
-        return data.decode("utf-8-sig" if first else "utf-8")
-    except UnicodeDecodeError as error:
-        raise LineError(f"byte {error.start + 1} of the line is not UTF-8; save the file as UTF-8") from None
+        return read_json(data.removeprefix(BOM_UTF8) if first else data)
+    except JSONError as error:
+        raise LineError(_sentence(error)) from None
 
 
-def _json(text: str) -> Any:
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-        halves = "\\u" in text and lone_surrogate(json.dumps(value, ensure_ascii=False))
-    except RecursionError:
-        raise LineError("the JSON is nested too deeply; nest it less") from None
-    except ValueError as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise LineError(f"this is not JSON ({reason}); write {_EXAMPLE} on one line") from None
-    if halves:
-        raise LineError("a text holds half a character (a lone surrogate); cut texts between characters")
-    return value
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no value of JSON")
+def _sentence(error: JSONError) -> str:
+    match error.fault:
+        case Fault.ENCODING:
+            return f"byte {(error.index or 0) + 1} of the line is not UTF-8; save the file as UTF-8"
+        case Fault.HALF:
+            return "a text holds half a character (a lone surrogate); cut texts between characters"
+        case Fault.TWICE:
+            return f"the line gives {shown(error.detail)} twice in one object; keep one of them"
+        case Fault.DEPTH:
+            return "the JSON is nested too deeply; nest it less"
+        case Fault.CONSTANT:
+            reason = f"{error.detail} is no value of JSON"
+        case Fault.NUMBER:
+            reason = "a number of more than 4,300 digits"
+        case _:
+            reason = f"{error.detail} at column {error.column}"
+    return f"this is not JSON ({reason}); write {_EXAMPLE} on one line"
 
 
 def _problem(line: Mapping[str, Any]) -> str | None:

@@ -11,10 +11,10 @@ import typer
 from inlay.cli.output import check_outputs, output_file
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, Schema
-from inlay.pml.json_text import is_json, parse_json
+from inlay.pml.json_objects import parse_json
 from inlay.pml.parser import parse
 from inlay.pml.problems import Problems
-from inlay.pml.sources import document_from_file
+from inlay.pml.sources import document_from_file, is_json
 
 _FORMS = ("json", "pml")
 
@@ -41,7 +41,7 @@ def convert(
 
 def print_json_schema() -> None:
     """Print the JSON Schema (draft 2020-12) of schemas and prompts in their JSON form."""
-    from inlay.pml.json_writer import json_schema
+    from inlay.pml.json_form import json_schema
 
     print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 

@@ -14,7 +14,7 @@ import typer
 
 from inlay.cli.output import check_outputs, output_file
 from inlay.errors import ParameterError
-from inlay.pml.problems import listed
+from inlay.wording import listed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -116,12 +116,10 @@ def _write(proposal: Proposal, output: Path | None, prompts: Path | None) -> Row
             "no text repeats often and long enough for a schema, so no file is written; lower --min-tokens or "
             "--min-prompts"
         )
-    from inlay.pml.writer import write_schema
-
     written: Row = {}
     if output is not None:
         with output_file(output) as write:
-            write(write_schema(proposal.schema))
+            write(proposal.schema.to_pml())
         written["output"] = str(output)
     if prompts is not None:
         with output_file(prompts) as write:
@@ -133,15 +131,13 @@ def _write(proposal: Proposal, output: Path | None, prompts: Path | None) -> Row
 
 def _prompt_rows(proposal: Proposal) -> Iterator[Row]:
     """Each prompt of the log with its line, as PML, or null and the reason why it cannot be written so."""
-    from inlay.pml.writer import write_prompt
-
     for number, line in enumerate(proposal.corpus.lines.tolist()):
         prompt = proposal.prompt(number)
         if prompt is None:
             yield {"line": line, "prompt": None, "why": "it lacks the text that is always present in the schema"}
             continue
         try:
-            yield {"line": line, "prompt": write_prompt(prompt)}
+            yield {"line": line, "prompt": prompt.to_pml()}
         except ParameterError as error:
             yield {"line": line, "prompt": None, "why": str(error)}
 

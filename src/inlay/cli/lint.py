@@ -12,7 +12,7 @@ import typer
 
 from inlay.errors import Place, PMLError, Problem
 from inlay.pml import Prompt, Schema
-from inlay.pml.json_objects import JSONPlace
+from inlay.pml.problems import JSONPlace
 
 if TYPE_CHECKING:
     from inlay.advice.lint import Finding

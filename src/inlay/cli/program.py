@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from inlay.errors import InlayError, ParameterError
-from inlay.pml.problems import listed
 from inlay.pml.program import Program
+from inlay.wording import listed
 
 app = typer.Typer(help="Show prompt programs: Python functions that are schemas.", no_args_is_help=True)
 

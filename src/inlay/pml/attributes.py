@@ -1,7 +1,4 @@
-"""Which names PML reserves, and which names authors may give.
-
-Reading the attributes of PML's own tags, with an error for each that is missing, empty or unknown.
-"""
+"""The tags of PML and their attributes: which names they reserve, which ones authors may give, and what is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ from xml.parsers import expat
 from inlay.errors import Place
 from inlay.pml.nodes import MAX_NAME_CHARACTERS, MAX_PARAM_LENGTH, ROLES
 from inlay.pml.parser import Element
-from inlay.pml.problems import Problems, listed, quote
+from inlay.pml.problems import Problems
+from inlay.wording import listed, quote
 
 TAGS = ("schema", "prompt", "module", "union", "param", "parameter", "scaffold", *ROLES)
 

@@ -1,54 +1,23 @@
-"""Where something stands in JSON: a path of keys and indices, with the names of modules in it.
-
-What the readers of both JSON documents have in common: one object checked at a time, limits, and sentences.
-"""
+"""What the readers of both JSON documents have in common: one object checked at a time, limits, and sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from inlay.errors import Place
+from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.pml import nodes as limits
 from inlay.pml.attributes import objection
-from inlay.pml.json_documents import Form, Import, Module, Param, Prompt, PromptTurn, Schema, ShortImport, Turn, Union
-from inlay.pml.json_text import JSONObject
+from inlay.pml.json_form import Form, Import, Module, Param, Prompt, PromptTurn, Schema, ShortImport, Turn, Union
 from inlay.pml.nodes import ROLES
-from inlay.pml.problems import Problems, clip, quote
-
-
-@dataclass(frozen=True, slots=True)
-class JSONPlace(Place):
-    """A place in JSON, as in ``trip.json: content[1].user.content[0].module "plan".len``."""
-
-    path: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.source}: {self.path}" if self.path else self.source
-
-    def key(self, key: str) -> JSONPlace:
-        """The value of a key of this object."""
-        return self._longer(f".{key}" if self.path else key)
-
-    def index(self, index: int) -> JSONPlace:
-        """A member of this list."""
-        return self._longer(f"[{index}]")
-
-    def named(self, kind: str, name: str) -> JSONPlace:
-        """This very object, with what it is and what it is called."""
-        return self.key(f"{kind} {quote(name)}")
-
-    def _longer(self, part: str) -> JSONPlace:
-        return JSONPlace(self.source, path=self.path + part)
-
-
-def whereabouts(place: Place) -> str:
-    """The place within its source, as a part of a sentence."""
-    return f"at {place.path}" if isinstance(place, JSONPlace) else f"in line {place.line}"
-
+from inlay.pml.parser import place_at
+from inlay.pml.problems import JSONPlace, Problems
+from inlay.pml.sources import document_from_string
+from inlay.strict_json import Fault, JSONError, Pairs, read_json, repeated
+from inlay.wording import quote, shown
 
 KINDS = ("module", "param", "union", "role", "import")
 """The keys of which an object in ``content`` has one, which says what it is."""
@@ -86,6 +55,97 @@ _EXPECTED = {
     "text": "a text",
 }
 _EXPECTED_IN: dict[type[Form], dict[str, str]] = {ShortImport: {**_EXPECTED, "name": "a name"}}
+
+_DIGITS = 18  # of a whole number that is still taken for one
+_REMEDIES = {
+    "Expecting property name enclosed in double quotes": (
+        "a key in double quotation marks belongs here; write one, or delete the comma before it"
+    ),
+    "Expecting value": "a value belongs here; write one, or delete the comma before it",
+    "Expecting ',' delimiter": "this value or its list or object does not end here; write a comma or close it",
+    "Expecting ':' delimiter": 'a colon belongs here; write "key": value',
+    "Illegal trailing comma before end of object": "nothing follows this comma; delete the comma",  # from Python 3.13
+    "Illegal trailing comma before end of array": "nothing follows this comma; delete the comma",
+    "Extra data": "something stands after the end of the document; keep one object and nothing after it",
+    "Unterminated string starting at": "a string begins here and does not end; close it",
+    "Invalid control character at": "a line break or control character stands in a string; write \\n or \\u00… for it",
+    "Invalid \\escape": "no escape begins like this; write \\\\ for a backslash",
+    "Invalid \\uXXXX escape": "this escape is not complete; write \\u and four hexadecimal digits",
+}
+
+
+class JSONObject(dict[str, Any]):
+    """An object; ``twice`` holds the keys that it was given more than once."""
+
+    twice: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> JSONObject:
+        """The object with these keys and values."""
+        made = cls(pairs)
+        if len(made) < len(pairs):
+            made.twice = repeated(pairs)
+        return made
+
+
+def document_from_json(document: str | bytes | Mapping[str, Any], source: str) -> bytes:
+    """A document in whatever way it is given, as UTF-8 text; raises PMLError, or ParameterError for another type."""
+    if isinstance(document, Mapping):
+        return document_from_string(_dumped(document), source)
+    if isinstance(document, str):
+        return document_from_string(document, source)
+    if not isinstance(document, bytes | bytearray):
+        kind = type(document).__name__
+        raise ParameterError(f"from_json takes a str, bytes or a mapping, not {kind}; give a path to from_file")
+    try:
+        return document_from_string(bytes(document).decode(), source)
+    except UnicodeDecodeError as error:
+        place = place_at(source, document[: error.start].decode())
+        raise PMLError([Problem(place, "this is not UTF-8; encode it as UTF-8")]) from None
+
+
+def parse_json(data: bytes, source: str) -> Any:
+    """The value that a document in UTF-8 holds, objects as JSONObject; raises PMLError."""
+    start = data.lstrip()[:1]
+    if start in (b"", b"<"):
+        message = "this is PML, not JSON; read it with from_string, or from a file that does not end in .json"
+        nothing = 'there is nothing here; write {"name": "…"} for a schema, or {"schema": "…"} for a prompt'
+        raise PMLError([Problem(Place(source, 1, 1), message if start else nothing)])
+    try:
+        return read_json(data, make_object=JSONObject.of, make_integer=_integer)
+    except JSONError as error:
+        raise PMLError([Problem(Place(source, error.line, error.column), _sentence(error))]) from None
+
+
+def _dumped(document: Mapping[str, Any]) -> str:
+    # so that a mapping is held to the same rules as text: nothing but JSON, no NaN, and a bounded size
+    try:
+        return json.dumps(dict(document), default=_as_dict, ensure_ascii=True)
+    except RecursionError:
+        raise ParameterError(f"the mapping is nested more than {limits.MAX_DEPTH} deep; nest less deeply") from None
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"the mapping is no JSON ({error}); use str, int, list, dict and None") from None
+
+
+def _as_dict(value: object) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it holds {type(value).__name__}")
+
+
+def _integer(digits: str) -> int | float:
+    # Python refuses to convert very long numbers, and none of ours is long
+    return int(digits) if len(digits) <= _DIGITS else float(digits)
+
+
+def _sentence(error: JSONError) -> str:
+    if error.fault is Fault.SYNTAX:
+        return _REMEDIES.get(error.detail, f"this is not JSON ({error.detail}); correct it")
+    if error.fault is Fault.HALF:
+        return f"{error.detail} alone is half a character; write both halves, or leave it out"
+    if error.fault is Fault.CONSTANT:
+        return f"{error.detail} is no value of JSON; write a number, or leave it out"
+    return f"objects are nested more than {limits.MAX_DEPTH} deep; nest less deeply"
 
 
 class StopError(Exception):
@@ -136,7 +196,7 @@ class JSONReader:
     def kind(self, raw: Any, place: JSONPlace, takes: Iterable[str]) -> str | None:
         """Which of KINDS an object is, or None after a problem. takes: what may stand here."""
         if not isinstance(raw, JSONObject):
-            self.add(place, f"this is {shown(raw)}; write a text or an object")
+            self.add(place, f"this is {shown(raw, kind=True)}; write a text or an object")
             return None
         kind = next((key for key in raw if key in KINDS), None)
         if kind is None:
@@ -204,25 +264,14 @@ class JSONReader:
         # two entries where one value fits neither of two types
         for key, argument in dict.fromkeys((str(loc[0]), _argument(loc)) for loc in wrong):
             if argument is None:
-                self.add(place.key(key), f"this is {shown(raw[key])}; write {expected[key]}")
+                self.add(place.key(key), f"this is {shown(raw[key], kind=True)}; write {expected[key]}")
             else:
                 value = raw[key][argument]
-                self.add(place.named(key, argument), f"this is {shown(value)}; write {_VALUE}")
+                self.add(place.named(key, argument), f"this is {shown(value, kind=True)}; write {_VALUE}")
 
     def _stop(self, place: Place, message: str) -> None:
         self._problems.add(place, message)
         raise StopError
-
-
-def shown(value: Any) -> str:
-    """A value in a few words."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return f"the text {quote(value)}" if value == clip(value) else f"a text of {len(value):,} characters"
-    if isinstance(value, list):
-        return f"a list of {len(value):,}" if value else "an empty list"
-    return "an object" if isinstance(value, dict) else f"the number {value}"
 
 
 def _argument(loc: tuple[int | str, ...]) -> str | None:

@@ -1,22 +1,19 @@
-"""JSON → the nodes of a schema. Held to the same rules as PML, by the same code where the two meet.
-
-JSON → the nodes of a prompt.
-"""
+"""JSON → the nodes of a schema, or of a prompt. Held to the same rules as PML, by the same code where the two meet."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any
 
-from inlay.pml import json_documents as forms
+from inlay.pml import json_form as forms
 from inlay.pml.attributes import TAGS
-from inlay.pml.json_objects import JSONPlace, JSONReader, StopError, shown
-from inlay.pml.json_text import JSONObject, parse_json
+from inlay.pml.json_objects import JSONObject, JSONReader, StopError, parse_json
 from inlay.pml.nodes import ROLES, Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union, numbered
-from inlay.pml.problems import Problems, quote
+from inlay.pml.problems import JSONPlace, Problems
 from inlay.pml.readers import PromptParts
 from inlay.pml.rules import SchemaParts, SchemaRules, Words
 from inlay.pml.sources import Folder
+from inlay.wording import quote, shown
 
 _Node = Text | Param | Module | Union | Turn
 _TEXT = "text"
@@ -48,7 +45,9 @@ class _SchemaReader(JSONReader):
 
     def read(self, root: Any, place: JSONPlace) -> SchemaParts | None:
         if not isinstance(root, JSONObject):
-            self.add(place, f'this is {shown(root)}; a schema is an object: write {{"name": "…", "content": […]}}')
+            self.add(
+                place, f'this is {shown(root, kind=True)}; a schema is an object: write {{"name": "…", "content": […]}}'
+            )
             return None
         if "schema" in root and "name" not in root:
             remedy = 'read it as a Prompt, or write "name" for a schema'
@@ -130,7 +129,7 @@ class _SchemaReader(JSONReader):
             if isinstance(raw, list) and raw and all(isinstance(name, str) for name in raw):
                 scaffolds.append(Scaffold(tuple(raw), where))
             else:
-                self.add(where, f"this is {shown(raw)}; write a list of at least two modules' names")
+                self.add(where, f"this is {shown(raw, kind=True)}; write a list of at least two modules' names")
         return tuple(scaffolds)
 
 
@@ -168,7 +167,10 @@ def read_prompt_json(data: bytes, source: str) -> PromptParts:
 class _PromptReader(JSONReader):
     def read(self, root: Any, place: JSONPlace) -> PromptParts | None:
         if not isinstance(root, JSONObject):
-            self.add(place, f'this is {shown(root)}; a prompt is an object: write {{"schema": "…", "content": […]}}')
+            self.add(
+                place,
+                f'this is {shown(root, kind=True)}; a prompt is an object: write {{"schema": "…", "content": […]}}',
+            )
             return None
         if "name" in root and "schema" not in root:
             remedy = 'read it as a Schema, or write "schema" with the name of the prompt\'s schema'
@@ -191,7 +193,9 @@ class _PromptReader(JSONReader):
             elif isinstance(raw, JSONObject):
                 nodes.append(self._short_import(raw, where, depth))
             else:
-                self.add(where, f'this is {shown(raw)}; write the name of a module, or an object {{"name": …}}')
+                self.add(
+                    where, f'this is {shown(raw, kind=True)}; write the name of a module, or an object {{"name": …}}'
+                )
         return tuple(nodes)
 
     def _short_import(self, raw: JSONObject, place: JSONPlace, depth: int) -> Import:

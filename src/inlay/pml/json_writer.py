@@ -1,37 +1,19 @@
 """Nodes → JSON that reads back to the same nodes, and is laid out to be read.
 
-Schemas and prompts as JSON, for programs that would rather not escape XML: lossless to and from nodes.
-
-Strings are text exactly as they are; there is no white-space rule. See docs/json.md. Importing this imports pydantic,
-which reading PML does without.
+Strings are text exactly as they are; there is no white-space rule. See docs/json.md.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inlay.errors import ParameterError, PMLError
-from inlay.pml.json_documents import json_schema
 from inlay.pml.json_readers import read_prompt_json, read_schema_json
-from inlay.pml.json_text import document_from_json
-from inlay.pml.nodes import MAX_DEPTH, Import, Module, Param, PromptTurn, Text, Turn, Union
-from inlay.pml.problems import quote
+from inlay.pml.nodes import MAX_DEPTH, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
 from inlay.pml.sources import document_from_string
-
-if TYPE_CHECKING:
-    from inlay.pml.schema import Prompt, Schema
-
-__all__ = [
-    "document_from_json",
-    "json_schema",
-    "read_prompt_json",
-    "read_schema_json",
-    "write_prompt_json",
-    "write_schema_json",
-]
-
+from inlay.wording import quote
 
 _Node = Text | Param | Module | Union | Turn | Import | PromptTurn
 _Value = dict[str, Any]
@@ -40,24 +22,26 @@ _WIDTH = 100  # characters of a line that holds a whole list or object
 _INDENTATION = "  "
 
 
-def write_schema_json(schema: Schema) -> str:
-    """The schema as JSON that ends in a line break; reads back to the same nodes, all but their places.
+def write_schema_json(
+    name: str, children: Iterable[Text | Module | Union | Turn], scaffolds: Iterable[Scaffold]
+) -> str:
+    """A schema as JSON that ends in a line break; reads back to the same nodes, all but their places.
 
     Text that came from ``src`` files stands in it. Raises ParameterError for nodes that break the rules of PML.
     """
-    document: _Value = {"name": schema.name, "content": _content(schema.children, 1)}
-    if schema.scaffolds:
-        document["scaffolds"] = [list(scaffold.modules) for scaffold in schema.scaffolds]
-    return _checked(document, f"schema {quote(schema.name)}", lambda data, what: read_schema_json(data, what, None))
+    document: _Value = {"name": name, "content": _content(children, 1)}
+    if together := [list(scaffold.modules) for scaffold in scaffolds]:
+        document["scaffolds"] = together
+    return _checked(document, f"schema {quote(name)}", lambda data, what: read_schema_json(data, what, None))
 
 
-def write_prompt_json(prompt: Prompt) -> str:
-    """The prompt as JSON that ends in a line break; reads back to the same nodes, all but their places.
+def write_prompt_json(schema: str, children: Iterable[Text | Import | PromptTurn]) -> str:
+    """A prompt as JSON that ends in a line break; reads back to the same nodes, all but their places.
 
-    Raises ParameterError for nodes that break the rules of PML.
+    schema: the name of its schema.     Raises ParameterError for nodes that break the rules of PML.
     """
-    document = {"schema": prompt.schema, "content": _content(prompt.children, 1)}
-    return _checked(document, f"the prompt of schema {quote(prompt.schema)}", read_prompt_json)
+    document = {"schema": schema, "content": _content(children, 1)}
+    return _checked(document, f"the prompt of schema {quote(schema)}", read_prompt_json)
 
 
 def _checked(document: _Value, what: str, read: Callable[[bytes, str], object]) -> str:

@@ -1,9 +1,7 @@
-"""The nodes of a parsed schema and of a parsed prompt: plain, immutable data.
+"""The nodes of a parsed schema and of a parsed prompt: plain, immutable data; and how large such a document may be.
 
-Nothing here knows a tokenizer or a model. Nodes of a schema carry ``order``, their number in document order,
-by which later stages refer to them.
-
-How large a schema or a prompt may be: hostile input is refused early, in bounded time and memory.
+Nothing here knows a tokenizer or a model. Nodes of a schema carry ``order``, their number in document order, by which
+later stages refer to them. Hostile input is refused early, by the limits, in bounded time and memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""White space as in a here-document: layout costs no tokens, text keeps what belongs to it.
-
-Text → elements: expat with DTDs and entities off, a place for everything, and limits.
+"""Text → elements: expat with DTDs and entities off, a place for everything, and limits; and the white-space rule.
 
 Knows XML and nothing of schemas or prompts. What is not well-formed ends the parse; the elements read so far are
-returned, so that the readers can still report what else is wrong.
+returned, so that the readers can still report what else is wrong. White space is as in a here-document (``settle``):
+layout costs no tokens, text keeps what belongs to it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from xml.parsers import expat
 
 from inlay.errors import Place
 from inlay.pml import nodes as limits
-from inlay.pml.problems import Problems, clip
+from inlay.pml.problems import Problems
+from inlay.wording import clip
 
 WHITE = " \t\r\n"
 """White space in XML's sense. A no-break space, for one, is text."""

@@ -1,51 +1,48 @@
-"""Collects problems, so that one error can report several of them."""
+"""What is wrong with a document, and where: problems are collected, so that one error can report several of them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
 from inlay.errors import Place, PMLError, Problem
 from inlay.pml.nodes import MAX_PROBLEMS
+from inlay.wording import SHOWN, quote
 
 _KEPT = 1_000  # enough to sort what is shown; the rest is only counted
 _CANDIDATES = 2_000  # comparing names is slow, and near names are a courtesy
-_SHOWN = 60  # characters of a quoted value
 
 
-def clip(value: str) -> str:
-    """The value, shortened so that a message stays readable."""
-    return value if len(value) <= _SHOWN else value[: _SHOWN - 1] + "…"
+@dataclass(frozen=True, slots=True)
+class JSONPlace(Place):
+    """A place in JSON, as in ``trip.json: content[1].user.content[0].module "plan".len``."""
+
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.path}" if self.path else self.source
+
+    def key(self, key: str) -> JSONPlace:
+        """The value of a key of this object."""
+        return self._longer(f".{key}" if self.path else key)
+
+    def index(self, index: int) -> JSONPlace:
+        """A member of this list."""
+        return self._longer(f"[{index}]")
+
+    def named(self, kind: str, name: str) -> JSONPlace:
+        """This very object, with what it is and what it is called."""
+        return self.key(f"{kind} {quote(name)}")
+
+    def _longer(self, part: str) -> JSONPlace:
+        return JSONPlace(self.source, path=self.path + part)
 
 
-def quote(value: str) -> str:
-    """The value in quotation marks, on one line, shortened where it is long."""
-    return '"' + " ".join(clip(value).splitlines()) + '"'
-
-
-def shown_path(path: str) -> str:
-    """A file as messages name it: relative to the working folder where it is inside."""
-    try:
-        return path.removeprefix(os.path.join(os.getcwd(), ""))
-    except OSError:  # the working folder is gone
-        return path
-
-
-def lone_surrogate(text: str) -> str | None:
-    """What keeps this text from being written in UTF-8, and the remedy; None if nothing does."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"a lone surrogate at index {error.start}; decode the text properly or leave it out"
-    return None
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first few names, separated by commas."""
-    first = [clip(name) for name in islice(names, 9)]
-    return ", ".join([*first[:8], "…"] if len(first) > 8 else first)
+def whereabouts(place: Place) -> str:
+    """The place within its source, as a part of a sentence."""
+    return f"at {place.path}" if isinstance(place, JSONPlace) else f"in line {place.line}"
 
 
 class Problems:
@@ -63,7 +60,7 @@ class Problems:
 
     def near(self, name: str, candidates: Iterable[str]) -> str | None:
         """The candidate that looks most like ``name``, if one does and the problem can still be shown."""
-        if self._count >= MAX_PROBLEMS or len(name) > _SHOWN:
+        if self._count >= MAX_PROBLEMS or len(name) > SHOWN:
             return None
         names = list(islice(candidates, _CANDIDATES))
         # difflib thinks little of swapped letters, the commonest slip

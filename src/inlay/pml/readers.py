@@ -1,7 +1,4 @@
-"""Elements → the nodes of a schema.
-
-Elements → the nodes of a prompt.
-"""
+"""Elements → the nodes of a schema, or of a prompt."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from inlay.errors import Place
 from inlay.pml.attributes import TAGS, Attributes
 from inlay.pml.nodes import ROLES, Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union, numbered
 from inlay.pml.parser import Element, Run, is_white, parse, settle
-from inlay.pml.problems import Problems, clip
+from inlay.pml.problems import Problems
 from inlay.pml.resolve_problems import misplaced_tag, misplaced_text
 from inlay.pml.rules import SchemaParts, SchemaRules, Words
 from inlay.pml.sources import Folder
+from inlay.wording import clip
 
 _Node = Text | Param | Module | Union | Turn | Scaffold
 _TEXT = "text"  # no tag of PML, so it can stand among them

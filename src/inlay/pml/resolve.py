@@ -1,13 +1,9 @@
-"""What a prompt says once it is resolved against its schema: a flat list of items, in order.
-
-Checks a prompt against its schema and puts what both say into one order.
-"""
+"""Checks a prompt against its schema, and puts what both say into one order: a flat list of items."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from inlay.errors import Place
 from inlay.pml import resolve_problems as sentences
@@ -15,9 +11,6 @@ from inlay.pml.nodes import Argument, Import, Module, Param, PromptTurn, Text, T
 from inlay.pml.problems import Problems
 from inlay.pml.rules import Border, Level, Slot
 from inlay.pml.schema import Prompt, Schema
-
-if TYPE_CHECKING:
-    from inlay.pml.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""What is wrong with a prompt, in sentences: what it is; then what to write instead.
-
-What to say about a tag or a text that stands where it must not.
-"""
+"""What is wrong with a prompt, or with where a tag stands, in sentences: what it is; then what to write instead."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ from collections.abc import Iterable
 
 from inlay.errors import Place
 from inlay.pml.attributes import TAGS, is_name
-from inlay.pml.json_objects import whereabouts
 from inlay.pml.nodes import ROLES, Import, Text
-from inlay.pml.problems import Problems, clip, listed, quote
+from inlay.pml.problems import Problems, whereabouts
+from inlay.wording import clip, listed, quote
 
 
 def other_schema(named: str, schema: str) -> str:

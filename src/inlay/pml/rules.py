@@ -1,8 +1,7 @@
-"""Which modules of a schema exclude each other.
+"""What holds of a schema in whatever form it is written: unique names, scaffolds that fit, files that can be read.
 
-What holds of a schema in whatever form it is written: unique names, scaffolds that fit, files that can be read.
-
-What a prompt may import at one level of a schema, and between which always-present pieces it goes.
+And what follows for its prompts: which modules exclude each other, and where at one level of the schema, between which
+always-present pieces, the modules go that are imported there.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inlay.errors import Place
-from inlay.pml.json_objects import whereabouts
 from inlay.pml.nodes import Module, Param, Scaffold, Text, Turn, Union
-from inlay.pml.problems import Problems, quote
+from inlay.pml.problems import Problems, whereabouts
 from inlay.pml.sources import Folder, UnreadableError
+from inlay.wording import quote
 
 _Choices = dict[int, str]  # order of a union → the member of it that a prompt must import
 

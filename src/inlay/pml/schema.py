@@ -1,11 +1,11 @@
-"""A prompt: which modules of a schema it imports, and what it says besides.
+"""Schemas, the pieces of text that prompts are made of; and prompts: what they import of a schema, and say besides.
 
-Prompts written in Python: ``schema.prompt().use("plan", use("miami"), duration="3 days").text("…").build()``.
+Both are read from PML or JSON. Prompts can be written in Python, too:
+``schema.prompt().use("plan", use("miami"), duration="3 days").text("…").build()``. Builders are immutable: every call
+returns a new one, so that many prompts can grow from one beginning. Text and arguments are taken as they are; the
+white-space rule is for XML. Names are checked when the prompt is resolved.
 
-Builders are immutable: every call returns a new one, so that many prompts can grow from one beginning. Text and
-arguments are taken as they are; the white-space rule is for XML. Names are checked when the prompt is resolved.
-
-A schema: the pieces of text that prompts are made of.
+What reads and writes JSON is imported where it is needed: it imports pydantic, which reading PML does without.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError, Place
-from inlay.pml.json_text import is_json
 from inlay.pml.nodes import Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
-from inlay.pml.problems import lone_surrogate, quote, shown_path
 from inlay.pml.readers import read_prompt, read_schema
 from inlay.pml.rules import Level, levels_of
-from inlay.pml.sources import Folder, document_from_file, document_from_string
+from inlay.pml.sources import Folder, document_from_file, document_from_string, is_json
 from inlay.pml.writer import write_prompt, write_schema
+from inlay.wording import lone_surrogate, quote, shown_path
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Prompt:
         """
         source = os.fsdecode(path)
         if is_json(source):
-            from inlay.pml.json_writer import read_prompt_json
+            from inlay.pml.json_readers import read_prompt_json
 
             parts = read_prompt_json(document_from_file(path), source)
         else:
@@ -68,20 +67,21 @@ class Prompt:
 
         Raises PMLError, and ParameterError for a mapping that is no JSON.
         """
-        from inlay.pml.json_writer import document_from_json, read_prompt_json
+        from inlay.pml.json_objects import document_from_json
+        from inlay.pml.json_readers import read_prompt_json
 
         parts = read_prompt_json(document_from_json(document, source), source)
         return cls(parts.schema, parts.children, source, parts.place)
 
     def to_pml(self) -> str:
         """The prompt as PML; raises ParameterError for what PML cannot express. See ``writer.write_prompt``."""
-        return write_prompt(self)
+        return write_prompt(self.schema, self.children)
 
     def to_json(self) -> str:
         """The prompt in its JSON form; raises ParameterError for nodes that break the rules of PML."""
         from inlay.pml.json_writer import write_prompt_json
 
-        return write_prompt_json(self)
+        return write_prompt_json(self.schema, self.children)
 
 
 def use(name: str, /, *children: str | Import, **arguments: str) -> Import:
@@ -189,7 +189,7 @@ class Schema:
         source = os.fsdecode(path)
         data, folder = document_from_file(path), Folder(Path(source).parent)
         if is_json(source):
-            from inlay.pml.json_writer import read_schema_json
+            from inlay.pml.json_readers import read_schema_json
 
             parts = read_schema_json(data, source, folder)
         else:
@@ -221,7 +221,8 @@ class Schema:
 
         Raises PMLError, and ParameterError for a mapping that is no JSON.
         """
-        from inlay.pml.json_writer import document_from_json, read_schema_json
+        from inlay.pml.json_objects import document_from_json
+        from inlay.pml.json_readers import read_schema_json
 
         files = None if folder is None else Folder(folder)
         parts = read_schema_json(document_from_json(document, source), source, files)
@@ -253,13 +254,13 @@ class Schema:
 
     def to_pml(self) -> str:
         """The schema as PML; raises ParameterError for what PML cannot express. See ``writer.write_schema``."""
-        return write_schema(self)
+        return write_schema(self.name, self.children, self.scaffolds)
 
     def to_json(self) -> str:
         """The schema in its JSON form; raises ParameterError for nodes that break the rules of PML."""
         from inlay.pml.json_writer import write_schema_json
 
-        return write_schema_json(self)
+        return write_schema_json(self.name, self.children, self.scaffolds)
 
 
 def _modules(

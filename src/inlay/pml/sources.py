@@ -1,4 +1,4 @@
-"""Where text comes from: strings, files, and the files that a schema names in ``src``.
+"""Where documents come from: strings, files, and the files that a schema names in ``src``.
 
 A file is read only if it is a regular file of bounded size: a device or a pipe would never end.
 """
@@ -12,7 +12,7 @@ from pathlib import Path, PureWindowsPath
 from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.pml import nodes as limits
 from inlay.pml.parser import place_at
-from inlay.pml.problems import quote
+from inlay.wording import quote
 
 _BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -50,6 +50,11 @@ def document_from_file(path: str | os.PathLike[str]) -> bytes:
         place = place_at(source, data[: error.start].decode())
         raise _refused(place, _not_utf8(data)) from None
     return data.removeprefix(_BOM)
+
+
+def is_json(path: str) -> bool:
+    """Whether a file of this name holds JSON, and not PML."""
+    return path.lower().endswith(".json")
 
 
 class Folder:

@@ -1,9 +1,8 @@
-"""Tags → text that is pleasant to read: the white-space rule the other way round.
+"""Nodes → PML that is pleasant to read, and reads back to the same nodes.
 
-Every run of text is laid out on indented lines if the rule brings exactly that text back, which is tried with the rule
-itself. Where no layout does, the tag around the text gets ``xml:space="preserve"``, and nothing is added within.
-
-Nodes → PML that reads back to the same nodes.
+Every run of text is laid out on indented lines if the white-space rule brings exactly that text back, which is tried
+with the rule itself. Where no layout does, the tag around the text gets ``xml:space="preserve"``, and nothing is added
+within.
 
 Two things have no form in PML. Texts that are neighbours are joined: a run ends at a tag alone. What the model reads
 stays the same, character by character; only where its tokens are cut at the seam may change, as each text is
@@ -18,19 +17,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from inlay.errors import ParameterError, PMLError
 from inlay.pml.attributes import TAGS, is_name
 from inlay.pml.nodes import MAX_DEPTH, ROLES, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
 from inlay.pml.parser import is_white, settle
-from inlay.pml.problems import quote
 from inlay.pml.readers import read_prompt, read_schema
 from inlay.pml.sources import document_from_string
+from inlay.wording import quote
 
-if TYPE_CHECKING:
-    from inlay.pml.schema import Prompt, Schema
+_Node = Text | Param | Module | Union | Turn | Scaffold | Import | PromptTurn
 
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _INDENTATION = "  "
 _WIDTH = 100  # characters of a line that several imports share
@@ -61,131 +59,29 @@ class Tag:
     only_layout: bool = False
 
 
-def laid_out(root: Tag) -> str:
-    """The document, which ends in a line break."""
-    return _written(root, 0, preserve=False) + "\n"
-
-
-def _written(tag: Tag, level: int, *, preserve: bool) -> str:
-    """The tag with all that is in it. ``preserve``: whether the tags around it keep white space."""
-    if not tag.children:
-        return f"<{tag.name}{_attributes(tag)}/>"
-    if (line := _on_one_line(tag, level)) is not None:
-        return line
-    runs = _on_lines(tag, level)
-    keeps = preserve if tag.only_layout else runs is None
-    space = "" if keeps == preserve else f' xml:space="{"preserve" if keeps else "default"}"'
-    runs = _verbatim(tag, level) if runs is None else runs
-    inner = (_written(child, level + 1, preserve=keeps) for child in tag.children if isinstance(child, Tag))
-    content = "".join(piece for pair in zip_longest(map(_text, runs), inner, fillvalue="") for piece in pair)
-    return f"<{tag.name}{_attributes(tag)}{space}>{content}</{tag.name}>"
-
-
-def _on_one_line(tag: Tag, level: int) -> str | None:
-    """The whole tag on one line, which keeps every text without a line break; None where lines read better."""
-    inner = [child for child in tag.children if isinstance(child, Tag)]
-    if any(child.flow is not Flow.INLINE and (child.flow is not Flow.IMPORT or child.children) for child in inner):
-        return None
-    if any("\n" in child for child in tag.children if isinstance(child, str)):
-        return None
-    pieces = (_text(child) if isinstance(child, str) else _written(child, 0, preserve=False) for child in tag.children)
-    line = f"<{tag.name}{_attributes(tag)}>{''.join(pieces)}</{tag.name}>"
-    crowded = level == 0 or len(line) > _WIDTH
-    return None if crowded and any(child.flow is Flow.IMPORT for child in inner) else line
-
-
-def _on_lines(tag: Tag, level: int) -> list[str] | None:
-    """The runs of a tag laid out on indented lines, or None where some text would not come back from that."""
-    settled: list[str] = []
-    for text, before, after in _runs(tag):
-        own_line = any(one is None or one.flow is not Flow.INLINE for one in (before, after))
-        end = _INDENTATION * (level if after is None else level + 1)
-        run = _run(text, before, _INDENTATION * (level + 1), end) if text else _layout(own_line, end)
-        if run is None:
-            return None
-        settled.append(run)
-    return settled
-
-
-def _verbatim(tag: Tag, level: int) -> list[str]:
-    """The runs of a tag that keeps white space: nothing is added, but beside chat tags."""
-    kept: list[str] = []
-    for text, before, after in _runs(tag):
-        own_line = any(one is not None and one.flow is Flow.TURN for one in (before, after))
-        kept.append(text or _layout(own_line, _INDENTATION * (level if after is None else level + 1)))
-    return kept
-
-
-def _runs(tag: Tag) -> Iterator[tuple[str, Tag | None, Tag | None]]:
-    """The texts before, between and after the inner tags, empty ones too, each with the tag before it and after it.
-
-    None stands for the start and the end of ``tag`` itself.
-    """
-    text, before = "", None
-    for child in tag.children:
-        if isinstance(child, str):
-            text = child
-        else:
-            yield text, before, child
-            text, before = "", child
-    yield text, before, None
-
-
-def _layout(own_line: bool, indentation: str) -> str:
-    return f"\n{indentation}" if own_line else ""
-
-
-def _run(text: str, before: Tag | None, indentation: str, end: str) -> str | None:
-    """A run that stands for the text: on lines of its own, or else begun where the tag before it ends; or None."""
-    lines = text.split("\n")
-    indented = [line and indentation + line for line in lines]
-    if len(lines) > 1 and not lines[-1]:
-        indented[-1] = end
-    here = "\n".join([lines[0], *indented[1:]])
-    own = "\n" + "\n".join(indented)
-    inline = before is not None and before.flow is Flow.INLINE
-    runs = (here, own) if inline else (own, here)
-    return next((run for run in runs if settle(run) == text), None)
-
-
-def _attributes(tag: Tag) -> str:
-    return "".join(f' {name}="{value.translate(_IN_VALUE)}"' for name, value in tag.attributes)
-
-
-def _text(text: str) -> str:
-    return text.translate(_IN_TEXT).replace("]]>", "]]&gt;")
-
-
-_Node = Text | Param | Module | Union | Turn | Scaffold | Import | PromptTurn
-
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def write_schema(schema: Schema) -> str:
-    """The schema as PML that ends in a line break; reads back to the same nodes, all but their places.
+def write_schema(name: str, children: Iterable[Text | Module | Union | Turn], scaffolds: Iterable[Scaffold]) -> str:
+    """A schema as PML that ends in a line break; reads back to the same nodes, all but their places.
 
     Text that came from ``src`` files stands in it. Raises ParameterError for what PML cannot express: characters that
     XML cannot carry, and nodes that break its rules.
     """
-    what = f"schema {quote(schema.name)}"
-    children = _between_texts(schema.children, schema.scaffolds)
-    chat = any(isinstance(child, Turn) for child in schema.children)
-    text = laid_out(
-        Tag("schema", (_attribute("name", schema.name, what),), _content(children, what, 1), only_layout=chat)
-    )
+    what = f"schema {quote(name)}"
+    nodes = list(_between_texts(children, scaffolds))
+    chat = any(isinstance(node, Turn) for node in nodes)
+    text = _laid_out(Tag("schema", (_attribute("name", name, what),), _content(nodes, what, 1), only_layout=chat))
     _read_back(what, lambda: read_schema(document_from_string(text, "<pml>"), "<pml>", None, declaration_counts=False))
     return text
 
 
-def write_prompt(prompt: Prompt) -> str:
-    """The prompt as PML that ends in a line break; reads back to the same nodes, all but their places.
+def write_prompt(schema: str, children: Iterable[Text | Import | PromptTurn]) -> str:
+    """A prompt as PML that ends in a line break; reads back to the same nodes, all but their places.
 
-    Raises ParameterError for what PML cannot express: characters that XML cannot carry, white space alone beside a chat
-    tag, and nodes that break PML's rules.
+    schema: the name of its schema. Raises ParameterError for what PML cannot express: characters that XML cannot carry,
+    white space alone beside a chat tag, and nodes that break PML's rules.
     """
-    what = f"the prompt of schema {quote(prompt.schema)}"
-    attributes = (_attribute("schema", prompt.schema, what),)
-    text = laid_out(Tag("prompt", attributes, _content(prompt.children, what, 1)))
+    what = f"the prompt of schema {quote(schema)}"
+    attributes = (_attribute("schema", schema, what),)
+    text = _laid_out(Tag("prompt", attributes, _content(children, what, 1)))
     _read_back(what, lambda: read_prompt(document_from_string(text, "<pml>"), "<pml>", declaration_counts=False))
     return text
 
@@ -287,3 +183,98 @@ def _carried(text: str, what: str) -> str:
         character = f"the character U+{ord(found[0]):04X} at index {found.start()} of a text or value"
         raise ParameterError(f"{what} holds {character}, which XML cannot carry; leave it out")
     return text
+
+
+def _laid_out(root: Tag) -> str:
+    """The document, which ends in a line break."""
+    return _written(root, 0, preserve=False) + "\n"
+
+
+def _written(tag: Tag, level: int, *, preserve: bool) -> str:
+    """The tag with all that is in it. ``preserve``: whether the tags around it keep white space."""
+    if not tag.children:
+        return f"<{tag.name}{_attributes(tag)}/>"
+    if (line := _on_one_line(tag, level)) is not None:
+        return line
+    runs = _on_lines(tag, level)
+    keeps = preserve if tag.only_layout else runs is None
+    space = "" if keeps == preserve else f' xml:space="{"preserve" if keeps else "default"}"'
+    runs = _verbatim(tag, level) if runs is None else runs
+    inner = (_written(child, level + 1, preserve=keeps) for child in tag.children if isinstance(child, Tag))
+    content = "".join(piece for pair in zip_longest(map(_text, runs), inner, fillvalue="") for piece in pair)
+    return f"<{tag.name}{_attributes(tag)}{space}>{content}</{tag.name}>"
+
+
+def _on_one_line(tag: Tag, level: int) -> str | None:
+    """The whole tag on one line, which keeps every text without a line break; None where lines read better."""
+    inner = [child for child in tag.children if isinstance(child, Tag)]
+    if any(child.flow is not Flow.INLINE and (child.flow is not Flow.IMPORT or child.children) for child in inner):
+        return None
+    if any("\n" in child for child in tag.children if isinstance(child, str)):
+        return None
+    pieces = (_text(child) if isinstance(child, str) else _written(child, 0, preserve=False) for child in tag.children)
+    line = f"<{tag.name}{_attributes(tag)}>{''.join(pieces)}</{tag.name}>"
+    crowded = level == 0 or len(line) > _WIDTH
+    return None if crowded and any(child.flow is Flow.IMPORT for child in inner) else line
+
+
+def _on_lines(tag: Tag, level: int) -> list[str] | None:
+    """The runs of a tag laid out on indented lines, or None where some text would not come back from that."""
+    settled: list[str] = []
+    for text, before, after in _runs(tag):
+        own_line = any(one is None or one.flow is not Flow.INLINE for one in (before, after))
+        end = _INDENTATION * (level if after is None else level + 1)
+        run = _run(text, before, _INDENTATION * (level + 1), end) if text else _layout(own_line, end)
+        if run is None:
+            return None
+        settled.append(run)
+    return settled
+
+
+def _verbatim(tag: Tag, level: int) -> list[str]:
+    """The runs of a tag that keeps white space: nothing is added, but beside chat tags."""
+    kept: list[str] = []
+    for text, before, after in _runs(tag):
+        own_line = any(one is not None and one.flow is Flow.TURN for one in (before, after))
+        kept.append(text or _layout(own_line, _INDENTATION * (level if after is None else level + 1)))
+    return kept
+
+
+def _runs(tag: Tag) -> Iterator[tuple[str, Tag | None, Tag | None]]:
+    """The texts before, between and after the inner tags, empty ones too, each with the tag before it and after it.
+
+    None stands for the start and the end of ``tag`` itself.
+    """
+    text, before = "", None
+    for child in tag.children:
+        if isinstance(child, str):
+            text = child
+        else:
+            yield text, before, child
+            text, before = "", child
+    yield text, before, None
+
+
+def _layout(own_line: bool, indentation: str) -> str:
+    return f"\n{indentation}" if own_line else ""
+
+
+def _run(text: str, before: Tag | None, indentation: str, end: str) -> str | None:
+    """A run that stands for the text: on lines of its own, or else begun where the tag before it ends; or None."""
+    lines = text.split("\n")
+    indented = [line and indentation + line for line in lines]
+    if len(lines) > 1 and not lines[-1]:
+        indented[-1] = end
+    here = "\n".join([lines[0], *indented[1:]])
+    own = "\n" + "\n".join(indented)
+    inline = before is not None and before.flow is Flow.INLINE
+    runs = (here, own) if inline else (own, here)
+    return next((run for run in runs if settle(run) == text), None)
+
+
+def _attributes(tag: Tag) -> str:
+    return "".join(f' {name}="{value.translate(_IN_VALUE)}"' for name, value in tag.attributes)
+
+
+def _text(text: str) -> str:
+    return text.translate(_IN_TEXT).replace("]]>", "]]&gt;")

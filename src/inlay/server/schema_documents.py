@@ -15,7 +15,8 @@ from inlay.api.openai.bodies import MAX_FIELDS
 from inlay.api.openai.values import shown
 from inlay.pml import Schema
 from inlay.pml.attributes import objection
-from inlay.pml.json_writer import document_from_json, read_schema_json
+from inlay.pml.json_objects import document_from_json
+from inlay.pml.json_readers import read_schema_json
 from inlay.pml.readers import read_schema
 from inlay.pml.sources import Folder, UnreadableError, document_from_string
 

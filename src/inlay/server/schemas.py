@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from inlay.api.failures import BodyError, failure_of
 from inlay.errors import PMLError, Problem
-from inlay.pml.json_objects import JSONPlace
+from inlay.pml.problems import JSONPlace
 from inlay.prompt.contexts import CONTEXTS
 from inlay.server.costs import text_tokens
 from inlay.server.errors import JSONBytes, failure_response, json_bytes

@@ -15,7 +15,6 @@ from inlay.advice.extract import corpus as corpus_module
 from inlay.advice.extract.extraction import describe
 from inlay.errors import ParameterError
 from inlay.pml import Module, NewText, Schema, SchemaText, Union, resolve
-from inlay.pml.writer import write_prompt, write_schema
 from tests.advice.extract.helpers import chat, corpus_of, encode, plain, said
 
 WORDS = (
@@ -93,7 +92,7 @@ LOGS = st.one_of(
 def test_every_prompt_comes_back(prompts, min_tokens, max_modules):
     result = extracted(prompts, min_tokens=min_tokens, max_modules=max_modules)
     proposal = result.proposal
-    schema = Schema.from_string(write_schema(proposal.schema))
+    schema = Schema.from_string(proposal.schema.to_pml())
     for number, prompt in enumerate(prompts):
         if proposal.fits(number):
             expected = [(turn.role, turn.text) for turn in prompt.turns]
@@ -223,7 +222,7 @@ def test_prompts_with_turns_of_their_own_where_no_front_is_shared():
     assert result.proposal.frame is None
     assert all(isinstance(child, Module) for child in result.proposal.schema.children)
     assert "write their own chat turns" in describe(result)["notes"][-1]
-    assert "<system>" in write_prompt(result.proposal.prompt(0))
+    assert "<system>" in result.proposal.prompt(0).to_pml()
 
 
 def test_a_module_is_imported_once_in_a_prompt():
@@ -301,7 +300,7 @@ def test_many_tiny_prompts():
 
 def test_the_same_log_gives_the_same_schema():
     prompts = plain(*[f"{n}{document(n % 3)}{document(n % 4)}{n}" for n in range(12)])
-    assert write_schema(extracted(prompts).proposal.schema) == write_schema(extracted(prompts).proposal.schema)
+    assert extracted(prompts).proposal.schema.to_pml() == extracted(prompts).proposal.schema.to_pml()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,4 @@
-"""How many bytes a vector of keys or values takes in each number format, scales included.
-
-What the layers of a model keep of every token, and how many bytes that is.
-
-From a model's configuration to what its layers keep of every token. No weights are needed.
+"""From a model's configuration to what its layers keep of every token, and how many bytes that is. Needs no weights.
 
 Only families whose numbers have been compared with what a transformers model of that family really keeps are counted
 (``tests/advice/memory/test_families.py``); the others are refused, because a wrong guess would look like any other

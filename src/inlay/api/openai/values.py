@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from inlay.api.failures import BodyError, cut
-from inlay.pml.problems import lone_surrogate
+from inlay.wording import lone_surrogate
 
 MAX_NESTING = 128  # lists and objects inside each other, the body's own counted
 

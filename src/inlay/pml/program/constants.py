@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from inlay.pml.nodes import MAX_ELEMENTS
-from inlay.pml.problems import lone_surrogate
 from inlay.pml.program.inputs import Selected, Template, shown
+from inlay.wording import lone_surrogate
 
 SCALARS = (str, int, float, complex, bool, type(None), Enum)
 SETS = (set, frozenset)

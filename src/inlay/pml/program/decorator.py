@@ -24,12 +24,13 @@ from types import FunctionType
 from typing import Any, overload
 
 from inlay.errors import ParameterError, Place, PMLError, Problem
-from inlay.pml.problems import Problems, shown_path
+from inlay.pml.problems import Problems
 from inlay.pml.program.build import P, Program, build
 from inlay.pml.program.signature import Definition, read_inputs
 from inlay.pml.program.source import Outside, check_grammar, read_source
 from inlay.pml.program.translate import translate
 from inlay.pml.schema import Schema
+from inlay.wording import shown_path
 
 
 @overload

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from inlay.errors import ParameterError
 from inlay.pml.attributes import TAGS, is_name
 from inlay.pml.nodes import MAX_PARAM_LENGTH
-from inlay.pml.problems import clip, lone_surrogate
+from inlay.wording import clip, lone_surrogate
 
 _T = TypeVar("_T")
 

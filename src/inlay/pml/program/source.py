@@ -19,7 +19,8 @@ from types import FunctionType
 from typing import Any
 
 from inlay.errors import Place, PMLError, Problem
-from inlay.pml.problems import Problems, shown_path
+from inlay.pml.problems import Problems
+from inlay.wording import shown_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""Strict JSON: what is taken is what Python's parser says, and what is not is named with its place, in bounded time."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from inlay.strict_json import Fault, JSONError, read_json
+
+MOST = 8
+structure = st.text(alphabet='[]{}",:\\1na \n', max_size=60)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(values, st.booleans())
+def test_what_is_json_is_read_as_python_reads_it(value: Any, escaped: bool) -> None:
+    data = json.dumps(value, ensure_ascii=escaped).encode()
+    assert read_json(data) == json.loads(data)
+
+
+def depth_of(text: str) -> int:
+    """How deep a reader has been in this text by its end, or by the first mistake in it; character by character."""
+    around, deepest, inside, escaped = [], 0, False, False
+    for character in text:
+        if escaped:
+            escaped = False
+        elif inside:
+            escaped, inside = character == "\\", character != '"'
+        elif character == "\\":
+            break
+        elif character == '"':
+            inside = True
+        elif character in "[{":
+            around.append(character)
+            deepest = max(deepest, len(around))
+        elif character in "]}" and (not around or around.pop() + character not in ("[]", "{}")):
+            break
+    return deepest
+
+
+@given(structure, st.integers(1, 12))
+@example("[" * 20, 8)
+@example('["[[[[[[[[["]', 8)
+@example('["\\"[[[[[[[[["]', 8)
+@example('["\\\\",[[[[[[[[1]]]]]]]]]', 8)
+@example("[" + '"' * 512 + "[" * 9, 8)
+def test_nothing_too_deep_reaches_the_parser(text: str, most: int) -> None:
+    """Whatever the text, right or wrong: what the parser gets to read is not nested more than it may be."""
+    if depth_of(text) > most:
+        with pytest.raises(JSONError) as caught:
+            read_json(text.encode(), max_depth=most)
+        assert caught.value.fault is Fault.DEPTH
+        return
+    with suppress(JSONError):
+        assert read_json(text.encode(), max_depth=most) == json.loads(text)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_value_or_an_error_of_ours(data: bytes) -> None:
+    with suppress(JSONError):
+        read_json(data)
+
+
+@given(st.text(st.sampled_from("\\ud83DdeEcC0 x"), max_size=30), st.text(max_size=3))
+@example("\\\\ud800", "")
+@example("\\ud83d\\ude00", "\n")
+@example("\\ude00\\ud83d", "")
+def test_halves_of_characters_are_found_where_they_stand(escapes: str, before: str) -> None:
+    data = f'[{json.dumps(before, ensure_ascii=False)},\n"{escapes}"]'.encode()
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        with pytest.raises(JSONError) as caught:
+            read_json(data)
+        assert caught.value.fault is Fault.HALF
+        assert data.decode()[caught.value.index :].startswith(caught.value.detail)
+    else:
+        assert read_json(data) == value
+
+
+@pytest.mark.parametrize(
+    ("data", "fault", "detail", "line", "column"),
+    [
+        (b'{\n"a" 1}', Fault.SYNTAX, "Expecting ':' delimiter", 2, 5),
+        (b"", Fault.SYNTAX, "Expecting value", 1, 1),
+        (b'{"a": NaN}', Fault.CONSTANT, "NaN", None, None),
+        (b'{"a": [-Infinity]}', Fault.CONSTANT, "-Infinity", None, None),
+        (b"[" + b"9" * 100_000 + b"]", Fault.NUMBER, "", None, None),
+        (b'{"n": {"x": 1, "y": 2, "x": 1}}', Fault.TWICE, "x", None, None),
+        ('["é",\n "\\ud83d"]'.encode(), Fault.HALF, "\\ud83d", 2, 3),
+        (b'{"a": ' * 9 + b"1" + b"}" * 9, Fault.DEPTH, "", None, None),
+        (b"[" + b"[]," * 100 + b"1]", Fault.SIZE, "", None, None),
+    ],
+)
+def test_what_is_wrong(data: bytes, fault: Fault, detail: str, line: int | None, column: int | None) -> None:
+    with pytest.raises(JSONError) as caught:
+        read_json(data, max_depth=MOST, max_containers=100)
+    error = caught.value
+    assert (error.fault, error.detail, error.line, error.column) == (fault, detail, line, column)
+
+
+def test_bytes_that_are_not_utf8() -> None:
+    with pytest.raises(JSONError) as caught:
+        read_json(b'{"a": "\xff"}')
+    assert (caught.value.fault, caught.value.index) == (Fault.ENCODING, 7)
+
+
+def test_deeper_than_python_can_parse() -> None:
+    with pytest.raises(JSONError) as caught:
+        read_json(b"[" * 100_000 + b"]" * 100_000)
+    assert caught.value.fault is Fault.DEPTH
+
+
+def test_brackets_in_texts_count_for_nothing() -> None:
+    data = json.dumps({"a": '[{"\\' * 1_000, "b": "[" * 100}).encode()
+    assert read_json(data, max_depth=1, max_containers=1) == json.loads(data)
+
+
+def test_objects_and_numbers_of_the_callers_own() -> None:
+    made = read_json(b'{"a": 1, "a": 23}', make_object=list, make_integer=len)  # type: ignore[arg-type]
+    assert made == [("a", 1), ("a", 2)]
