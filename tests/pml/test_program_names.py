@@ -2,7 +2,7 @@
 
 import pytest
 
-from inlay.pml.program.inputs import (
+from inlay.pml.program.cases import (
     Case,
     Names,
     Question,
@@ -163,7 +163,7 @@ def test_cases_are_merged_without_changing_when_they_hold() -> None:
 
 
 def test_leaves_ask_only_what_is_needed() -> None:
-    from inlay.pml.program.inputs import Undecided
+    from inlay.pml.program.cases import Undecided
 
     def compute(at: Case) -> str:
         for one in (A, C):

@@ -12,7 +12,7 @@ from inlay.errors import PMLError
 from inlay.pml import Module, Param, Prompt, Schema, Text
 from inlay.pml import attributes as names
 from inlay.pml.program import Program
-from inlay.pml.program.build import as_messages
+from inlay.pml.program.runtime import as_messages
 from tests.pml import programs_for_tests
 from tests.pml.programs_for_tests import SIGNATURE, Color, define, heard, said
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inlay.pml.program import build, translate
+from inlay.pml.program import decorator, translate
 from inlay.pml.program.source import EXPRESSIONS, OPERATORS, PATTERNS, REFUSED, STATEMENTS
 from tests.pml.programs_for_tests import budget, chat, define, program_of, refusals
 
@@ -311,7 +311,7 @@ def test_too_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_many_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "MAX_ELEMENTS", 50)
+    monkeypatch.setattr(decorator, "MAX_ELEMENTS", 50)
     assert len(program_of("for x in range(49):\n    if flag:\n        yield 'a'").schema.modules) == 49
     (found,) = refusals("for x in range(70):\n    if flag:\n        yield 'a'")
     assert found.endswith("the program becomes more than 50 modules; split it")

@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from inlay.pml.nodes import MAX_ELEMENTS
-from inlay.pml.program.inputs import Selected, Template, shown
-from inlay.wording import lone_surrogate
+from inlay.pml.program.inputs import Selected, Template
+from inlay.wording import lone_surrogate, shown_python
 
 SCALARS = (str, int, float, complex, bool, type(None), Enum)
 SETS = (set, frozenset)
@@ -221,7 +221,7 @@ def _check_arguments(function: str, arguments: list[Any]) -> None:
 def kind(value: object) -> str:
     """What a value is, for messages."""
     if isinstance(value, SCALARS):
-        return shown(value)
+        return shown_python(value)
     if isinstance(value, Selected):
         return f"the set argument '{value.selection.name}'"
     if isinstance(value, Template):

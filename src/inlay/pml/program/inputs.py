@@ -1,260 +1,30 @@
-"""Questions that a call of a program answers, and the cases in which a piece of the program is part of the text.
-
-All that a program can branch on has finitely many answers: which value a choice has, whether a set holds an element,
-whether a text is not empty. So what a piece hangs on is written down as cases of answers, once, when the program is
-translated, and a call only looks up which case it is.
-
-Names of modules and parameters, made of the names and the values of a program's arguments.
-
-They hang on nothing but the program's text, so that they are the same in every process and on every machine.
-
-What a program can take: choices, sets of choices, and text of a limited length.
-"""
+"""What a program takes: choices, sets of choices, and text of a limited length, as its annotations say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+import ast
+import inspect
+import types
+import typing
+from collections import abc
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, Flag
 from functools import cached_property
-from itertools import count
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any
 
 from inlay.errors import ParameterError
-from inlay.pml.attributes import TAGS, is_name
 from inlay.pml.nodes import MAX_PARAM_LENGTH
-from inlay.wording import clip, lone_surrogate
-
-_T = TypeVar("_T")
-
-MAX_CASES = 4_096
-"""How many combinations of answers one statement may hang on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One thing that every call settles, about an argument or about the ``element``-th value of a set.
-
-    answers: the Python values that stand for the answers.
-    prefix, labels: what names of modules are made of, for each answer.
-    """
-
-    argument: str
-    element: int | None
-    answers: tuple[Any, ...] = field(compare=False)
-    prefix: str = field(compare=False)
-    labels: tuple[str, ...] = field(compare=False)
-
-    @property
-    def all(self) -> frozenset[int]:
-        """The numbers of all answers."""
-        return frozenset(range(len(self.answers)))
-
-
-Case = Mapping[Question, frozenset[int]]
-"""By question, the numbers of the answers with which the case holds. A question that is missing does not matter."""
-
-Cases = tuple[Case, ...]
-"""Cases that exclude each other; whoever has them holds in each."""
-
-ALWAYS: Cases = ({},)
-NEVER: Cases = ()
-
-
-class Undecided(Exception):  # noqa: N818  # no error: a question to the caller
-    """What was asked for hangs on a question that has several answers here."""
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
-
-
-class TooManyCasesError(Exception):
-    """A statement hangs on too many combinations of answers."""
-
-
-def possible(known: Case, question: Question) -> frozenset[int]:
-    """The answers that are left where ``known`` holds."""
-    return known.get(question, question.all)
-
-
-def leaves(compute: Callable[[Case], _T], known: Case) -> list[tuple[Case, _T]]:
-    """What ``compute`` gives for all answers that are possible where ``known`` holds: exclusive cases, in order.
-
-    ``compute`` gets what is known and raises Undecided for a question that it needs to have answered.
-    """
-    found: list[tuple[Case, _T]] = []
-    waiting: list[Case] = [{}]
-    while waiting:
-        case = waiting.pop()
-        try:
-            found.append((case, compute({**known, **case})))
-        except Undecided as need:
-            answers = sorted(possible(known, need.question), reverse=True)
-            waiting += [{**case, need.question: frozenset((answer,))} for answer in answers]
-        if len(found) + len(waiting) > MAX_CASES:
-            raise TooManyCasesError
-    return found
-
-
-def grouped(
-    found: Iterable[tuple[Case, _T]], known: Case, key: Callable[[_T], Hashable] = lambda value: value
-) -> list[tuple[_T, Cases]]:
-    """The leaves with one entry for all that are alike, in order of their first one."""
-    groups: dict[Hashable, tuple[_T, list[Case]]] = {}
-    for case, value in found:
-        groups.setdefault(key(value), (value, []))[1].append(case)
-    return [(value, merged(cases, known)) for value, cases in groups.values()]
-
-
-def merged(cases: Sequence[Case], known: Case) -> Cases:
-    """Fewer cases that hold as often as these, where ``known`` holds: those that differ in one question are one."""
-    boxes = list(cases)
-    questions = list(dict.fromkeys(question for case in cases for question in case))
-    before = len(boxes) + 1
-    while len(boxes) < before:
-        before = len(boxes)
-        for question in questions:
-            boxes = _merged_by(question, boxes, known)
-    return tuple(boxes)
-
-
-def _merged_by(question: Question, boxes: list[Case], known: Case) -> list[Case]:
-    answers: dict[Hashable, frozenset[int]] = {}
-    rests: dict[Hashable, Case] = {}
-    for box in boxes:
-        rest = {other: picked for other, picked in box.items() if other != question}
-        key = (frozenset(rest.items()), question in box)
-        answers[key] = answers.get(key, frozenset()) | box.get(question, question.all)
-        rests[key] = rest
-    settled = (question.all, possible(known, question))
-    return [rest if answers[key] in settled else {**rest, question: answers[key]} for key, rest in rests.items()]
-
-
-def both(cases: Cases, others: Cases) -> Cases:
-    """The cases in which one of each holds."""
-    met = (_met(case, other) for case in cases for other in others)
-    return tuple(case for case in met if case is not None)
-
-
-def _met(case: Case, other: Case) -> Case | None:
-    answers = {question: case.get(question, picked) & picked for question, picked in other.items()}
-    return {**case, **answers} if all(answers.values()) else None
-
-
-def holds(cases: Cases, answers: Mapping[Question, int]) -> bool:
-    """Whether one of the cases is that of a call."""
-    return any(all(answers[question] in picked for question, picked in case.items()) for case in cases)
-
-
-def narrowed(known: Case, cases: Cases) -> Case:
-    """What is known where one of the cases holds, question by question."""
-    found = dict(known)
-    for question in cases[0]:
-        if all(question in case for case in cases):
-            found[question] = possible(known, question) & frozenset[int]().union(*(case[question] for case in cases))
-    return found
-
-
-def joined(knowns: Sequence[Case]) -> Case:
-    """What is known where one of several paths was taken."""
-    return {
-        question: frozenset[int]().union(*(possible(known, question) for known in knowns)) for question in knowns[0]
-    }
-
-
-_CHARACTERS = 60  # of one label
-_TOTAL = 200  # of a name, with the calls around it; a number may follow
-_CASES = 8  # that a name tells one by one
-
-
-def word(value: object) -> str:
-    """A value as a part of a name: ``New York`` is ``New-York``; empty where no character can stand in a name."""
-    text = value.name if isinstance(value, Enum) else str(value)
-    characters = (character if is_name(f"_{character}") else " " for character in text)
-    return "-".join("".join(characters).split())
-
-
-def value_words(values: Sequence[object]) -> tuple[str, ...]:
-    """A part of a name for each of these values, by their number where they have none of their own."""
-    return tuple(word(value) or f"value-{number}" for number, value in enumerate(values, 1))
-
-
-def argument_label(arguments: Sequence[str]) -> str:
-    """What a module is called that is there for its arguments."""
-    return _clipped("-and-".join(dict.fromkeys(map(word, arguments))))
-
-
-def case_label(cases: Sequence[Case]) -> str:
-    """What a module is called that is imported in these cases."""
-    if len(cases) > _CASES:
-        return argument_label([question.argument for case in cases for question in case])
-    return _clipped("-or-".join(_case_label(case) for case in cases))
-
-
-def short_cases(cases: Cases, earlier: Sequence[Case], known: Case) -> list[Case]:
-    """The cases without the answers that others make superfluous: a, or not a and b, is a or b.
-
-    earlier: cases that were asked about before, as by ``if`` before ``elif``, in short; they are not excluded again.
-    """
-    if len(cases) > _CASES:
-        return list(cases)
-    boxes = list(cases)
-    for index, box in enumerate(boxes):
-        for question in list(box):
-            others = [*boxes[:index], *boxes[index + 1 :], *earlier]
-            flipped = {**boxes[index], question: possible(known, question) - box[question]}
-            if len(boxes[index]) > 1 and any(_inside(flipped, other) for other in others):
-                boxes[index] = {other: picked for other, picked in boxes[index].items() if other != question}
-    asked = list(dict.fromkeys(question for case in cases for question in case))
-    return sorted(boxes, key=lambda box: [asked.index(question) for question in box])
-
-
-class Names:
-    """Gives names that are not taken yet, and that PML does not reserve."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}  # by name that is taken, the number that the next one like it may get
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def unique(self, label: str) -> str:
-        """The label as a name, which is taken from now on."""
-        name = label if is_name(label) else f"_{label}"
-        name = f"{name}_" if name in TAGS else name
-        if name in self._numbers:
-            number = next(n for n in count(self._numbers[name]) if f"{name}-{n}" not in self._numbers)
-            self._numbers[name] = number + 1
-            name = f"{name}-{number}"
-        self._numbers[name] = 2
-        return name
-
-
-def path_label(prefix: str, label: str) -> str:
-    """A label with the names of the calls around it in front."""
-    return f"{prefix}{label}"[:_TOTAL]
-
-
-def _case_label(case: Case) -> str:
-    return "-and-".join(_answer_label(question, picked) for question, picked in case.items())
-
-
-def _answer_label(question: Question, picked: frozenset[int]) -> str:
-    """``place.miami-or-tokyo``, or ``place.not-miami`` where that is shorter."""
-    others = question.all - picked
-    few, negation = (picked, "") if len(picked) <= max(len(others), 1) else (others, "not-")
-    return f"{question.prefix}{negation}{'-or-'.join(question.labels[answer] for answer in sorted(few))}"
-
-
-def _inside(case: Case, other: Case) -> bool:
-    return all(question in case and case[question] <= picked for question, picked in other.items())
-
-
-def _clipped(label: str) -> str:
-    return label if len(label) <= _CHARACTERS else label[:_CHARACTERS].rstrip("-.")
-
-
-_LISTED = 8
+from inlay.pml.problems import Problems
+from inlay.pml.program.cases import Question, value_words, word
+from inlay.pml.program.source import Outside, Source
+from inlay.wording import lone_surrogate, shown_python
+
+_LISTED = 8  # of the values that a message lists
+_SETS = (frozenset, set, abc.Set, abc.Collection)
+_CHOICES = "bool, Literal[…] or an Enum"
+_TYPES = f"{_CHOICES}, frozenset[Literal[…]], or Annotated[str, Length(…)]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +107,7 @@ class Selection:
         if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
             return f"it must be {self.allowed}"
         wrong = [element for element in value if position(self.values, element) is None]
-        return f"it must be {self.allowed}, without {shown(wrong[0])}" if wrong else None
+        return f"it must be {self.allowed}, without {shown_python(wrong[0])}" if wrong else None
 
     def answers(self, value: Collection[object]) -> Mapping[Question, int]:
         """What a call says with this value."""
@@ -402,14 +172,175 @@ def position(values: tuple[Any, ...], value: object) -> int | None:
     return next(alike, None)
 
 
-def shown(value: object) -> str:
-    """A value as a message quotes it."""
-    return clip(str(value) if isinstance(value, Enum) else repr(value))
-
-
 def listed_values(values: Collection[object], last: str = "or") -> str:
     """``'miami' or 'tokyo'``; the first few, where there are many."""
-    first = [shown(value) for value in list(values)[:_LISTED]]
+    first = [shown_python(value) for value in list(values)[:_LISTED]]
     if len(values) > _LISTED:
         return f"{', '.join(first)}, …"
     return f" {last} ".join([part for part in (", ".join(first[:-1]), first[-1]) if part])
+
+
+class _Unfit(Exception):  # noqa: N818  # carries a message to the argument that it is about
+    """An annotation that no input comes from."""
+
+
+def read_inputs(
+    function: FunctionType, node: ast.FunctionDef, source: Source, outside: Outside, problems: Problems
+) -> dict[str, Input]:
+    """The inputs of a program by name; what is wrong with its arguments goes to ``problems``."""
+    places = {argument.arg: argument for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+    inputs: dict[str, Input] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        try:
+            inputs[name] = _input(function, parameter, outside)
+        except _Unfit as unfit:
+            problems.add(source.place(places[name]), f"argument '{name}' {unfit}")
+    return inputs
+
+
+def _input(function: FunctionType, parameter: inspect.Parameter, outside: Outside) -> Input:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+        raise _Unfit(f"stands for any number of arguments ({star}); write each argument with its type")
+    if parameter.annotation is parameter.empty:
+        raise _Unfit(f"has no type; annotate it with {_TYPES}")
+    default = parameter.default
+    found = _of_type(parameter.name, _evaluated(function, parameter, outside), default)
+    if default is parameter.empty:
+        return found
+    if isinstance(default, list | dict | set):
+        raise _Unfit("has a default that can change; write frozenset(…) or a tuple")
+    if objection := found.objection(default):
+        raise _Unfit(f"has the default {default!r}; {objection}")
+    return found
+
+
+def _evaluated(function: FunctionType, parameter: inspect.Parameter, outside: Outside) -> Any:
+    """The annotation as an object, also where it is written as a string."""
+    holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
+    try:
+        hints = typing.get_type_hints(holder, function.__globals__, outside.closed(), include_extras=True)
+    except Exception as error:  # an annotation is any expression, and can fail in any way
+        reason = " ".join(str(error).split()) or type(error).__name__
+        late = "define or import what it names above the program, and not under TYPE_CHECKING alone"
+        remedy = late if isinstance(error, NameError) else "correct it"
+        raise _Unfit(f"has a type that cannot be evaluated ({reason}); {remedy}") from None
+    return hints["it"]
+
+
+def _of_type(name: str, hint: Any, default: Any) -> Input:
+    hint = _unaliased(hint)
+    if hint is str:
+        raise _Unfit("is a str of any length; write Annotated[str, Length(…)] with the most tokens it may have")
+    if typing.get_origin(hint) is typing.Annotated:
+        inner, *extras = typing.get_args(hint)
+        lengths = [extra for extra in extras if isinstance(extra, Length) or extra is Length]
+        if _unaliased(inner) is str:
+            return _words(name, lengths, default)
+        if lengths:
+            raise _Unfit("has a Length, which is for str alone; leave it out")
+        return _of_type(name, inner, default)
+    if typing.get_origin(hint) in _SETS:
+        (element,) = typing.get_args(hint)
+        return Selection(name, _distinct(_values(element)))
+    if hint in _SETS:
+        raise _Unfit(f"is a set of anything; write {getattr(hint, '__name__', 'frozenset')}[Literal[…]]")
+    return Choice(name, _distinct(_values(hint)))
+
+
+def _words(name: str, lengths: list[Any], default: Any) -> Words:
+    if len(lengths) != 1 or lengths[0] is Length:
+        raise _Unfit("is a str of any length; write Annotated[str, Length(…)] with one number of tokens")
+    return Words(name, lengths[0].tokens, default if isinstance(default, str) else None)
+
+
+def _values(hint: Any) -> Iterable[Any]:
+    """All values of a type that has few."""
+    hint = _unaliased(hint)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _values(typing.get_args(hint)[0])
+    if origin is typing.Literal:
+        return typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [value for member in typing.get_args(hint) for value in _values(member)]
+    if hint is bool:
+        return (True, False)
+    if hint in (None, type(None)):
+        return (None,)
+    if isinstance(hint, type) and issubclass(hint, Enum) and not issubclass(hint, Flag) and len(hint):
+        return list(hint)
+    raise _Unfit(f"has the type {_type_name(hint)}, which has too many values; write {_TYPES}")
+
+
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = ()
+    for value in values:
+        found += (value,) if position(found, value) is None else ()
+    return found
+
+
+def _unaliased(hint: Any) -> Any:
+    while type(hint).__name__ == "TypeAliasType":  # type Place = Literal[…], from Python 3.12 on
+        hint = hint.__value__
+    return hint
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A program as its author wrote it.
+
+    name: of the function, and of the modules that calls of it become.
+    home: the module and the qualified name of the function, which tell whether a program calls itself.
+    local_names: the names that are the function's own.
+    inputs: what it takes, by argument; ``defaults`` the values of those that need not be given.
+    """
+
+    name: str
+    home: tuple[str, str]
+    source: Source
+    node: ast.FunctionDef
+    outside: Outside
+    local_names: frozenset[str]
+    signature: inspect.Signature
+    inputs: Mapping[str, Input]
+
+    @property
+    def body(self) -> list[ast.stmt]:
+        """The statements, without the docstring."""
+        return self.node.body[1:] if ast.get_docstring(self.node, clean=False) is not None else self.node.body
+
+    @property
+    def usage(self) -> str:
+        """How the program is called, for messages."""
+        shown = [
+            parameter.replace(
+                annotation=_Shown(self.inputs[name].allowed),
+                default=parameter.default
+                if parameter.default is parameter.empty
+                else _Shown(_written(parameter.default)),
+            )
+            for name, parameter in self.signature.parameters.items()
+        ]
+        return f"{self.name}{inspect.Signature(shown)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Shows as a text without quotation marks."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _written(value: object) -> str:
+    if isinstance(value, frozenset):
+        # sets have no order of their own
+        return f"{{{', '.join(sorted(map(repr, value)))}}}" if value else "frozenset()"
+    return repr(value)

@@ -1,8 +1,4 @@
-"""A translated program: what it says, and which pieces hang on which answers. It becomes a schema in build.py.
-
-What the names in a program stand for, at one point of it.
-
-Paths through a program: where they part, and where they meet again.
+"""Paths through a program: what is said on them, what names stand for there, and where they part and meet again.
 
 A path puts what it says into its ``sink``. Where a condition hangs on arguments, each branch goes on in a section of
 its own. If all of them come back, the path goes on as before. If some have returned, what follows is said where the
@@ -12,26 +8,29 @@ only other branch is, or, where there are several, in one more section for their
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NoReturn
 
 from inlay.errors import Place
-from inlay.pml.program.inputs import (
+from inlay.pml.program.cases import (
     ALWAYS,
     Case,
     Cases,
-    Input,
-    Words,
     both,
     case_label,
     joined,
+    leaves,
     merged,
     narrowed,
     short_cases,
 )
-from inlay.pml.program.source import Outside, Source
+from inlay.pml.program.constants import is_symbolic, kind
+from inlay.pml.program.inputs import Input, Selected, Selection, Template, Words, position
+from inlay.pml.program.runtime import Program
+from inlay.pml.program.values import Binding, Deferred, Evaluator, Frame, Refused, Settled, Unsettled, direct
+from inlay.wording import shown_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,60 +84,6 @@ def says_anything(piece: Piece) -> bool:
     if isinstance(piece, Spoken):
         return True
     return any(map(says_anything, piece.sections if isinstance(piece, Either) else piece.body))
-
-
-class Refused(Exception):  # noqa: N818  # carries a problem to the statement that it is in
-    """An expression cannot be translated. ``message`` is None where the cause has been reported already."""
-
-    def __init__(self, place: Place, message: str | None) -> None:
-        self.place = place
-        self.message = message
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A name stands for an argument of the program."""
-
-    input: Input
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A name stands for a value that is known."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """A name stands for an expression that hangs on answers, seen from where it was written."""
-
-    node: ast.expr
-    frame: Frame
-
-
-@dataclass(frozen=True, slots=True)
-class Unsettled:
-    """A name has no one value here; None where the cause has been reported already."""
-
-    message: str | None
-
-
-Binding = Given | Settled | Deferred | Unsettled
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """What the names in a program stand for, at one point of it."""
-
-    source: Source
-    outside: Outside
-    local_names: frozenset[str]
-    scope: Mapping[str, Binding]
-
-    def bound(self, name: str, binding: Binding) -> Frame:
-        """The frame behind an assignment."""
-        return replace(self, scope={**self.scope, name: binding})
 
 
 class Where(Enum):
@@ -245,3 +190,105 @@ def _common_frame(ends: Sequence[Path]) -> Frame:
             message = f"{name} is assigned in a branch that hangs on an argument; write {name} = … if … else …"
             frame = frame.bound(name, Unsettled(message))
     return frame
+
+
+def assign(statement: ast.Assign, path: Path) -> None:
+    """``title = …``"""
+    for target in statement.targets:
+        _assign_expression(target, statement.value, path)
+
+
+def assign_annotated(statement: ast.AnnAssign, path: Path) -> None:
+    """``title: str = …``"""
+    if statement.value is not None:
+        _assign_expression(statement.target, statement.value, path)
+
+
+def assign_augmented(statement: ast.AugAssign, path: Path) -> None:
+    """``title += …``, for what is not changed in place."""
+    target = statement.target
+    if not isinstance(target, ast.Name):
+        refuse(target, path, "an assignment to a part of something; assign to a name")
+    before = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+    _, values = bind_value(before, path.frame, path.known)
+    if any(isinstance(value, list | dict | set) for value in values):
+        refuse(statement, path, f"{target.id} is changed in place; write {target.id} = {target.id} + …")
+    combined = ast.BinOp(before, statement.op, statement.value)
+    _assign_expression(target, ast.copy_location(combined, statement), path)
+
+
+def assign_value(target: ast.expr, value: Any, path: Path) -> None:
+    """Assign a known value to a name, or its elements to several."""
+    if isinstance(target, ast.Name):
+        path.frame = path.frame.bound(target.id, Settled(value))
+        return
+    if not isinstance(target, ast.Tuple | ast.List):
+        refuse(target, path, "an assignment to a part of something; assign to a name")
+    values = value if isinstance(value, tuple | list | str) else ()
+    if len(values) != len(target.elts):
+        refuse(target, path, f"{len(target.elts)} names for another number of values; write a name for each")
+    for part, one in zip(target.elts, values, strict=True):
+        assign_value(part, one, path)
+
+
+def bind_value(node: ast.expr, frame: Frame, known: Case) -> tuple[Binding, list[Any]]:
+    """What a name stands for that an expression is assigned to, and all values that it can have."""
+    found = leaves(lambda at: Evaluator(frame, at, set()).value(node), known)
+    values = [value for _, value in found]
+    return (Settled(values[0]) if len(values) == 1 else Deferred(node, frame)), values
+
+
+def _assign_expression(target: ast.expr, node: ast.expr, path: Path) -> None:
+    binding, _ = bind_value(node, path.frame, path.known)
+    if isinstance(target, ast.Name):
+        path.frame = path.frame.bound(target.id, binding)
+    elif isinstance(binding, Settled):
+        assign_value(target, binding.value, path)
+    else:
+        refuse(target, path, "several names are assigned what hangs on an argument; assign them one by one")
+
+
+def bind_call(program: Program[...], node: ast.Call, frame: Frame, known: Case) -> dict[str, Binding]:
+    """What the arguments of the called program stand for. Raises Refused for a call that does not fit."""
+    definition = program.definition
+    place = frame.source.place(node)
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+    if len(keywords) < len(node.keywords):
+        raise Refused(place, "** in a call; write the arguments one by one")
+    try:
+        bound = definition.signature.bind(*node.args, **keywords)
+    except TypeError as error:
+        raise Refused(place, f"{error}; call it as {definition.usage}") from None
+    bindings: dict[str, Binding] = {}
+    for name, parameter in definition.signature.parameters.items():
+        if name in bound.arguments:
+            bindings[name] = _binding(definition.inputs[name], bound.arguments[name], frame, known)
+        else:
+            bindings[name] = Settled(parameter.default)
+    return bindings
+
+
+def _binding(one: Input, node: ast.expr, frame: Frame, known: Case) -> Binding:
+    binding, values = bind_value(node, frame, known)
+    for value in values:
+        if objection := _objection(one, value):
+            given = kind(value) if is_symbolic(value) else shown_python(value)
+            raise Refused(frame.source.place(node), f"'{one.name}' is {given}; {objection}")
+    return binding
+
+
+def _objection(one: Input, value: object) -> str | None:
+    """Why the called program does not take this value, which may be an argument of the calling one."""
+    if isinstance(one, Words) and isinstance(value, Template):
+        words = direct(value)
+        if words is None:
+            return "it must be a constant, or a text argument with nothing around it"
+        if words.length > one.length:
+            return f"it may have {words.length} tokens, and must be {one.allowed}"
+        return None
+    if isinstance(one, Selection) and isinstance(value, Selected):
+        wrong = [held for held in value.selection.values if position(one.values, held) is None]
+        return f"it may hold {shown_python(wrong[0])}, and must be {one.allowed}" if wrong else None
+    if is_symbolic(value):
+        return f"it must be {one.allowed}"
+    return one.objection(value)

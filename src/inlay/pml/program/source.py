@@ -1,10 +1,7 @@
-"""The source of a decorated function: its syntax tree, and the place of everything in it.
+"""The source of a decorated function: its syntax tree with places, the names around it, and the grammar of programs.
 
-Which of Python's statements, expressions and patterns a program may use, and what to write in place of the others.
-
-Every kind of node is in one of these tables; a kind that Python adds later is refused until somebody decides.
-
-What stands in the statements of a program, by syntax alone.
+The grammar says which of Python's statements, expressions and patterns a program may use, and what to write in place of
+the others. Every kind of node is in one of its tables; a kind that Python adds later is refused until somebody decides.
 """
 
 from __future__ import annotations

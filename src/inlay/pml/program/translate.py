@@ -15,40 +15,39 @@ from typing import Any, TypeVar
 from inlay.errors import Place
 from inlay.pml.nodes import MAX_ELEMENTS
 from inlay.pml.problems import Problems
-from inlay.pml.program.build import TURNS, Program
-from inlay.pml.program.calls import assign, assign_annotated, assign_augmented, assign_value, bind_call
-from inlay.pml.program.inputs import (
+from inlay.pml.program.cases import (
     MAX_CASES,
     NEVER,
     Case,
     Question,
     TooManyCasesError,
-    Words,
     argument_label,
     grouped,
     leaves,
     merged,
 )
+from inlay.pml.program.inputs import Definition, Words
 from inlay.pml.program.paths import (
     Branch,
-    Frame,
-    Given,
     Path,
     Piece,
-    Refused,
     Said,
     Section,
     Spoken,
-    Unsettled,
     Where,
+    assign,
+    assign_annotated,
+    assign_augmented,
+    assign_value,
+    bind_call,
     fork,
     leave_turn,
     refuse,
     says_anything,
 )
-from inlay.pml.program.signature import Definition
+from inlay.pml.program.runtime import TURNS, Program
 from inlay.pml.program.source import blocks, chained, is_wildcard, stored_names, unreached
-from inlay.pml.program.values import Evaluator
+from inlay.pml.program.values import Evaluator, Frame, Given, Refused, Unsettled
 
 _T = TypeVar("_T")
 

@@ -1,4 +1,4 @@
-"""The value of an expression of a program, while the program is translated.
+"""What the names in a program stand for, and the values of its expressions, while the program is translated.
 
 Constants have their Python values. Choices and conditions on arguments have a value as soon as it is known how a call
 answers; until then asking for it raises Undecided, and whoever asked tries the answers one by one. Text arguments are
@@ -8,29 +8,73 @@ holes in a Template.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inlay.errors import Place
 from inlay.pml.program import constants
-from inlay.pml.program.build import Program
+from inlay.pml.program.cases import Case, Question, Undecided, possible
 from inlay.pml.program.constants import Unusable, is_symbolic, kind
-from inlay.pml.program.inputs import (
-    Case,
-    Choice,
-    Input,
-    Question,
-    Selected,
-    Selection,
-    Template,
-    Undecided,
-    Words,
-    possible,
-    shown,
-)
-from inlay.pml.program.paths import Deferred, Frame, Given, Refused, Settled, Unsettled
+from inlay.pml.program.inputs import Choice, Input, Selected, Selection, Template, Words
+from inlay.pml.program.runtime import Program
+from inlay.pml.program.source import Outside, Source
+from inlay.wording import shown_python
+
+
+class Refused(Exception):  # noqa: N818  # carries a problem to the statement that it is in
+    """An expression cannot be translated. ``message`` is None where the cause has been reported already."""
+
+    def __init__(self, place: Place, message: str | None) -> None:
+        self.place = place
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A name stands for an argument of the program."""
+
+    input: Input
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A name stands for a value that is known."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A name stands for an expression that hangs on answers, seen from where it was written."""
+
+    node: ast.expr
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A name has no one value here; None where the cause has been reported already."""
+
+    message: str | None
+
+
+Binding = Given | Settled | Deferred | Unsettled
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the names in a program stand for, at one point of it."""
+
+    source: Source
+    outside: Outside
+    local_names: frozenset[str]
+    scope: Mapping[str, Binding]
+
+    def bound(self, name: str, binding: Binding) -> Frame:
+        """The frame behind an assignment."""
+        return replace(self, scope={**self.scope, name: binding})
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +276,7 @@ class Evaluator:
         pairs = zip(selection.values, selection.questions, strict=True)
         questions = [question for one, question in pairs if one == value]
         if not questions and given is not None:
-            raise Unusable(f"'{given.name}' never holds {shown(value)}; it is {given.allowed}")
+            raise Unusable(f"'{given.name}' never holds {shown_python(value)}; it is {given.allowed}")
         return any(self._answer(question) for question in questions)
 
     def _given(self, node: ast.expr) -> Input | None:
@@ -252,7 +296,7 @@ class Evaluator:
             except Undecided:
                 continue
             if not hangs_on and not is_symbolic(value) and not any(one == value for one in given.values):
-                never = f"'{given.name}' is never {shown(value)}; it is {given.allowed}"
+                never = f"'{given.name}' is never {shown_python(value)}; it is {given.allowed}"
                 raise Refused(self.frame.source.place(node), never)
 
     def _call(self, node: ast.Call) -> Any:
