@@ -20,10 +20,7 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from inlay.types import RequestOutput
+from typing import Any
 
 _SHOWN = 100  # characters of a value that a sentence repeats
 _MAX_BITS = 200
@@ -65,11 +62,11 @@ def show(value: object) -> str:
 class InlayError(Exception):
     """The base of all errors that inlay raises on purpose.
 
-    outputs: where one of several prompts that were given together failed, what the others came to, in the order of the
-        prompts, with None for those that have no output.
+    outputs: where one of several prompts that were given together failed, what the others came to: a RequestOutput
+        each, in the order of the prompts, with None for those that have none.
     """
 
-    outputs: Sequence[RequestOutput | None] = ()
+    outputs: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)

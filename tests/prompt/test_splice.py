@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from inlay import LLM, Schema
 from inlay.engine.request import usage_of
-from inlay.kv.identity import Context, KeyMaker, Segment, TokenRun, specify
-from inlay.kv.index import Found
-from inlay.kv.pool import Run
+from inlay.kv.identity import KeyMaker, specify
 from inlay.prompt.placement import Placed
-from inlay.prompt.splice import Cached, Fresh, pieces, splice_exact, splice_modules
+from inlay.prompt.splice import Cached, Fresh, splice_exact, splice_modules
 from tests.conftest import tiny
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
@@ -21,8 +19,6 @@ SCHEMA = Schema.from_string(
     '<schema name="s">In front. <module name="a">First <param name="p" len="6" default="one"/> module.</module>'
     '<module name="b">Second module.</module> Behind.</schema>'
 )
-
-KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
 
 
 def splice(prompt, reuse: str, positions: str = "packed"):
@@ -160,16 +156,3 @@ def test_a_segment_is_displaced_where_any_that_it_attends_to_is_moved_otherwise(
         shift = part.start - spec.start
         assert cached.displaced == any(shifts.get(other.key, shift) != shift for other in spec.context)
         shifts[spec.key] = shift
-
-
-def test_pieces_are_read_at_the_shift_of_each_segment():
-    """Segments of one path may have been encoded at different positions."""
-    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", (Run(8, 2), Run(20, 1)), KEYS)
-    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", (Run(40, 4),), KEYS)
-    read = pieces(Found(((one, 3), (other, 2)), 5), 10, 5)
-    assert [(p.run, p.start, p.shift) for p in read] == [
-        (Run(8, 2), 0, 10),
-        (Run(20, 1), 2, 10),
-        (Run(40, 2), 43, -30),
-    ]
-    assert pieces(Found(((one, 3), (other, 2)), 5), 10, 3) == read[:2]

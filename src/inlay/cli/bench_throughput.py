@@ -199,7 +199,6 @@ def throughput(
     from inlay.bench.throughput.measure import measure_throughput
     from inlay.bench.throughput.setting import ThroughputSetting
     from inlay.bench.throughput.users import KINDS
-    from inlay.cli.bench_throughput import tables
 
     base = ThroughputSetting(
         models=tuple(dict.fromkeys(model)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from inlay.attention.plan import Piece, Span, extend, pieces_at
 from inlay.kv.identity import Hold, TokenRun
+from inlay.kv.index import Found
 from inlay.kv.pool import Run, cut
 
 
@@ -146,3 +147,15 @@ class Seat:
         run, slots = self.last
         longer = TokenRun(run.ids + said[: self.decoded], run.start, run.before, run.continues)
         return longer, slots + cut(self.tail, self.tokens - self.decoded, self.decoded)
+
+
+def pieces(found: Found, start: int, tokens: int) -> tuple[Piece, ...]:
+    """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
+    read: tuple[Piece, ...] = ()
+    for segment, length in found.parts:
+        taken = min(length, tokens)
+        if taken <= 0:
+            break
+        read += pieces_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
+        start, tokens = start + taken, tokens - taken
+    return read

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inlay.attention.plan import Piece, Span, pieces_at
-from inlay.engine.allocation import Prefill, Seat, Work
+from inlay.engine.allocation import Prefill, Seat, Work, pieces
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
@@ -21,7 +21,7 @@ from inlay.kv.index import Found, shared_length
 from inlay.kv.pool import Run, cut
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
-from inlay.prompt.splice import Cached, Fresh, Splice, pieces
+from inlay.prompt.splice import Cached, Fresh, Splice
 
 #: So many tokens of what somebody else is computing are worth waiting for.
 _WORTH_WAITING = 16

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from inlay.attention.plan import Piece, pieces_at
 from inlay.kv.identity import Context, SegmentSpec, TokenRun
-from inlay.kv.index import Found
-from inlay.kv.pool import cut
 from inlay.prompt.placement import Placed
 
 
@@ -162,15 +159,3 @@ def open_end(splice: Splice) -> Splice:
     shorter = replace(last, length=last.length - 1)
     tail = Fresh(last.spec.ids[-1:], last.start + last.length - 1)
     return (*splice[:-1], *([shorter] if shorter.length else []), tail)
-
-
-def pieces(found: Found, start: int, tokens: int) -> tuple[Piece, ...]:
-    """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
-    read: tuple[Piece, ...] = ()
-    for segment, length in found.parts:
-        taken = min(length, tokens)
-        if taken <= 0:
-            break
-        read += pieces_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
-        start, tokens = start + taken, tokens - taken
-    return read
