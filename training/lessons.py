@@ -1,16 +1,14 @@
-"""Exercises: one step of a task, without what leads up to it.
+"""What the model learns from: conversations over documents, exercises between them, and batches of both.
 
-Which of two numbers is larger decides a token or two of an answer of twenty, and the documents that state the numbers
-take most of a conversation. Here comparisons stand alone, their numbers drawn on the spot: thirty tokens each, and only
-the result counts.
+An exercise is one step of a task, without what leads up to it. Which of two numbers is larger decides a token or two of
+an answer of twenty, and the documents that state the numbers take most of a conversation; in an exercise comparisons
+stand alone, their numbers drawn on the spot: thirty tokens each, and only the result counts. And documents are repeated
+whole. Else no answer of training would have the words of those pairs of attribute and form that are kept from it, and a
+model that has never said a word does not say it either when it should copy it.
 
-And documents are repeated whole. Else no answer of training would have the words of those pairs of attribute and form
-that are kept from it, and a model that has never said a word does not say it either when it should copy it.
-
-Batches to learn from: token ids, positions, and how much each next token counts.
-
-Attention is plain causal throughout. Positions start anywhere in the context, and in some conversations jump between
-documents, as they do for models that have seen long texts.
+A batch is token ids, positions, and how much each next token counts. Attention is plain causal throughout. Positions
+start anywhere in the context, and in some conversations jump between documents, as they do for models that have seen
+long texts.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from training.architecture import CONTEXT
-from training.tokenizer import ASSISTANT_TURN, BOS, END, SYSTEM_TURN, USER_TURN
 from transformers import PreTrainedTokenizerBase
 
 from inlay.quality.conversations import SYSTEM, Conversation, draw_conversation
 from inlay.quality.documents import FACTS, Attribute, Document, Kind, kinds, write_documents
 from inlay.quality.questions import Asker, Form, Question, compared
 from inlay.quality.words import Split, Value, Words
+from training.architecture import CONTEXT
+from training.tokenizer import ASSISTANT_TURN, BOS, END, SYSTEM_TURN, USER_TURN
 
 REPEATING = "repeating"  # the task of questions for a document's whole text
 _REPEAT = (
@@ -41,6 +39,12 @@ COMPARING = "comparing"  # the task of these questions: what is stated in the an
 _ANY_FACTS = (1, 2, 3, 4)  # of documents whose kinds are counted: how many there are must not be told from their length
 _FAR = 8  # of so many numbers, the furthest from the first is taken for an easy comparison
 _TRIES = (1, 1, 1, 4)  # of so many second numbers, one, the closest to the first is taken: some differ late only
+
+_TEXT_WEIGHT = 0.01  # of a token that is not part of an answer, beside 1 for one that is: most of them are made up
+_TEXT_SHARE = 0.1  # of such tokens that count at all
+_RESULT_WEIGHT = 4.0  # of the tokens of a result: few, and all before them leads up to it
+_ROUND = 32  # the width of a batch is a multiple of this: libraries keep code and memory for every size they meet
+_GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap, in positions
 
 
 class Exercise(Enum):
@@ -125,12 +129,6 @@ def _far_apart(words: Words, maker: str) -> tuple[Value, Value]:
 def _distance(one: Value, other: Value) -> int:
     return abs((one.order or 0) - (other.order or 0))
 
-
-_TEXT_WEIGHT = 0.01  # of a token that is not part of an answer, beside 1 for one that is: most of them are made up
-_TEXT_SHARE = 0.1  # of such tokens that count at all
-_RESULT_WEIGHT = 4.0  # of the tokens of a result: few, and all before them leads up to it
-_ROUND = 32  # the width of a batch is a multiple of this: libraries keep code and memory for every size they meet
-_GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap, in positions
 
 Row: TypeAlias = tuple[list[int], list[int], list[float]]  # ids, positions and weights of one conversation
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from training.lessons import Exercise, Lesson
-
 from inlay.quality.questions import Form
 from inlay.quality.words import Split
+from training.lessons import Exercise, Lesson
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""Write a trained model as a Hugging Face checkpoint: what ``demo`` loads, and any other program can.
-
-Train the bundled model: ``python -m training.train --out DIRECTORY``.
+"""Train the bundled model: ``python -m training.train --out DIRECTORY``.
 
 Everything that training sees is generated, from seeds. Progress goes to the terminal and to ``log.jsonl`` in the
 directory; a checkpoint is written every few minutes, and the same command goes on from it. At the end the model is in
-``model`` in the directory, as a Hugging Face checkpoint.
+``model`` in the directory, as a Hugging Face checkpoint: what ``demo`` loads, and any other program can.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
-from training.architecture import new_model
-from training.lessons import Batch, Encoder, Lesson, answering
-from training.recipe import RECIPE, Stage
-from training.tokenizer import train_tokenizer
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
 from inlay.quality.conversations import draw_conversation
 from inlay.quality.words import Split
+from training.architecture import new_model
+from training.lessons import Batch, Encoder, Lesson, answering
+from training.recipe import RECIPE, Stage
+from training.tokenizer import train_tokenizer
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:

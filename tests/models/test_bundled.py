@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.lessons import Encoder
 from transformers import AutoModelForCausalLM
 
 from inlay import LLM
@@ -16,6 +15,7 @@ from inlay.cli.main import main
 from inlay.models.load import MODEL_DIRECTORY
 from inlay.quality.modular_qa import Setting, measure_modular_qa
 from inlay.quality.questions import TASKS
+from training.lessons import Encoder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

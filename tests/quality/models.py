@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from training.architecture import new_model
-from training.tokenizer import train_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
+from training.architecture import new_model
+from training.tokenizer import train_tokenizer
 
 
 @cache

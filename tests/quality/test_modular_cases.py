@@ -7,7 +7,6 @@ from hashlib import sha256
 from itertools import chain
 
 import pytest
-from training.lessons import Encoder
 
 from inlay import LLM, SamplingParams
 from inlay.pml import Import
@@ -17,6 +16,7 @@ from inlay.quality.modular_cases import Case, Round, draw_rounds
 from inlay.quality.questions import _KIND_COUNTS as KIND_COUNTS
 from inlay.quality.questions import TASKS, Form, Question
 from inlay.quality.words import held_out
+from training.lessons import Encoder
 
 from .models import small_model, small_tokenizer
 

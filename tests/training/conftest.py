@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from training.lessons import Encoder
-from training.train import Training
 from transformers import PreTrainedTokenizerBase
 
 from tests.quality.models import small_tokenizer
 from tests.training.short_training import SHORT, shorten
+from training.lessons import Encoder
+from training.train import Training
 
 
 @pytest.fixture(scope="session")

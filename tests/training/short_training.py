@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from training.lessons import Lesson
-from training.recipe import Stage
-from training.train import examine
 from transformers import PreTrainedTokenizerBase
 
 from inlay.quality.questions import Form
+from training.lessons import Lesson
+from training.recipe import Stage
+from training.train import examine
 
 _LESSON = Lesson((1, 2), 6, {"unstated": 1.0}, Form.PLAIN)
 SHORT = (

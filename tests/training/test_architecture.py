@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from training.architecture import CONTEXT, new_model
-from training.lessons import Encoder, Lesson, answering
 from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from inlay.quality.questions import Form
 from inlay.quality.words import Split
+from training.architecture import CONTEXT, new_model
+from training.lessons import Encoder, Lesson, answering
 
 FIRST = 5  # token id after the special tokens
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from training.lessons import Encoder, Lesson, answering
-from training.train import examine
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from inlay.models.load import MODEL_DIRECTORY
 from inlay.quality.conversations import Conversation
 from inlay.quality.words import Split
+from training.lessons import Encoder, Lesson, answering
+from training.train import examine
 
 COUNTS, TOKENS = (1, 2), 1000
 CLEAR = 0.5  # of logits up to 15: training runs in bfloat16, which moves them by up to 0.4

@@ -6,13 +6,13 @@ import random
 import re
 
 import pytest
-from training.lessons import COMPARING, REPEATING, Encoder, Exercise, draw_exercise
 
 from inlay.quality.conversations import Conversation
 from inlay.quality.documents import kinds
 from inlay.quality.questions import Question
 from inlay.quality.words import Split
 from tests.training.reading import Reading, all_text, made_words, read_question
+from training.lessons import COMPARING, REPEATING, Encoder, Exercise, draw_exercise
 
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.architecture import CONTEXT, new_model
-from training.train import export
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from inlay import LLM, SamplingParams
+from training.architecture import CONTEXT, new_model
+from training.train import export
 
 CHAT = [{"role": "system", "content": "Answer from the documents.\n"}, {"role": "user", "content": "Who is Bolu?"}]
 

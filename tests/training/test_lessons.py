@@ -8,13 +8,13 @@ from itertools import accumulate
 
 import pytest
 import torch
-from training.architecture import CONTEXT
-from training.lessons import Batch, Encoder, Exercise, Lesson, answering
-from training.recipe import RECIPE
 
 from inlay.quality.conversations import Conversation
 from inlay.quality.words import Split
 from tests.training.reading import all_text, made_words
+from training.architecture import CONTEXT
+from training.lessons import Batch, Encoder, Exercise, Lesson, answering
+from training.recipe import RECIPE
 
 
 def draw(

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from training.lessons import Encoder
-from training.tokenizer import VOCABULARY, train_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from inlay.models.load import MODEL_DIRECTORY
 from inlay.quality.conversations import Conversation
 from inlay.quality.words import Split, Words
 from tests.training.reading import conversations
+from training.lessons import Encoder
+from training.tokenizer import VOCABULARY, train_tokenizer
 
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 

@@ -18,16 +18,16 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from training.curve import _name_stages, draw
-from training.lessons import Encoder, Exercise, Lesson, answering
-from training.recipe import RECIPE
-from training.train import Training, main, predict
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
 from inlay.quality.questions import Form
 from inlay.quality.words import Split
 from tests.training.short_training import SHORT, shorten
+from training.curve import _name_stages, draw
+from training.lessons import Encoder, Exercise, Lesson, answering
+from training.recipe import RECIPE
+from training.train import Training, main, predict
 
 
 class BrokenOffError(Exception):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.options import DType, Model
 from inlay.errors import ParameterError
 from inlay.pml import Schema
 
@@ -25,8 +26,8 @@ def batch(
     output: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help="The answers, one a line, as they come; taken up where it ends.")
     ],
-    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    model: Model = "demo",
+    dtype: DType = "auto",
     schema: Annotated[
         list[Path] | None,
         typer.Option(help="A schema (PML or JSON) that requests may name. Several times for several."),

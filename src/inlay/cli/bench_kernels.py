@@ -1,7 +1,4 @@
-"""``inlay bench attention``: the kernel alone, against stock kernels and against what the machine can do.
-
-``inlay bench decode``: milliseconds a token of one answer.
-"""
+"""``inlay bench attention`` and ``decode``: the kernel alone, and one answer token by token, against stock ones."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.bench_options import AsJson, Plot, Quick, Runs, check_plot, counts, make_table, number, show, words
+from inlay.cli.bench_tables import make_table, number, show
+from inlay.cli.options import AsJson, DType, Model, Plot, Quick, Runs, check_plot, counts, words
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def attention(
         from inlay.bench.attention.plot import draw_attention
 
         draw_attention(result, plot)
-    show(result, _tables(result), as_json)
+    show(result, _attention_tables(result), as_json)
 
 
 def _heads(text: str) -> tuple[tuple[int, int], ...]:
@@ -79,7 +77,7 @@ def _heads(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _attention_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     for part in ("table3", "figure3", "figure4", "segments"):
         kinds = groupby(result.get(part, ()), key=lambda row: (row["dtype"], row["heads"], row["kv_heads"]))
         for (dtype, heads, kv_heads), group in kinds:
@@ -124,10 +122,10 @@ def _segments(rows: list[dict[str, Any]], about: str) -> tuple[str, Table]:
 
 
 def decode(
-    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")],
+    model: Model,
     context: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(help="Tokens of the answer that are timed, behind its first.")] = 32,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: DType = "auto",
     baselines: Annotated[str, typer.Option(help="Of transformers, llama.cpp; none for inlay alone.")] = (
         "transformers,llama.cpp"
     ),

@@ -1,7 +1,4 @@
-"""``inlay bench ttft``: time to first token with cached modules.
-
-``inlay bench encode``: tokens a second of encoding modules.
-"""
+"""``inlay bench ttft`` and ``encode``: time to first token with cached modules, and how fast modules are encoded."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.bench_options import AsJson, Plot, Quick, Runs, check_plot, counts, make_table, number, show
+from inlay.cli.bench_tables import make_table, number, show
+from inlay.cli.options import AsJson, DType, Model, Plot, Quick, Runs, check_plot, counts
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ def ttft(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="From 256 to 16,384 cached tokens, with curves fitted to the times.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: DType = "auto",
     reuse: Annotated[str, typer.Option(help="isolated or anchored.")] = "isolated",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,
@@ -75,10 +73,10 @@ def ttft(
         from inlay.bench.ttft import draw_ttft
 
         draw_ttft(result, plot)
-    show(result, _tables(result), as_json)
+    show(result, _ttft_tables(result), as_json)
 
 
-def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+def _ttft_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     table = make_table(_NAMES)
     for row in result["rows"]:
         table.add_row(*(number(row[name]) for name in _NAMES))
@@ -98,11 +96,11 @@ def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
 
 
 def encode(
-    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")],
+    model: Model,
     modules: Annotated[int, typer.Option(help="Modules of the schema.")] = 64,
     tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 256,
     batches: Annotated[str, typer.Option(help="The stock model's batch sizes; the best one counts.")] = "1,2,4,8,16",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: DType = "auto",
     runs: Runs = 3,
     quick: Quick = False,
     as_json: AsJson = False,

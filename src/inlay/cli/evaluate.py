@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.options import AsJson, DType, Model, Quantization, words
 from inlay.cli.output import check_outputs, output_file
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _eval() -> None:
 
 @app.command(name="modular-qa")
 def modular_qa(
-    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
+    model: Model = "demo",
     reuse: Annotated[str, typer.Option(help="Of off, exact, isolated, anchored: one, or several with commas.")] = (
         "off,isolated,anchored"
     ),
@@ -48,15 +49,13 @@ def modular_qa(
         typer.Option("--scaffold", help="Also run isolated and anchored with each prompt's documents in a scaffold."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    quantization: Annotated[
-        str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
-    ] = None,
+    dtype: DType = "auto",
+    quantization: Quantization = None,
     answers: Annotated[
         Path | None, typer.Option(help="Write every answer to this file, one JSON object on each line.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite that file if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
     from inlay.cli.output import token_progress
@@ -64,8 +63,8 @@ def modular_qa(
     from inlay.quality.modular_qa import Setting, measure_modular_qa
 
     setting = Setting(
-        reuse=_words(reuse),
-        positions=None if positions is None else _words(positions),
+        reuse=words(reuse),
+        positions=None if positions is None else words(positions),
         documents=documents,
         questions=questions,
         spare=spare,
@@ -86,10 +85,6 @@ def modular_qa(
 
 def _keep(write: Callable[[str], None], row: dict[str, Any]) -> None:
     write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
 
 
 def _print_tables(result: dict[str, Any]) -> None:

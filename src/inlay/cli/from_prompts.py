@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.options import Tokenizer
 from inlay.cli.output import check_outputs, output_file
 from inlay.errors import ParameterError
 from inlay.wording import listed
@@ -37,7 +38,7 @@ def from_prompts(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     name: Annotated[str | None, typer.Option(help="The schema's name; that of the file, if not given.")] = None,
-    model: Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")] = "demo",
+    model: Tokenizer = "demo",
     min_prompts: Annotated[int, typer.Option(help="In how many different prompts a text must stand.")] = 3,
     min_tokens: Annotated[int, typer.Option(help="How long a text must be.")] = 32,
     max_modules: Annotated[int, typer.Option(help="Keep this many modules: those that save most.")] = 100,

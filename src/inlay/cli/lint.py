@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.options import Tokenizer
 from inlay.errors import Place, PMLError, Problem
 from inlay.pml import Prompt, Schema
 from inlay.pml.problems import JSONPlace
@@ -41,7 +42,7 @@ class _Report:
 
 def lint(
     files: Annotated[list[Path], typer.Argument(help="Schema files (PML or JSON).")],
-    model: Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")] = "demo",
+    model: Tokenizer = "demo",
     prompts: Annotated[
         list[Path] | None, typer.Option(help="A prompt file whose arguments are looked at; may stand several times.")
     ] = None,

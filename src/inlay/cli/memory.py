@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.options import Plot
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def memory(
     table2: Annotated[
         bool, typer.Option("--table2", help="Prompt Cache's table 2, beside what these models really keep.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")] = None,
+    plot: Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
 ) -> None:
     """Megabytes (MiB, 2^20 bytes) of keys and values for each cached token. Reads configurations, no weights."""

@@ -1,7 +1,4 @@
-"""Files that commands write what they found to.
-
-Progress bars on stderr, for work that takes a while.
-"""
+"""What commands give besides their answer: files that they write, and progress bars on stderr."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.options import DType, Model, Quantization
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, Schema, resolve
 
@@ -24,11 +25,9 @@ Row = dict[str, Any]
 def run(
     schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
     prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML), or - for standard input.")],
-    model: Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")] = "demo",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    quantization: Annotated[
-        str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
-    ] = None,
+    model: Model = "demo",
+    dtype: DType = "auto",
+    quantization: Quantization = None,
     reuse: Annotated[str, typer.Option(help="off, exact, isolated or anchored.")] = "anchored",
     positions: Annotated[
         str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")

@@ -11,6 +11,7 @@ import typer
 
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
+from inlay.cli.options import Plot, Tokenizer, check_plot
 from inlay.errors import PMLError
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 
@@ -44,15 +45,12 @@ def check(files: Annotated[list[Path], typer.Argument(help="Schema files (PML or
 @app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
-    model: Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")] = "demo",
+    model: Tokenizer = "demo",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a tree.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")] = None,
+    plot: Plot = None,
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
-    from inlay.advice.plot.figure import check_plot_file
-
-    if plot is not None:
-        check_plot_file(plot)
+    check_plot(plot)
     schema = Schema.from_file(file)
     from inlay.models.load import load_tokenizer
     from inlay.prompt.chat import ChatTemplate

@@ -1,11 +1,12 @@
-"""What documents are about: the kinds, attributes and wordings of kinds.toml.
+"""Documents that a script writes: about one thing each, a few of its facts, each fact in one of several wordings.
 
-Documents that a script writes: one thing each, a few of its facts, each fact in one of several wordings.
+What they are about stands in kinds.toml: kinds of things, their attributes, and the wordings.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -71,29 +72,37 @@ class Kind:
     attributes: tuple[Attribute, ...]
 
 
+_further: dict[str, Any] = {}  # wordings by kind
+
+
+def add_wordings(further: Mapping[str, Any]) -> None:
+    """Give every kind further wordings, which documents of ``Split.TRAIN`` alone draw; training does so as it starts.
+
+    further: by the kind's name, lists under the keys of kinds.toml, and by an attribute's key those of the attribute.
+    """
+    _further.update(further)
+    kinds.cache_clear()
+
+
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """The kinds of kinds.toml, in its order, with the further wordings of more.toml."""
-    more = _read("more.toml")
-    return tuple(_kind(entry, more[entry["name"]]) for entry in _read("kinds.toml")["kind"])
+    """The kinds of kinds.toml, in its order, with the further wordings that there are."""
+    entries = tomllib.loads(files("inlay.quality").joinpath("kinds.toml").read_text(encoding="utf-8"))["kind"]
+    return tuple(_kind(entry, _further.get(entry["name"], {})) for entry in entries)
 
 
-def _read(file: str) -> dict[str, Any]:
-    return tomllib.loads(files("inlay.quality").joinpath(file).read_text(encoding="utf-8"))
-
-
-def _kind(entry: dict[str, Any], more: dict[str, Any]) -> Kind:
+def _kind(entry: dict[str, Any], more: Mapping[str, Any]) -> Kind:
     return Kind(
         entry["name"],
         entry["many"],
         entry["names"],
         tuple(entry["pronouns"]),
         _wordings("intros", entry, more),
-        tuple(_attribute(attribute, more[attribute["key"]]) for attribute in entry["attribute"]),
+        tuple(_attribute(attribute, more.get(attribute["key"], {})) for attribute in entry["attribute"]),
     )
 
 
-def _attribute(entry: dict[str, Any], more: dict[str, Any]) -> Attribute:
+def _attribute(entry: dict[str, Any], more: Mapping[str, Any]) -> Attribute:
     return Attribute(
         entry["key"],
         entry["value"],
@@ -106,8 +115,8 @@ def _attribute(entry: dict[str, Any], more: dict[str, Any]) -> Attribute:
     )
 
 
-def _wordings(what: str, entry: dict[str, Any], more: dict[str, Any]) -> Wordings:
-    return Wordings(tuple(entry[what]), tuple(more[what]))
+def _wordings(what: str, entry: dict[str, Any], more: Mapping[str, Any]) -> Wordings:
+    return Wordings(tuple(entry[what]), tuple(more.get(what, ())))
 
 
 FACTS = (3, 4)  # stated in a document; every kind has more attributes than that or as many, so some stay unstated

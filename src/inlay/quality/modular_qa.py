@@ -1,8 +1,6 @@
-"""How sure one can be of counts of right answers.
+"""What reuse does to answers: questions over imported documents, asked in every mode, compared with full prefill.
 
-What reuse does to answers: questions over imported documents, asked in every mode, compared with full prefill.
-
-``docs/quality.md`` says what each number means.
+``docs/quality.md`` says what each number means, and how sure one can be of counts of right answers.
 """
 
 from __future__ import annotations

@@ -1,44 +1,13 @@
-"""What the bench commands share: options that hold several values, and how results are printed."""
+"""How the bench commands print their results: tables, what the machine can do at best, and JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
-from inlay.errors import ParameterError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
-Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
-Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Words with commas between them; one that is given twice counts once."""
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-
-
-def counts(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them. Raises ParameterError."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: 1024,2048") from None
-
-
-def check_plot(path: Path | None) -> None:
-    """Raise ParameterError now, not behind minutes of measuring, where the drawing could not be saved."""
-    from inlay.advice.plot.figure import check_plot_file
-
-    if path is not None:
-        check_plot_file(path)
 
 
 def show(result: dict[str, Any], tables: Iterable[tuple[str, Table]], as_json: bool) -> None:

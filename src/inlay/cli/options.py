@@ -1,0 +1,42 @@
+"""Options that several commands have, with one name and one help text each; and values that hold several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inlay.errors import ParameterError
+
+Model = Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")]
+Tokenizer = Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")]
+DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
+Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Words with commas between them; one that is given twice counts once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def counts(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them. Raises ParameterError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: 1024,2048") from None
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise ParameterError now, not behind minutes of work, where the drawing could not be saved."""
+    from inlay.advice.plot.figure import check_plot_file
+
+    if path is not None:
+        check_plot_file(path)

@@ -1,0 +1,3 @@
+"""Documents are tested with the further wordings that training gives them."""
+
+import training  # noqa: F401
