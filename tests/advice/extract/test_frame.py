@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inlay.advice.extract.corpus import Corpus
-from inlay.advice.extract.frame import find, find_frame
+from inlay.advice.extract.find import find, find_frame
 from tests.advice.extract.helpers import chat, corpus_of, plain
 
 SYSTEM = ("system", "You help.")

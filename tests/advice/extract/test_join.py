@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.advice.extract.corpus import END, Corpus, repeated_windows
-from inlay.advice.extract.frame import find, join_runs
-from inlay.advice.extract.runs import Runs, find_runs
+from inlay.advice.extract.find import find
+from inlay.advice.extract.runs import Runs, find_runs, join_runs
 from tests.advice.extract.helpers import corpus_of, plain
 
 A = "一二三四五六七八九十百千"  # each character is a word

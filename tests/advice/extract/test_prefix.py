@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.advice.extract.runs import ELEMENT, shared_prefixes
+from inlay.advice.extract.saving import ELEMENT, shared_prefixes
 
 
 @settings(deadline=None)

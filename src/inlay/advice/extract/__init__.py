@@ -4,9 +4,10 @@ Knows neither models nor tokenizers: whoever calls gives a function that encodes
 """
 
 from inlay.advice.extract.corpus import Corpus
-from inlay.advice.extract.extraction import Extraction, Saving, Settings, extract
+from inlay.advice.extract.extraction import Extraction, Settings, extract
 from inlay.advice.extract.log import LogError, LoggedPrompt, LoggedTurn, LogReader
 from inlay.advice.extract.proposal import Proposal
+from inlay.advice.extract.saving import Saving
 
 __all__ = [
     "Corpus",

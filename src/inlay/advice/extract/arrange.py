@@ -1,6 +1,6 @@
-"""The order of the modules in a schema, and which of them exclude each other.
+"""The order of the modules in a schema, which of them exclude each other, and what they are called.
 
-Names for pieces of text: readable, unique, and the same for the same log.
+Names are readable, unique, and the same for the same log.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inlay.advice.extract.corpus import Corpus, Ints, Longs
-from inlay.advice.extract.frame import Found
+from inlay.advice.extract.find import Found
 from inlay.advice.extract.runs import Runs
 from inlay.pml.nodes import MAX_BYTES
 

@@ -1,4 +1,4 @@
-"""Text → words: the pieces that the finder compares.
+"""The prompts of a log in memory: their texts, their words as one long array of numbers, and what of it repeats.
 
 A word is a run of letters of one kind (with its capital), a run of digits, a rule such as ``----``, or any other single
 character, each with the one space in front of it; and white space. Scripts without spaces between words (Chinese,
@@ -6,13 +6,10 @@ Japanese, Thai, …) are cut into single characters. Where a word ends depends o
 the same text is cut the same way wherever it stands, but for the first word or two. Nothing is lost: the words of a
 text, put together, are the text.
 
-The prompts of a log in memory: their texts, and their words as one long array of numbers.
-
-Which windows of a fixed number of words occur again: exactly, without a hash.
-
-Windows are named by doubling (Karp, Miller, Rosenberg 1972): words have numbers; a window of 2 n words is named by the
-pair of names of its halves, and equal pairs are found by sorting. Equal names mean equal words. A window that occurs
-too seldom loses its name, and so do all that hold it, which keeps the arrays short where little repeats.
+Which windows of a fixed number of words occur again is found exactly, without a hash. They are named by doubling (Karp,
+Miller, Rosenberg 1972): words have numbers; a window of 2 n words is named by the pair of names of its halves, and
+equal pairs are found by sorting. Equal names mean equal words. A window that occurs too seldom loses its name, and so
+do all that hold it, which keeps the arrays short where little repeats.
 """
 
 from __future__ import annotations

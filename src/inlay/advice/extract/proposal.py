@@ -9,7 +9,7 @@ import numpy as np
 from inlay.advice.extract.arrange import Arrangement, arrange, names_for
 from inlay.advice.extract.choose import Choice
 from inlay.advice.extract.corpus import Corpus
-from inlay.advice.extract.frame import Frame
+from inlay.advice.extract.find import Frame
 from inlay.errors import Place
 from inlay.pml import Import, Module, Prompt, PromptTurn, Schema, Text, Turn, Union, numbered
 

@@ -5,17 +5,23 @@ word, and aligned places form groups. A run is a chain of groups that always fol
 prompt, another word or no repeated text stands beside it. So overlapping and nested repeats are split exactly where the
 set of places that share the text changes. (These are the unitigs of a compacted de Bruijn graph, with words for bases.)
 
-What a cache of exact prefixes would save on a log: the usual way, to compare with.
+From runs to candidates for modules: because runs are split wherever the set of places changes, one prompt with a
+document that breaks off in its middle splits that document for all. A module should be the whole document: where two
+neighbours nearly always stand together they become one, and places where one of them stands alone keep what is left of
+it. What is too short to be a module joins a neighbour, rather on the same line than across a line break: a heading that
+several documents share belongs to what follows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from inlay.advice.extract.corpus import NONE, Bools, Ints, Longs
+
+TOGETHER = 0.9
+MAX_ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -132,36 +138,113 @@ def _varies(groups: Ints, beside: Ints) -> Bools:
     return varies[groups]
 
 
-ELEMENT = np.dtype(">u4")
-"""An element of a sequence, in bytes: the highest byte first, so that bytes sort as elements do."""
+@dataclass(frozen=True)
+class _State:
+    """runs: so far. claims: (runs,) how many occurrences the longest-established part of each run had; 0 if short."""
+
+    runs: Runs
+    claims: Longs
 
 
-def shared_prefixes(sequences: Sequence[bytes]) -> list[int]:
-    """For each sequence, how many elements it has in common, from its start, with the best of those before it.
+def join_runs(runs: Runs, breaks: Bools, size: int, least: int) -> Runs:
+    """Join neighbouring runs, pair by pair.
 
-    This is a prefix cache that is never full and finds every single element (those of real servers work in blocks).
+    breaks: by place, whether the word there holds a line break.
+    size: runs of fewer words are short. Two short runs join if they meet at ``least`` places. Others join if they
+        stand together at nine in ten of the places where either of those that are not short is, and if a short one
+        brings more words than are lost at the other places.
     """
-    order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    left: dict[int, int | None] = dict(zip(order, [None, *order], strict=False))
-    right: dict[int, int | None] = dict(zip(order, [*order[1:], None], strict=False))
-    common = {one: _common(sequences[other], sequences[one]) for one, other in zip(order[1:], order, strict=False)}
-    shared = [0] * len(sequences)
-    # taken out from the last to the first, each finds only earlier ones beside it; the nearest has most in common
-    for one in reversed(range(len(sequences))):
-        lower, upper = left[one], right[one]
-        to_lower = common.get(one, 0) if lower is not None else 0
-        to_upper = common.get(upper, 0) if upper is not None else 0
-        shared[one] = max(to_lower, to_upper)
-        if upper is not None:
-            left[upper] = lower
-            common[upper] = min(to_lower, to_upper)
-        if lower is not None:
-            right[lower] = upper
-    return shared
+    runs = _cut_at_breaks(runs, breaks, size)
+    counts = np.bincount(runs.ids, minlength=len(runs.lengths))
+    state = _State(runs, np.where(runs.lengths >= size, counts, 0))
+    for _ in range(MAX_ROUNDS):
+        chosen = _pairs(state, breaks, least)
+        if not len(chosen):
+            break
+        state = _join(state, chosen, size)
+    return state.runs
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """How many elements two sequences begin with in common."""
-    size = min(len(one), len(other))
-    differ = np.frombuffer(one[:size], ELEMENT) != np.frombuffer(other[:size], ELEMENT)
-    return int(differ.argmax()) if differ.any() else size // ELEMENT.itemsize
+def _cut_at_breaks(runs: Runs, breaks: Bools, size: int) -> Runs:
+    """The runs, with the short ones cut in two behind their last line break."""
+    ids, first = np.unique(runs.ids, return_index=True)
+    heads = np.zeros(len(runs.lengths), np.int64)  # words before the cut; 0 for none
+    for run, start in zip(ids, runs.starts[first], strict=True):
+        length = runs.lengths[run]
+        if 1 < length < size:
+            behind = np.flatnonzero(breaks[start : start + length - 1])
+            heads[run] = behind[-1] + 1 if len(behind) else 0
+    cut = np.flatnonzero(heads)
+    tail_of = np.zeros(len(heads), np.int32)
+    tail_of[cut] = len(heads) + np.arange(len(cut))
+    lengths = np.concatenate((np.where(heads > 0, heads, runs.lengths), runs.lengths[cut] - heads[cut]))
+    halved = heads[runs.ids] > 0
+    starts = np.concatenate((runs.starts, runs.starts[halved] + heads[runs.ids[halved]]))
+    order = np.argsort(starts, kind="stable")
+    return Runs(starts[order], np.concatenate((runs.ids, tail_of[runs.ids[halved]]))[order], lengths)
+
+
+def _pairs(state: _State, breaks: Bools, least: int) -> Longs:
+    """The pairs to join now, (pairs, 3): left, right, how often. No run is left in one and right in another."""
+    runs, known = state.runs, len(state.runs.lengths)
+    meet = np.flatnonzero(_adjacent(runs))
+    codes, one, counts = np.unique(_codes(runs)[meet], return_index=True, return_counts=True)
+    left, right = codes // max(known, 1), codes % max(known, 1)
+    fit = (left != right) & (counts >= least) & _pays(state, left, right, counts)
+    pairs = np.stack((left, right, counts), axis=1)[fit]
+    # what is long takes what is short, for as long as that pays; then short ones join each other
+    both_short = (state.claims[pairs[:, :2]] == 0).all(axis=1)
+    pairs = pairs[np.lexsort((-pairs[:, 2], _seams(breaks, runs.starts[meet[one[fit]] + 1]), both_short))]
+    # each run is left or right in this round: what it is in the first of its pairs
+    first = np.full((2, known), len(pairs))
+    for side in (0, 1):
+        np.minimum.at(first[side], pairs[:, side], np.arange(len(pairs)))
+    is_left = first[0] < first[1]
+    taken: Longs = pairs[is_left[pairs[:, 0]] & ~is_left[pairs[:, 1]]]
+    return taken
+
+
+def _seams(breaks: Bools, places: Longs) -> Longs:
+    """How well a border before these places suits the text: 0 within a line, 1 before a line break, 2 behind one.
+
+    Pairs with a border that suits ill join first.
+    """
+    return np.where(breaks[places], np.int64(1), np.where(breaks[places - 1], np.int64(2), np.int64(0)))
+
+
+def _pays(state: _State, left: Longs, right: Longs, counts: Longs) -> Bools:
+    """Whether these runs, which meet so often, should join."""
+    lengths = state.runs.lengths
+    lost = [np.maximum(state.claims[side] - counts, 0) for side in (left, right)]
+    together = counts >= TOGETHER * np.maximum(state.claims[left], state.claims[right])
+    short_left, short_right = (state.claims[side] == 0 for side in (left, right))
+    gains_left = ~short_left | short_right | (counts * lengths[left] >= lost[1] * lengths[right])
+    gains_right = ~short_right | short_left | (counts * lengths[right] >= lost[0] * lengths[left])
+    pays: Bools = together & gains_left & gains_right
+    return pays
+
+
+def _adjacent(runs: Runs) -> Bools:
+    """By occurrence, whether the next one begins where it ends."""
+    return np.concatenate((runs.stops[:-1] == runs.starts[1:], [False]))[: len(runs.starts)]
+
+
+def _codes(runs: Runs) -> Longs:
+    """By occurrence, a number for the pair of it and the next one."""
+    following = np.concatenate((runs.ids[1:], [0]))[: len(runs.ids)]
+    return runs.ids.astype(np.int64) * len(runs.lengths) + following
+
+
+def _join(state: _State, pairs: Longs, size: int) -> _State:
+    runs, known = state.runs, len(state.runs.lengths)
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    known_codes, codes = pairs[:, 0] * known + pairs[:, 1], _codes(runs)
+    which = np.minimum(np.searchsorted(known_codes, codes), len(pairs) - 1)
+    joins = _adjacent(runs) & (known_codes[which] == codes)
+    ids = np.where(joins, known + which, runs.ids).astype(np.int32)
+    kept = np.concatenate(([True], ~joins[:-1]))[: len(ids)]
+    lengths = np.concatenate((runs.lengths, runs.lengths[pairs[:, :2]].sum(axis=1)))
+    claims = state.claims[pairs[:, :2]].max(axis=1)
+    claims[claims == 0] = pairs[claims == 0, 2]
+    claims[lengths[known:] < size] = 0
+    return _State(Runs(runs.starts[kept], ids[kept], lengths), np.concatenate((state.claims, claims)))

@@ -1,8 +1,7 @@
-"""Rules about what stands behind what: text that would be worth more in front, and scaffolds that others hide.
+"""Rules about how a schema is built: what stands behind what, parameters, and unions.
 
-Rules about parameters: whether their ``len`` fits what prompts pass, and where they stand.
-
-Rules about unions.
+Text may be worth more in front, and scaffolds may be hidden by others; the ``len`` of a parameter may not fit what
+prompts pass.
 """
 
 from __future__ import annotations

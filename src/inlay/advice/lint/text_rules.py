@@ -1,7 +1,4 @@
-"""Rule about text that stands in a schema twice.
-
-Rules about sizes: modules too small to pay, modules without text, and more than a model's context holds.
-"""
+"""Rules about text: what stands in a schema twice, modules too small to pay or empty, and what no context holds."""
 
 from __future__ import annotations
 

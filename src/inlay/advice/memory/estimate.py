@@ -1,9 +1,8 @@
-"""Architectures by name, and the figures that Prompt Cache prints for them (arXiv 2311.04934, table 2).
+"""What a cached token takes, for a model by its name: of its configuration alone, without weights or tokenizer.
 
-The numbers are those of the public configurations: bert-base-uncased, falcon-rw-1b, Llama-2, mpt-30b, falcon-40b and
-falcon-180B.
-
-Models by name, as far as their configuration: no weights, no tokenizer.
+Some architectures are known without any file, with the figures that Prompt Cache prints for them (arXiv 2311.04934,
+table 2). Their numbers are those of the public configurations: bert-base-uncased, falcon-rw-1b, Llama-2, mpt-30b,
+falcon-40b and falcon-180B.
 """
 
 from __future__ import annotations

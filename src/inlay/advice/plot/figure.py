@@ -1,7 +1,4 @@
-"""Making and saving figures: what is asked of matplotlib, and one sentence where that cannot be.
-
-A drawing of what a cached token takes: a bar for each model, or two where there is something to compare with.
-"""
+"""Figures: what is asked of matplotlib, one sentence where that cannot be, and the one of what a cached token takes."""
 
 from __future__ import annotations
 

@@ -1,14 +1,6 @@
-"""The front that (nearly) all prompts of a log have: whole turns, and the beginning of the turn behind them.
+"""What repeats in a log: a front that nearly all prompts have, and runs of text that some of them hold anywhere.
 
-From runs to candidates for modules: short runs join their neighbours, and so do those that nearly always meet.
-
-Runs are split wherever the set of places changes, so one prompt with a document that breaks off in its middle splits
-that document for all. A module should be the whole document: where two neighbours nearly always stand together they
-become one, and places where one of them stands alone keep what is left of it. What is too short to be a module joins a
-neighbour, rather on the same line than across a line break: a heading that several documents share belongs to what
-follows it.
-
-What repeats in a log: a front that nearly all prompts have, and runs of text that some of them hold anywhere.
+The front is whole turns, and the beginning of the turn behind them.
 """
 
 from __future__ import annotations
@@ -20,9 +12,10 @@ from math import ceil
 import numpy as np
 
 from inlay.advice.extract.corpus import END, NONE, Bools, Corpus, Ints, Longs, repeated_windows
-from inlay.advice.extract.runs import Runs, find_runs
+from inlay.advice.extract.runs import Runs, find_runs, join_runs
 
 NEARLY_ALL = 0.9
+STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -134,125 +127,6 @@ def _has(corpus: Corpus, prompt: int, example: range, opening: int) -> bool:
         return False
     one, other = (corpus.words[corpus.places(turn)][:opening] for turn in (turns[-1], example[-1]))
     return bool(np.array_equal(one, other))
-
-
-TOGETHER = 0.9
-MAX_ROUNDS = 200
-
-
-@dataclass(frozen=True)
-class _State:
-    """runs: so far. claims: (runs,) how many occurrences the longest-established part of each run had; 0 if short."""
-
-    runs: Runs
-    claims: Longs
-
-
-def join_runs(runs: Runs, breaks: Bools, size: int, least: int) -> Runs:
-    """Join neighbouring runs, pair by pair.
-
-    breaks: by place, whether the word there holds a line break.
-    size: runs of fewer words are short. Two short runs join if they meet at ``least`` places. Others join if they
-        stand together at nine in ten of the places where either of those that are not short is, and if a short one
-        brings more words than are lost at the other places.
-    """
-    runs = _cut_at_breaks(runs, breaks, size)
-    counts = np.bincount(runs.ids, minlength=len(runs.lengths))
-    state = _State(runs, np.where(runs.lengths >= size, counts, 0))
-    for _ in range(MAX_ROUNDS):
-        chosen = _pairs(state, breaks, least)
-        if not len(chosen):
-            break
-        state = _join(state, chosen, size)
-    return state.runs
-
-
-def _cut_at_breaks(runs: Runs, breaks: Bools, size: int) -> Runs:
-    """The runs, with the short ones cut in two behind their last line break."""
-    ids, first = np.unique(runs.ids, return_index=True)
-    heads = np.zeros(len(runs.lengths), np.int64)  # words before the cut; 0 for none
-    for run, start in zip(ids, runs.starts[first], strict=True):
-        length = runs.lengths[run]
-        if 1 < length < size:
-            behind = np.flatnonzero(breaks[start : start + length - 1])
-            heads[run] = behind[-1] + 1 if len(behind) else 0
-    cut = np.flatnonzero(heads)
-    tail_of = np.zeros(len(heads), np.int32)
-    tail_of[cut] = len(heads) + np.arange(len(cut))
-    lengths = np.concatenate((np.where(heads > 0, heads, runs.lengths), runs.lengths[cut] - heads[cut]))
-    halved = heads[runs.ids] > 0
-    starts = np.concatenate((runs.starts, runs.starts[halved] + heads[runs.ids[halved]]))
-    order = np.argsort(starts, kind="stable")
-    return Runs(starts[order], np.concatenate((runs.ids, tail_of[runs.ids[halved]]))[order], lengths)
-
-
-def _pairs(state: _State, breaks: Bools, least: int) -> Longs:
-    """The pairs to join now, (pairs, 3): left, right, how often. No run is left in one and right in another."""
-    runs, known = state.runs, len(state.runs.lengths)
-    meet = np.flatnonzero(_adjacent(runs))
-    codes, one, counts = np.unique(_codes(runs)[meet], return_index=True, return_counts=True)
-    left, right = codes // max(known, 1), codes % max(known, 1)
-    fit = (left != right) & (counts >= least) & _pays(state, left, right, counts)
-    pairs = np.stack((left, right, counts), axis=1)[fit]
-    # what is long takes what is short, for as long as that pays; then short ones join each other
-    both_short = (state.claims[pairs[:, :2]] == 0).all(axis=1)
-    pairs = pairs[np.lexsort((-pairs[:, 2], _seams(breaks, runs.starts[meet[one[fit]] + 1]), both_short))]
-    # each run is left or right in this round: what it is in the first of its pairs
-    first = np.full((2, known), len(pairs))
-    for side in (0, 1):
-        np.minimum.at(first[side], pairs[:, side], np.arange(len(pairs)))
-    is_left = first[0] < first[1]
-    taken: Longs = pairs[is_left[pairs[:, 0]] & ~is_left[pairs[:, 1]]]
-    return taken
-
-
-def _seams(breaks: Bools, places: Longs) -> Longs:
-    """How well a border before these places suits the text: 0 within a line, 1 before a line break, 2 behind one.
-
-    Pairs with a border that suits ill join first.
-    """
-    return np.where(breaks[places], np.int64(1), np.where(breaks[places - 1], np.int64(2), np.int64(0)))
-
-
-def _pays(state: _State, left: Longs, right: Longs, counts: Longs) -> Bools:
-    """Whether these runs, which meet so often, should join."""
-    lengths = state.runs.lengths
-    lost = [np.maximum(state.claims[side] - counts, 0) for side in (left, right)]
-    together = counts >= TOGETHER * np.maximum(state.claims[left], state.claims[right])
-    short_left, short_right = (state.claims[side] == 0 for side in (left, right))
-    gains_left = ~short_left | short_right | (counts * lengths[left] >= lost[1] * lengths[right])
-    gains_right = ~short_right | short_left | (counts * lengths[right] >= lost[0] * lengths[left])
-    pays: Bools = together & gains_left & gains_right
-    return pays
-
-
-def _adjacent(runs: Runs) -> Bools:
-    """By occurrence, whether the next one begins where it ends."""
-    return np.concatenate((runs.stops[:-1] == runs.starts[1:], [False]))[: len(runs.starts)]
-
-
-def _codes(runs: Runs) -> Longs:
-    """By occurrence, a number for the pair of it and the next one."""
-    following = np.concatenate((runs.ids[1:], [0]))[: len(runs.ids)]
-    return runs.ids.astype(np.int64) * len(runs.lengths) + following
-
-
-def _join(state: _State, pairs: Longs, size: int) -> _State:
-    runs, known = state.runs, len(state.runs.lengths)
-    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-    known_codes, codes = pairs[:, 0] * known + pairs[:, 1], _codes(runs)
-    which = np.minimum(np.searchsorted(known_codes, codes), len(pairs) - 1)
-    joins = _adjacent(runs) & (known_codes[which] == codes)
-    ids = np.where(joins, known + which, runs.ids).astype(np.int32)
-    kept = np.concatenate(([True], ~joins[:-1]))[: len(ids)]
-    lengths = np.concatenate((runs.lengths, runs.lengths[pairs[:, :2]].sum(axis=1)))
-    claims = state.claims[pairs[:, :2]].max(axis=1)
-    claims[claims == 0] = pairs[claims == 0, 2]
-    claims[lengths[known:] < size] = 0
-    return _State(Runs(runs.starts[kept], ids[kept], lengths), np.concatenate((state.claims, claims)))
-
-
-STEPS = 4
 
 
 @dataclass(frozen=True)
