@@ -104,7 +104,10 @@ def made_words(text: str) -> set[str]:
 
 @cache
 def _fixed_words() -> frozenset[str]:
-    data = [files("inlay.quality").joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in ("kinds", "more")]
+    data = [
+        files(package).joinpath(name).read_text(encoding="utf-8")
+        for package, name in (("inlay.quality", "kinds.toml"), ("training", "more.toml"))
+    ]
     wordings = (FRAMES, STATEMENT_FRAMES, KIND_COUNTS, *INSTRUCTIONS.values())
     lists = [way for each in wordings for way, _ in ways(each)]
     return frozenset(word.capitalize() for word in re.findall(r"[A-Za-z]+", " ".join((*data, *lists, *SYSTEM))))

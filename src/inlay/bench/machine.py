@@ -1,6 +1,7 @@
-"""Timing things turn by turn, so that a slow moment of the machine meets all of them; medians are reported.
+"""Timing things, what a benchmark ran on, and how fast that machine can go at best.
 
-What a benchmark ran on, and how fast that machine can go at best: measured in the same run as what is compared.
+Things are timed turn by turn, so that a slow moment of the machine meets all of them; medians are reported. The best
+that the machine can do is measured in the same run as what is compared.
 """
 
 from __future__ import annotations

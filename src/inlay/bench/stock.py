@@ -1,8 +1,6 @@
-"""The stock transformers model that benchmarks compare with, and how much memory one takes.
+"""What benchmarks share: the stock transformers model that they compare with, and whether one more fits into memory.
 
-Polynomials through measured points, and how well they fit.
-
-Texts of a wanted number of tokens, for prompts whose meaning does not matter.
+And polynomials through measured points, and texts of a wanted number of tokens.
 """
 
 from __future__ import annotations

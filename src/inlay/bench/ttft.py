@@ -10,8 +10,6 @@ so that a slow moment of the machine meets all of them:
 
 A sweep does this over lengths, as figure 5 of Prompt Cache (arXiv 2311.04934) does, and fits a line to our times and a
 parabola to those of the full prefill.
-
-A drawing of a sweep: time to first token over the length of the prompt, as figure 5 of Prompt Cache.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def throughput(
     sizes["hit_rates"] = None if hit_rates is None else _shares(hit_rates)
     from inlay.bench.throughput.measure import measure_throughput
     from inlay.bench.throughput.setting import ThroughputSetting
-    from inlay.bench.throughput.users import KINDS
+    from inlay.bench.throughput.workload import KINDS
 
     base = ThroughputSetting(
         models=tuple(dict.fromkeys(model)),
@@ -109,7 +109,7 @@ def throughput(
     setting = replace(setting, **{name: value for name, value in sizes.items() if value is not None})
     result = measure_throughput(setting, _tell)
     if plot is not None:
-        from inlay.bench.throughput.ledger import draw_hit_rates
+        from inlay.bench.throughput.plot import draw_hit_rates
 
         draw_hit_rates(result, plot)
     show(result, _tables(result), as_json)

@@ -9,9 +9,9 @@ import pytest
 
 from inlay.async_llm import AsyncLLM
 from inlay.bench.throughput.columns import padded
-from inlay.bench.throughput.steps import Run, recording
-from inlay.bench.throughput.users import KINDS, Sizes, permuted_modules, user_workload
-from inlay.bench.throughput.workload import Ask, Workload, shared_prefix
+from inlay.bench.throughput.runs import Run
+from inlay.bench.throughput.steps import recording
+from inlay.bench.throughput.workload import KINDS, Ask, Sizes, Workload, permuted_modules, shared_prefix, user_workload
 from inlay.errors import DeadlineError, ModelError
 from tests.conftest import tiny
 from tests.equivalence.oracle import PromptCacheOracle, prefill

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inlay.async_llm import AsyncLLM
-from inlay.bench.throughput.memory import Shelf
-from inlay.bench.throughput.users import Sizes
-from inlay.bench.throughput.workload import random_ids
+from inlay.bench.throughput.memory import ResidentDocuments
+from inlay.bench.throughput.workload import Sizes, random_ids
 from inlay.kv.identity import Context, TokenRun
 from tests.conftest import tiny
 
@@ -22,7 +21,7 @@ def alone():
 
 
 def test_documents_stay_and_are_found(alone):
-    shelf = Shelf(alone, SIZES)
+    shelf = ResidentDocuments(alone, SIZES)
     chunk = 64 * alone.store.pool.bytes_per_token
     assert shelf.seconds_for(0) == 0
     none = shelf.measure(0)
@@ -46,7 +45,7 @@ def test_documents_stay_and_are_found(alone):
 
 
 def test_a_lookup_is_timed_for_just_these_tokens(alone, monkeypatch):
-    shelf, asked = Shelf(alone, SIZES), []
+    shelf, asked = ResidentDocuments(alone, SIZES), []
     longest = alone.store.longest
     shelf.measure(1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inlay.bench.throughput.ledger import draw_hit_rates
+from inlay.bench.throughput.plot import draw_hit_rates
 
 
 def row(hit_rate: float, first: float) -> dict:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inlay.bench.throughput.ledger import _draw, draw_hit_rates
 from inlay.bench.throughput.measure import row_of
+from inlay.bench.throughput.plot import _draw, draw_hit_rates
 
 ABOUT = {"part": "prefix", "rate": None}
 

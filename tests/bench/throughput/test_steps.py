@@ -12,7 +12,8 @@ from transformers import DynamicCache
 from inlay.async_llm import AsyncLLM
 from inlay.attention.plan import Piece, Span
 from inlay.bench.machine import Ceilings
-from inlay.bench.throughput.steps import Answer, Cost, Limit, Run, Step, covered, figures, held_chunks, summary
+from inlay.bench.throughput.runs import Answer, Limit, Run, figures
+from inlay.bench.throughput.steps import Cost, Step, covered, held_chunks, summary
 from inlay.errors import DeadlineError
 from inlay.kv.pool import Run as Slots
 from inlay.models.interface import attention_implementation

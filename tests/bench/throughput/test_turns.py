@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from inlay.bench.throughput.steps import Answer, Run
-from inlay.bench.throughput.users import Bounds, Pace, affordable, in_turns, pace_of
+from inlay.bench.throughput.runs import Answer, Bounds, Pace, Run, affordable, in_turns, pace_of
 from inlay.bench.throughput.workload import Workload, shared_prefix
 from inlay.errors import DeadlineError, ModelError
 

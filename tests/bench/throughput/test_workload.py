@@ -12,8 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.bench.throughput.users import ZIPF, Sizes, _zipf, hits, permuted_modules, user_workload, warm_passages
-from inlay.bench.throughput.workload import Workload, shared_prefix
+from inlay.bench.throughput.workload import (
+    ZIPF,
+    Sizes,
+    Workload,
+    _zipf,
+    hits,
+    permuted_modules,
+    shared_prefix,
+    user_workload,
+    warm_passages,
+)
 from inlay.pml import Prompt
 
 SIZES = Sizes(document=70, system=40, text=12, passage=16, passages=3, question=6, answer=3, summary=3)

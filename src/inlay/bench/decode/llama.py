@@ -1,6 +1,6 @@
-"""A model's shape as a GGUF file of random bf16 weights, which llama.cpp reads. Needs the ``gguf`` package.
+"""llama.cpp as a column of the decode benchmark, where ``llama-cpp-python`` and ``gguf`` are installed.
 
-llama.cpp as a column of the decode benchmark, where ``llama-cpp-python`` and ``gguf`` are installed.
+It reads a model's shape as a GGUF file of random bf16 weights, which is written here.
 """
 
 from __future__ import annotations

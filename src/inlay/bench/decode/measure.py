@@ -1,11 +1,7 @@
-"""Who decodes: inlay, stock transformers, llama.cpp. Each is opened, and then runs as often as it is asked to.
+"""The decode benchmark: inlay, stock transformers and llama.cpp answer the same prompt greedily, in turns.
 
-Every run answers the same prompt greedily. The seconds that count begin at the first token of the answer, so that the
-prompt's own computation is not in them.
-
-What a decode step spends its time on: timers around the calls of the engine, in runs of their own.
-
-The decode benchmark: everybody answers the same prompt, in turns, and inlay's step is taken apart.
+The seconds that count begin at the first token of the answer, so that the prompt's own computation is not in them. What
+a decode step of inlay's spends its time on is told by timers around the calls of the engine, in runs of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A connection to a server, as little as it takes: the clients of a load share the cores with the server.
+"""Clients of all kinds: most stream, some want whole answers, some leave in the middle, some read slowly.
 
-Prompts, what the model says to each alone, and whether an answer among many is the same.
-
-Clients of all kinds: most stream, some want whole answers, some leave in the middle, some read slowly.
+Each has a connection that takes as little as it can, since clients share the cores with the server; and it knows what
+the model says to each prompt alone, so that it sees whether an answer among many is the same.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""inlay as a column: an AsyncLLM, a task for every request, and the engine's steps noted.
+"""The columns of the throughput tables: who answers the requests.
 
-Stock transformers as a column: batches, each decoded to its end, behind one prefill of what all prompts share.
-
-That is how it is fastest with its own means: sdpa, a DynamicCache, greedy search written out. The beginning that all
-prompts share is computed once and repeated for the rows of every batch; prompts of unequal lengths are padded on the
-left. A batch takes whoever has arrived, up to its size, and who comes later waits for the next one.
-
-transformers' own continuous batching as a column: a paged cache with prefix sharing; requests join at any step.
+- ``Ours``: inlay, an AsyncLLM with a task for every request, and the engine's steps noted.
+- ``Stock``: transformers as it is fastest with its own means: sdpa, a DynamicCache, greedy search written out, in
+  batches that are each decoded to their end. The beginning that all prompts share is computed once and repeated for the
+  rows of every batch; prompts of unequal lengths are padded on the left. A batch takes whoever has arrived, up to its
+  size, and who comes later waits for the next one.
+- ``Continuous``: transformers' own continuous batching, a paged cache with prefix sharing; requests join at any step.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from torch import Tensor
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedModel
 
 from inlay.async_llm import AsyncLLM
-from inlay.bench.throughput.steps import Answer, Limit, Run, held_chunks, recording
-from inlay.bench.throughput.users import POSITIONS, REUSE
-from inlay.bench.throughput.workload import Ask, Workload
+from inlay.bench.throughput.runs import Answer, Limit, Run
+from inlay.bench.throughput.steps import held_chunks, recording
+from inlay.bench.throughput.workload import POSITIONS, REUSE, Ask, Workload
 from inlay.errors import DeadlineError, ModelError
 from inlay.models.interface import attention_implementation
 from inlay.pml import Prompt

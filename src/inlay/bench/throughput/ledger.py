@@ -1,8 +1,6 @@
 """Cells that have been measured, kept in a file, so that a benchmark that was ended goes on where it was.
 
 A line of JSON each: first the machine, then every cell under all that makes it what it is.
-
-A drawing of the workloads: time to the first token over the share of the prompts' tokens that was stored.
 """
 
 from __future__ import annotations
@@ -11,15 +9,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from inlay import __version__
-from inlay.advice.plot.figure import save
 from inlay.errors import ParameterError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 Cell = dict[str, Any]
 #: What has to be the same for two cells to stand in one table.
@@ -99,49 +92,3 @@ def _key(about: Mapping[str, Any]) -> str:
 
 def _words(machine: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in machine.items())
-
-
-# Okabe and Ito's colours.
-_OURS, _OFF = "#0072B2", "#D55E00"
-_FONT = 9.0
-
-
-def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
-    """Draw a panel for every workload, and a line of them for every model. Raises ParameterError.
-
-    result: of ``measure_throughput``, with rows of ``workloads``.
-    """
-    from matplotlib.figure import Figure
-
-    rows = [row for row in result["rows"] if row["part"] == "workloads"]
-    models, kinds = (list(dict.fromkeys(row[name] for row in rows)) for name in ("model", "workload"))
-    figure = Figure(figsize=(0.8 + 3.2 * len(kinds), 0.8 + 2.8 * len(models)), layout="constrained")
-    panels = figure.subplots(len(models), len(kinds), squeeze=False)
-    for line, model in zip(panels, models, strict=True):
-        for axes, kind in zip(line, kinds, strict=True):
-            _draw(axes, [row for row in rows if (row["model"], row["workload"]) == (model, kind)])
-            axes.set_title(f"{kind}\n{model}", fontsize=_FONT)
-        line[0].set_ylabel("time to the first token, s", fontsize=_FONT)
-    named: dict[str, Any] = {}
-    for axes in panels.flat:
-        named |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=_FONT)
-    save(figure, path)
-
-
-def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    cells = [cell for cell in (row["columns"]["inlay"] for row in rows) if "skipped" not in cell]
-    points = sorted(((100 * cell["hit_rate"], cell["ttft_ms"]) for cell in cells), key=lambda point: point[0])
-    for percentile, style in (("p50", "o-"), ("p90", "^--")):
-        seconds = [ttft[percentile] / 1000 for _, ttft in points]
-        axes.plot([rate for rate, _ in points], seconds, style, color=_OURS, markersize=4, label=f"inlay, {percentile}")
-    off = rows[0]["columns"].get("off", {})
-    if "ttft_ms" in off:
-        axes.axhline(off["ttft_ms"]["p50"] / 1000, color=_OFF, linewidth=1, label="nothing shared, p50")
-    axes.set_xlabel("tokens of prompts that were stored, %", fontsize=_FONT)
-    axes.set_xlim(0, 100)
-    axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=_FONT - 1)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

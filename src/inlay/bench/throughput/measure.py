@@ -1,6 +1,6 @@
-"""A row of the result: what was asked, every column's cell, and our figures against the others'.
+"""The throughput benchmark: every workload through every column, in turns, for each model.
 
-The throughput benchmark: every workload through every column, in turns, for each model.
+A row of the result is what was asked, every column's cell, and our figures against the others'.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from inlay.bench.machine import GB, Ceilings, describe_machine, measure_ceilings
 from inlay.bench.stock import check_another_fits, load_stock
 from inlay.bench.throughput.columns import Continuous, Ours, Stock
 from inlay.bench.throughput.ledger import Cell, Ledger
-from inlay.bench.throughput.memory import Shelf
+from inlay.bench.throughput.memory import ResidentDocuments
+from inlay.bench.throughput.runs import Bounds, Column, Pace, Run, figures, in_turns, pace_of
 from inlay.bench.throughput.setting import CHUNK, Case, Group, ThroughputSetting, groups
-from inlay.bench.throughput.steps import Cost, Run, figures, summary
-from inlay.bench.throughput.users import Bounds, Column, Pace, in_turns, pace_of
+from inlay.bench.throughput.steps import Cost, summary
 from inlay.errors import CapacityError, ContextError
 from inlay.models.load import DTYPES, LoadedModel, load_model
 from inlay.models.spec import ModelSpec, dtype_name
@@ -195,7 +195,7 @@ class _Subject:
         yield from in_turns(columns, workload, paces, bounds)
 
     def _memory(self, llm: AsyncLLM) -> Iterator[dict[str, Any]]:
-        setting, shelf = self._setting, Shelf(llm, self._setting.users)
+        setting, shelf = self._setting, ResidentDocuments(llm, self._setting.users)
         for documents in sorted(set(setting.documents)):
             about = self._about | {"part": "memory", "documents": documents, "document_tokens": setting.users.document}
             key = about | {"question": setting.users.question, "budget_s": setting.budget_s}

@@ -12,9 +12,8 @@ import psutil
 
 from inlay.async_llm import AsyncLLM
 from inlay.bench.throughput.ledger import Cell
-from inlay.bench.throughput.steps import percentiles
-from inlay.bench.throughput.users import Sizes
-from inlay.bench.throughput.workload import random_ids
+from inlay.bench.throughput.runs import percentiles
+from inlay.bench.throughput.workload import Sizes, random_ids
 from inlay.kv.identity import Context, TokenRun
 from inlay.types import SamplingParams, Usage
 
@@ -22,7 +21,7 @@ _QUESTIONS, _COLD = 7, 2  # about documents that are resident; about one that ne
 _LOOKUPS, _ROUNDS = 100, 7
 
 
-class Shelf:
+class ResidentDocuments:
     """An engine that nobody else uses, and the documents that are resident in it; questions about them are not kept."""
 
     def __init__(self, llm: AsyncLLM, sizes: Sizes) -> None:

@@ -1,7 +1,4 @@
-"""What the throughput benchmark measures: checked once, here.
-
-What is run, case by case, in the order of the tables: known before any model is loaded.
-"""
+"""What the throughput benchmark measures: checked once, here, and told case by case, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -12,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from inlay.async_llm import AsyncLLM
-from inlay.bench.throughput.users import CHOSEN, KINDS, MODULES, Sizes, permuted_modules, user_workload
-from inlay.bench.throughput.workload import Workload, shared_prefix
+from inlay.bench.throughput.workload import (
+    CHOSEN,
+    KINDS,
+    MODULES,
+    Sizes,
+    Workload,
+    permuted_modules,
+    shared_prefix,
+    user_workload,
+)
 from inlay.config import check_choice
 from inlay.errors import ParameterError
 
