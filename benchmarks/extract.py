@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from inlay.advice.extract import Corpus, LoggedPrompt, LoggedTurn, Settings
-from inlay.advice.extract.frame import Found, find
+from inlay.advice.extract.find import Found, find
 
 _DOCUMENT_WORDS = (100, 800)
 _FILL_WORDS = (10, 300)
@@ -121,8 +121,8 @@ def _prompts(arguments: argparse.Namespace, planted: Planted) -> Iterator[Logged
 def _count(corpus: Corpus, found: Found, settings: Settings, model: str) -> float:
     """Seconds for modules, tokens and savings, without the time to load the tokenizer."""
     from inlay.advice.extract.choose import choose
-    from inlay.advice.extract.extraction import measure
     from inlay.advice.extract.proposal import propose
+    from inlay.advice.extract.saving import measure
     from inlay.cli.from_prompts import encoder_of
 
     encode = encoder_of(model)
