@@ -7,10 +7,12 @@ puts in the place of modules that do neither (``Family.patch``) calls the same f
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -71,12 +73,28 @@ def attend(
 AttentionInterface.register(IMPLEMENTATION, attend)
 
 
+_switching = threading.Lock()
+_in_use: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()  # what a model comes back to, then who is inside
+
+
 @contextmanager
 def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let a model attend through another implementation ("inlay", "sdpa", "eager") within a block."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = name
+    """Let a model attend through another implementation ("inlay", "sdpa", "eager") within a block.
+
+    Blocks of several threads may overlap where they ask for the same one, as those of two engines over one model do.
+    """
+    config = model.config
+    with _switching:
+        names = _in_use.setdefault(model, [config._attn_implementation])
+        names.append(name)
+        config._attn_implementation = name
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        with _switching:
+            names.reverse()
+            names.remove(name)
+            names.reverse()
+            config._attn_implementation = names[-1]
+            if len(names) == 1:
+                del _in_use[model]

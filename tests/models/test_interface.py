@@ -1,0 +1,29 @@
+"""The seam to stock models: who attends, and that overlapping users of one model don't disturb each other."""
+
+from __future__ import annotations
+
+from inlay.models.interface import IMPLEMENTATION, attention_implementation
+from tests.conftest import tiny
+
+
+def test_blocks_that_overlap_leave_a_model_as_it_was():
+    """Two engines over one model compute on threads of their own: neither block ends inside the other."""
+    model = tiny("llama").model
+    before = model.config._attn_implementation
+    one, other = (attention_implementation(model, IMPLEMENTATION) for _ in range(2))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert model.config._attn_implementation == IMPLEMENTATION
+    other.__exit__(None, None, None)
+    assert model.config._attn_implementation == before
+
+
+def test_blocks_inside_each_other():
+    model = tiny("llama").model
+    before = model.config._attn_implementation
+    with attention_implementation(model, IMPLEMENTATION):
+        with attention_implementation(model, "eager"):
+            assert model.config._attn_implementation == "eager"
+        assert model.config._attn_implementation == IMPLEMENTATION
+    assert model.config._attn_implementation == before
