@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from inlay.attention.registry import get_backend
+from inlay.attention.storage import bytes_per_token
 from inlay.config import REUSE, EngineConfig, check_choice
 from inlay.engine.core import Engine
 from inlay.engine.encoder import Encoding
@@ -22,7 +23,7 @@ from inlay.engine.thread import EngineThread
 from inlay.engine.workpool import WorkPools
 from inlay.errors import AbortedError, InlayError, ModelError, ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec
-from inlay.kv.pool import KVPool, LayerShape
+from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.models.generation import sampling_defaults
 from inlay.models.load import LoadedModel, load_model
@@ -60,9 +61,11 @@ class Base:
         #: What requests get that do not say otherwise: fields of SamplingParams.
         self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer
-        shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
-        pool = KVPool(shapes, loaded.model.dtype, self.config.kv_bytes(), self.config.chunk_size)
-        runner = Runner(loaded, pool, get_backend(self.config.attention_backend))
+        size = bytes_per_token(loaded.spec.shapes, loaded.model.dtype)
+        backend = get_backend(self.config.attention_backend)
+        pool = KVPool(self.config.kv_bytes(backend.scratch_bytes), size, self.config.chunk_size)
+        runner = Runner(loaded, backend, pool.slots)
+        self.storage = runner.storage
         reason = why_not_shift(loaded.spec, runner, pool)
         self._library = _library(loaded, self.config, reason)
         self.store = SegmentStore(pool, self._library.keys)

@@ -71,10 +71,10 @@ class EngineConfig:
             raise ParameterError(f"max_waiting is {waiting!r}; it must be None or a whole number of at least 1")
         self.kv_bytes()
 
-    def kv_bytes(self) -> int:
-        """The size of the KV pool in bytes."""
+    def kv_bytes(self, scratch: int = 0) -> int:
+        """The size of the KV pool in bytes. scratch: bytes of free memory that attention works in beside the pool."""
         if self.kv_memory is None:
-            return int(min(4 * 2**30, psutil.virtual_memory().available // 4))
+            return int(min(4 * 2**30, max(psutil.virtual_memory().available - scratch, 0) // 4))
         if isinstance(self.kv_memory, int) and not isinstance(self.kv_memory, bool) and self.kv_memory > 0:
             return self.kv_memory
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(self.kv_memory))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
 from inlay.attention.cpu import CpuBackend, instruction_sets
-from inlay.attention.plan import Piece, Span, build_plan, extend
+from inlay.attention.plan import Item, Part, build_plan
 from inlay.attention.reference import ReferenceBackend
 from inlay.attention.rope import Rotary
-from inlay.kv.pool import KVPool, LayerShape, Run
+from inlay.attention.storage import KVStorage, LayerShape
+from inlay.slots import SlotRange
 
 #: Every version of the kernel that runs on this processor.
 every_set = pytest.mark.parametrize("instruction_set", instruction_sets())
@@ -54,25 +56,25 @@ def with_rotary(layer: Layer, rotated: int | None = None, *, interleaved: bool =
     return replace(layer, options=replace(layer.options, scale=layer.head_dim**-0.5, rotary=turn))
 
 
-def end_of(spans: Sequence[Span]) -> int:
+def end_of(parts: Sequence[Part]) -> int:
     """The slot behind the last one that a pass reads or writes."""
-    return max(run.end for span in spans for run in (*span.slots, *(piece.run for piece in span.context)))
+    return max(run.end for part in parts for run in part.ranges)
 
 
 def normal(*shape: int, dtype: torch.dtype = fp32, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def pool_for(layer: Layer, spans: Sequence[Span]) -> KVPool:
+def pool_for(layer: Layer, parts: Sequence[Part]) -> KVStorage:
     """A pool that ends with the chunk of the last slot used, and holds NaN wherever nothing is stored."""
-    chunks = -(-end_of(spans) // layer.chunk)
-    bytes_per_slot = 2 * layer.kv_heads * layer.head_dim * layer.stored.itemsize
-    shape = LayerShape(layer.kv_heads, layer.head_dim)
-    pool = KVPool([shape], layer.stored, chunks * layer.chunk * bytes_per_slot, layer.chunk)
-    stored = torch.zeros(chunks * layer.chunk, dtype=torch.bool)
-    for span in spans:
-        for piece in span.context:
-            stored[piece.run.first : piece.run.end] = True
+    slots = -(-end_of(parts) // layer.chunk) * layer.chunk
+    pool = KVStorage([LayerShape(layer.kv_heads, layer.head_dim)], layer.stored, slots)
+    stored = torch.zeros(slots, dtype=torch.bool)
+    for part in parts:
+        for run in part.ranges:
+            stored[run.first : run.end] = True
+    for part in parts:
+        stored[part.slots] = False
     for seed, tensor in enumerate((pool.keys[0], pool.values[0])):
         tensor.copy_(normal(*tensor.shape, seed=seed).masked_fill(~stored[None, :, None], torch.nan))
     return pool
@@ -85,16 +87,16 @@ def fresh_of(layer: Layer, rows: int, seed: int = 7) -> tuple[Tensor, Tensor, Te
     return query, key, value
 
 
-def expected_of(layer: Layer, spans: Sequence[Span], fresh: tuple[Tensor, Tensor, Tensor], pool: KVPool) -> Tensor:
-    return ReferenceBackend().attend(*fresh, pool, build_plan(spans), 0, layer.options)
+def expected_of(layer: Layer, parts: Sequence[Part], fresh: tuple[Tensor, Tensor, Tensor], pool: KVStorage) -> Tensor:
+    return ReferenceBackend().attend(*fresh, pool, build_plan(parts), 0, layer.options)
 
 
-def check(layer: Layer, spans: Sequence[Span], instruction_set: str | None = None, *, share: bool = True) -> None:
+def check(layer: Layer, parts: Sequence[Part], instruction_set: str | None = None, *, share: bool = True) -> None:
     """The kernel's output must be the reference's."""
-    plan, pool = build_plan(spans, share=share), pool_for(layer, spans)
+    plan, pool = build_plan(parts, share=share), pool_for(layer, parts)
     fresh = fresh_of(layer, plan.rows)
     output = CpuBackend(instruction_set).attend(*fresh, pool, plan, 0, layer.options)
-    same(layer, output, expected_of(layer, spans, fresh, pool))
+    same(layer, output, expected_of(layer, parts, fresh, pool))
 
 
 def same(layer: Layer, output: Tensor, expected: Tensor) -> None:
@@ -102,38 +104,51 @@ def same(layer: Layer, output: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(output.float(), expected.float(), atol=layer.tolerance, rtol=layer.tolerance)
 
 
-def random_spans(seed: int, *, decode: bool = False, longest: int = 9, keys: int = 40) -> list[Span]:
-    """Spans that share stored segments in any combination, whole or in part, at any shift.
+class Asked(NamedTuple):
+    """What a part is made of; see Part.of."""
 
-    longest: of a span. keys: of a segment at most. Behind the slot of a decode step eight are free.
+    start: int
+    length: int
+    context: tuple[Item, ...]
+    slots: tuple[SlotRange, ...]
+
+
+def random_parts(seed: int, *, decode: bool = False, longest: int = 9, keys: int = 40) -> list[Part]:
+    """See ``random_asked``."""
+    return [Part.of(*asked) for asked in random_asked(seed, decode=decode, longest=longest, keys=keys)]
+
+
+def random_asked(seed: int, *, decode: bool = False, longest: int = 9, keys: int = 40) -> list[Asked]:
+    """Parts that share stored segments in any combination, whole or in part, at any shift.
+
+    longest: of a part, in rows. keys: of a segment at most. Behind the slot of a decode step eight are free.
     """
     draw = random.Random(seed)
     segments, slot = [], 0
     for _ in range(draw.randint(1, 5)):
         segments.append((slot, draw.randint(1, keys), draw.randint(0, 200)))
         slot += segments[-1][1] + draw.choice([0, 0, 5])
-    spans = []
+    asked = []
     for _ in range(draw.randint(1, 6)):
         context = []
         for first, length, start in draw.choices(segments, k=draw.randint(0, 4)):
             skip = draw.randrange(length) if draw.random() < 0.4 else 0
             kept = draw.randint(1, length - skip) if draw.random() < 0.4 else length - skip
             shift = draw.choice([0, 0, 3, -7, 50])
-            context.append(Piece(Run(first + skip, kept), start + skip, shift))
+            context.append(Item(SlotRange(first + skip, kept), start + skip, shift))
         length = 1 if decode else draw.randint(1, longest)
         cuts = sorted(draw.sample(range(1, length), min(length - 1, draw.randint(0, 2))))
         slots = []
         for begin, end in zip([0, *cuts], [*cuts, length], strict=True):
-            slots.append(Run(slot, end - begin))
+            slots.append(SlotRange(slot, end - begin))
             slot += end - begin + (8 if decode else draw.choice([0, 3]))
-        spans.append(Span(draw.randint(0, 300), length, tuple(context), tuple(slots)))
-    return spans
+        asked.append(Asked(draw.randint(0, 300), length, tuple(context), tuple(slots)))
+    return asked
 
 
-def one_on(span: Span) -> Span:
+def one_on(part: Part) -> Part:
     """The next decode step of a sequence."""
-    context = extend(span.context, span.slots, span.start)
-    return Span(span.start + 1, 1, context, (Run(span.slots[0].first + 1, 1),))
+    return part.next(int(part.slots[0]) + 1)
 
 
 def threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from inlay.attention import cpu
 from inlay.attention import torch as torch_flash
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.plan import Piece, Span, advance, build_plan, extend
+from inlay.attention.plan import Item, Part, advance, build_plan
 from inlay.attention.registry import get_backend
 from inlay.attention.rope import Rotary
+from inlay.attention.storage import KVStorage, LayerShape
 from inlay.errors import ParameterError
-from inlay.kv.pool import KVPool, LayerShape, Run
+from inlay.slots import SlotRange
 
 BACKENDS = ("cpu", "torch") if cpu.available() else ("torch",)
 CHUNK = 4
@@ -24,17 +25,17 @@ def rotary(head_dim: int, *, interleaved: bool = False) -> Rotary:
     return Rotary(10000.0 ** (-torch.arange(0, head_dim, 2).float() / head_dim), interleaved)
 
 
-def make_pool(kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> KVPool:
-    pool = KVPool([LayerShape(kv_heads, head_dim)], dtype, 1 << 20, CHUNK)
+def make_pool(kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> KVStorage:
+    pool = KVStorage([LayerShape(kv_heads, head_dim)], dtype, 1 << 13)
     generator = torch.Generator().manual_seed(5)
     pool.keys[0].copy_(torch.randn(pool.keys[0].shape, generator=generator))
     pool.values[0].copy_(torch.randn(pool.values[0].shape, generator=generator))
     return pool
 
 
-def both(spans: list[Span], options: AttentionOptions, heads: int, pool: KVPool, backend: str, dtype: torch.dtype):
+def both(parts: list[Part], options: AttentionOptions, heads: int, pool: KVStorage, backend: str, dtype: torch.dtype):
     """The backend's output and the reference's, on the same new keys."""
-    plan = build_plan(spans)
+    plan = build_plan(parts)
     generator = torch.Generator().manual_seed(7)
     kv_heads, _, head_dim = pool.keys[0].shape
     query = torch.randn(heads, plan.rows, head_dim, generator=generator).to(dtype)
@@ -44,37 +45,37 @@ def both(spans: list[Span], options: AttentionOptions, heads: int, pool: KVPool,
 
 
 @st.composite
-def passes(draw: st.DrawFn) -> list[Span]:
+def passes(draw: st.DrawFn) -> list[Part]:
     """Spans that share stored segments in any combination, order and shift."""
     segments, slot = [], 0
     for _ in range(draw(st.integers(1, 5))):
         length = draw(st.integers(1, 9))
-        segments.append((Run(slot, length), draw(st.integers(0, 40))))
+        segments.append((SlotRange(slot, length), draw(st.integers(0, 40))))
         slot += -(-length // CHUNK) * CHUNK
-    spans = []
+    parts = []
     for _ in range(draw(st.integers(1, 4))):
         chosen = draw(st.lists(st.sampled_from(segments), max_size=4, unique=True))
         at, context = draw(st.integers(0, 9)), []
         for run, start in chosen:
             shift = 0 if draw(st.booleans()) else at - start
-            context.append(Piece(run, start, shift))
+            context.append(Item(run, start, shift))
             at = max(at, start + shift + run.length)
         slots = []
         length = draw(st.integers(1, 7))
         for size in draw(st.sampled_from([[length], [1, length]])):
-            slots.append(Run(slot, size))
+            slots.append(SlotRange(slot, size))
             slot += size + draw(st.sampled_from([0, 3]))
-        spans.append(Span(at, length, tuple(context), tuple(slots)))
-    return spans
+        parts.append(Part.of(at, length, tuple(context), tuple(slots)))
+    return parts
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
 @given(
-    spans=passes(), window=st.sampled_from([None, 1, 5, 20]), softcap=st.sampled_from([None, 3.0]), sinks=st.booleans()
+    parts=passes(), window=st.sampled_from([None, 1, 5, 20]), softcap=st.sampled_from([None, 3.0]), sinks=st.booleans()
 )
 @settings(max_examples=60, deadline=None)
-def test_backend_equals_reference(backend, heads, kv_heads, spans, window, softcap, sinks):
+def test_backend_equals_reference(backend, heads, kv_heads, parts, window, softcap, sinks):
     options = AttentionOptions(
         scale=0.3,
         window=window,
@@ -82,7 +83,7 @@ def test_backend_equals_reference(backend, heads, kv_heads, spans, window, softc
         sinks=torch.linspace(-1, 1, heads) if sinks else None,
         rotary=rotary(8),
     )
-    output, expected = both(spans, options, heads, make_pool(kv_heads, 8), backend, torch.float32)
+    output, expected = both(parts, options, heads, make_pool(kv_heads, 8), backend, torch.float32)
     torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
 
 
@@ -91,9 +92,9 @@ def test_backend_equals_reference(backend, heads, kv_heads, spans, window, softc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_sizes_and_dtypes(backend, head_dim, dtype):
     pool = make_pool(2, head_dim, dtype)
-    spans = [Span(20, 5, (Piece(Run(0, 11), 0), Piece(Run(12, 6), 3, shift=9)), (Run(20, 5),))]
+    parts = [Part.of(20, 5, (Item(SlotRange(0, 11), 0), Item(SlotRange(12, 6), 3, shift=9)), (SlotRange(20, 5),))]
     options = AttentionOptions(scale=head_dim**-0.5, rotary=rotary(head_dim))
-    output, expected = both(spans, options, 6, pool, backend, dtype)
+    output, expected = both(parts, options, 6, pool, backend, dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(output.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
@@ -117,31 +118,25 @@ def test_only_leading_dimensions_turn():
     assert torch.equal(turn.turn(query, cos, sin)[:, 4:], query[:, 4:])
 
 
-def one_on(span: Span) -> Span:
-    """The next decode step of a sequence."""
-    context = extend(span.context, span.slots, span.start)
-    return Span(span.start + 1, 1, context, (Run(span.slots[0].first + 1, 1),))
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [None, 6])
 def test_an_advanced_plan_equals_a_new_one(backend, window):
     """Decode steps advance lengths in place; the result must be that of a plan built from scratch."""
-    shared = Piece(Run(0, 7), 0)
-    spans = [
-        Span(12, 1, (shared, Piece(Run(8, 2), 10)), (Run(10, 1),)),
-        Span(30, 1, (Piece(Run(0, 7), 0, shift=5),), (Run(40, 1),)),
-        Span(9, 1, (shared,), (Run(60, 1),)),
+    shared = Item(SlotRange(0, 7), 0)
+    parts = [
+        Part.of(12, 1, (shared, Item(SlotRange(8, 2), 10)), (SlotRange(10, 1),)),
+        Part.of(30, 1, (Item(SlotRange(0, 7), 0, shift=5),), (SlotRange(40, 1),)),
+        Part.of(9, 1, (shared,), (SlotRange(60, 1),)),
     ]
     options = AttentionOptions(scale=0.3, window=window, rotary=rotary(8))
-    pool, plan = make_pool(2, 8), build_plan(spans)
+    pool, plan = make_pool(2, 8), build_plan(parts)
     generator = torch.Generator().manual_seed(3)
     for _ in range(5):
         query, key, value = (torch.randn(2, 3, 8, generator=generator) for _ in range(3))
         output = get_backend(backend).attend(query, key, value, pool, plan, 0, options)
-        fresh = get_backend("reference").attend(query, key, value, pool, build_plan(plan.spans), 0, options)
+        fresh = get_backend("reference").attend(query, key, value, pool, build_plan(plan.parts), 0, options)
         torch.testing.assert_close(output, fresh, atol=2e-5, rtol=1e-4)
-        plan = advance(plan, [one_on(span) for span in plan.spans])
+        plan = advance(plan, [part.next(int(part.slots[0]) + 1) for part in plan.parts])
     assert plan.positions.tolist() == [17, 35, 14]
 
 
@@ -149,8 +144,8 @@ def test_an_advanced_plan_equals_a_new_one(backend, window):
 def test_what_lies_outside_the_window_is_not_read(backend):
     pool = make_pool(2, 8)
     pool.keys[0][:, :20] = pool.values[0][:, :20] = torch.nan
-    spans = [Span(40, 3, (Piece(Run(0, 12), 0), Piece(Run(12, 16), 20)), (Run(28, 3),))]
-    plan = build_plan(spans)
+    parts = [Part.of(40, 3, (Item(SlotRange(0, 12), 0), Item(SlotRange(12, 16), 20)), (SlotRange(28, 3),))]
+    plan = build_plan(parts)
     query, key, value = torch.ones(2, 3, 8), torch.ones(2, 3, 8), torch.ones(2, 3, 8)
     options = AttentionOptions(scale=0.3, window=12)  # position 40 sees 29 and on: slot 21
     output = get_backend(backend).attend(query, key, value, pool, plan, 0, options)
@@ -164,7 +159,9 @@ def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
     flash = torch_flash._flash
     monkeypatch.setattr(torch_flash, "_flash", lambda q, k, v, **kw: seen.append((k, v)) or flash(q, k, v, **kw))
     pool = make_pool(2, 8)
-    plan = build_plan([Span(40, 3, (Piece(Run(0, 12), 0, shift=5), Piece(Run(12, 16), 20)), (Run(28, 3),))])
+    plan = build_plan(
+        [Part.of(40, 3, (Item(SlotRange(0, 12), 0, shift=5), Item(SlotRange(12, 16), 20)), (SlotRange(28, 3),))]
+    )
     query, key, value = torch.ones(6, 3, 8), torch.ones(2, 3, 8), torch.ones(2, 3, 8)
     options = AttentionOptions(scale=0.3, window=window, rotary=rotary(8))
     get_backend("torch").attend(query, key, value, pool, plan, 0, options)

@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.attention.plan import Piece, Span
-from inlay.kv.pool import Run
+from inlay.attention.plan import Item, Part
+from inlay.slots import SlotRange
 from tests.attention import kernel_cases
-from tests.attention.kernel_cases import Layer, bf16, check, every_set, fp32, random_spans, threads, with_rotary
+from tests.attention.kernel_cases import Layer, bf16, check, every_set, fp32, random_parts, threads, with_rotary
 
 pytestmark = kernel_cases.pytestmark
 
 DTYPES = [(fp32, fp32), (bf16, bf16), (bf16, fp32), (fp32, bf16)]
 SHORT = [
-    Span(90, 5, (Piece(Run(0, 71), 0), Piece(Run(75, 6), 3, shift=9)), (Run(120, 5),)),
-    Span(40, 1, (Piece(Run(0, 71), 0),), (Run(140, 1),)),
-    Span(10, 1, (Piece(Run(75, 6), 3, shift=9),), (Run(150, 1),)),
+    Part.of(90, 5, (Item(SlotRange(0, 71), 0), Item(SlotRange(75, 6), 3, shift=9)), (SlotRange(120, 5),)),
+    Part.of(40, 1, (Item(SlotRange(0, 71), 0),), (SlotRange(140, 1),)),
+    Part.of(10, 1, (Item(SlotRange(75, 6), 3, shift=9),), (SlotRange(150, 1),)),
 ]
 
 
@@ -73,35 +73,36 @@ def variations(draw: st.DrawFn) -> Layer:
 @given(layer=variations(), seed=st.integers(0, 2**32), share=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_any_pass(instruction_set, decode, layer, seed, share):
-    check(layer, random_spans(seed, decode=decode), instruction_set, share=share)
+    check(layer, random_parts(seed, decode=decode), instruction_set, share=share)
 
 
 @every_set
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("window", [None, 40])
 def test_long_spans_beside_short_ones(instruction_set, seed, window):
-    """Spans of 64 rows and more keep to themselves; short ones share."""
+    """Parts of 64 rows and more keep to themselves; short ones share."""
     layer = with_rotary(Layer(head_dim=8, heads=2, kv_heads=1))
-    spans = random_spans(seed, longest=150)
-    assert any(span.length >= 64 for span in spans)
-    check(replace(layer, options=replace(layer.options, window=window)), spans, instruction_set)
+    parts = random_parts(seed, longest=150)
+    assert any(part.rows >= 64 for part in parts)
+    check(replace(layer, options=replace(layer.options, window=window)), parts, instruction_set)
 
 
 @every_set
 @pytest.mark.parametrize("stored", [fp32, bf16])
 def test_modules_packed_for_encoding(instruction_set, stored):
-    lengths, spans, slot = [70, 1, 64, 13, 63, 2], [], 0
+    lengths, parts, slot = [70, 1, 64, 13, 63, 2], [], 0
     for length in lengths:
-        spans.append(Span(0, length, (), (Run(slot, length),)))
+        parts.append(Part.of(0, length, (), (SlotRange(slot, length),)))
         slot += 80
-    check(Layer(stored=stored, fresh=stored, heads=2, kv_heads=1), spans, instruction_set)
+    check(Layer(stored=stored, fresh=stored, heads=2, kv_heads=1), parts, instruction_set)
 
 
-def long_reads() -> list[Span]:
+def long_reads() -> list[Part]:
     """Thousands of shared keys, and a tail of its own for each row."""
-    shared = Piece(Run(0, 3000), 0)
+    shared = Item(SlotRange(0, 3000), 0)
     return [
-        Span(3400 + n, 1, (shared, Piece(Run(3000, 90), 3100, 6 * (n % 2))), (Run(3100 + 9 * n, 1),)) for n in range(5)
+        Part.of(3400 + n, 1, (shared, Item(SlotRange(3000, 90), 3100, 6 * (n % 2))), (SlotRange(3100 + 9 * n, 1),))
+        for n in range(5)
     ]
 
 
@@ -118,8 +119,11 @@ def test_splits_of_many_keys_on_many_threads(monkeypatch, instruction_set, count
 @every_set
 def test_a_long_prefill_on_many_threads(monkeypatch, instruction_set):
     threads(monkeypatch, 5)
-    spans = [Span(900, 130, (Piece(Run(0, 900), 0),), (Run(900, 60), Run(970, 70))), Span(0, 3, (), (Run(1040, 3),))]
-    check(Layer(heads=3, kv_heads=1, head_dim=8), spans, instruction_set)
+    parts = [
+        Part.of(900, 130, (Item(SlotRange(0, 900), 0),), (SlotRange(900, 60), SlotRange(970, 70))),
+        Part.of(0, 3, (), (SlotRange(1040, 3),)),
+    ]
+    check(Layer(heads=3, kv_heads=1, head_dim=8), parts, instruction_set)
 
 
 @every_set
@@ -127,11 +131,11 @@ def test_a_long_prefill_on_many_threads(monkeypatch, instruction_set):
 def test_rows_that_see_nothing_of_what_they_share(monkeypatch, instruction_set, count):
     """One row's window ends before the shared keys begin; its weight there is zero, and not NaN."""
     threads(monkeypatch, count)
-    shared = Piece(Run(0, 1200), 0)
-    spans = [Span(1200, 1, (shared,), (Run(1200, 1),)), Span(90_000, 1, (shared,), (Run(1210, 1),))]
+    shared = Item(SlotRange(0, 1200), 0)
+    parts = [Part.of(1200, 1, (shared,), (SlotRange(1200, 1),)), Part.of(90_000, 1, (shared,), (SlotRange(1210, 1),))]
     layer = Layer()
     for sinks in (None, torch.tensor([-3.0, 0.0, 3.0, -torch.inf])):
-        check(replace(layer, options=replace(layer.options, window=30, sinks=sinks)), spans, instruction_set)
+        check(replace(layer, options=replace(layer.options, window=30, sinks=sinks)), parts, instruction_set)
 
 
 @every_set

@@ -74,7 +74,7 @@ def test_every_column_computes_the_same_attention(column, heads, shared, dtype, 
     assert output.shape == (3, heads[0], 32)
     torch.testing.assert_close(output.float(), plain_attention(case, content), atol=tolerance, rtol=tolerance)
     pages = Pages(case, content, copies=False)
-    args = (content.query, content.key, content.value, pages.pool, build_plan(pages.spans), 0, pages.options)
+    args = (content.query, content.key, content.value, pages.storage, build_plan(pages.parts), 0, pages.options)
     reference = get_backend("reference").attend(*args)
     torch.testing.assert_close(output.float(), reference.float(), atol=tolerance, rtol=tolerance)
 
@@ -94,8 +94,7 @@ def test_a_pool_holds_the_bytes_that_a_case_counts(copies):
     case = Case("bfloat16", 4, 2, 16, batch=5, context=47, shared=32, chunk=16)
     pages = Pages(case, Content(case), copies=copies)
     assert pages.pool.free_chunks == 0
-    stored = {slot for span in pages.spans for p in span.context for slot in range(p.run.first, p.run.end)}
-    stored |= {span.slots[0].first for span in pages.spans}
+    stored = {slot for part in pages.parts for run in part.ranges for slot in range(run.first, run.end)}
     assert len(stored) * pages.pool.bytes_per_token == case.kv_bytes(copies=copies)
 
 
@@ -116,7 +115,7 @@ def test_placements_are_what_they_say():
     case = SegmentCase("float32", 2, 2, 8, "decode", 3, 5, 16)
 
     def places(placement: str) -> list[tuple[int, int, int]]:
-        return [(piece.run.first, piece.start, piece.shift) for piece in pieces_of(case, placement)[0]]
+        return [(piece.slots.first, piece.position, piece.shift) for piece in pieces_of(case, placement)[0]]
 
     assert places("one") == [(0, 0, 0)]
     assert places("neighbours") == [(0, 0, 0), (5, 5, 0), (10, 10, 0)]

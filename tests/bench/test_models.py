@@ -196,7 +196,7 @@ def test_encoding_stores_what_the_stock_model_computes(fp32):
     ids = module_ids(fp32, text)
     assert [len(each) for each in ids] == [len("first of them"), len("and a second one")]
     cache = compute(load_model(TINY, dtype="float32", weights="stock").model, ids, 2)
-    pool, stored = fp32.store.pool, sorted(fp32.store, key=lambda segment: segment.tokens)
+    pool, stored = fp32.storage, sorted(fp32.store, key=lambda segment: segment.tokens)
     assert [segment.tokens for segment in stored[-2:]] == [len(each) for each in ids]
     for row, segment in enumerate(stored[-2:]):
         values = torch.cat([pool.values[-1][:, run.first : run.end] for run in segment.slots], 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.attention.plan import Piece
+from inlay.attention.plan import Item
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
@@ -134,9 +134,9 @@ def ids(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def slots(context: Sequence[Piece], tokens: int) -> list[int]:
+def slots(context: Sequence[Item], tokens: int) -> list[int]:
     """Where the first tokens of a context lie."""
-    return [slot for piece in context for slot in range(piece.run.first, piece.run.end)][:tokens]
+    return [slot for piece in context for slot in range(piece.slots.first, piece.slots.end)][:tokens]
 
 
 def check_stock(driver: Driver, request: Request) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from inlay.engine.allocation import pieces
 from inlay.kv.identity import Context, KeyMaker, Segment, TokenRun
 from inlay.kv.index import Found
-from inlay.kv.pool import Run
+from inlay.slots import SlotRange
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 
 
 def test_pieces_are_read_at_the_shift_of_each_segment():
     """Segments of one path may have been encoded at different positions."""
-    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", (Run(8, 2), Run(20, 1)), KEYS)
-    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", (Run(40, 4),), KEYS)
+    one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", (SlotRange(8, 2), SlotRange(20, 1)), KEYS)
+    other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", (SlotRange(40, 4),), KEYS)
     read = pieces(Found(((one, 3), (other, 2)), 5), 10, 5)
-    assert [(p.run, p.start, p.shift) for p in read] == [
-        (Run(8, 2), 0, 10),
-        (Run(20, 1), 2, 10),
-        (Run(40, 2), 43, -30),
+    assert [(p.slots, p.position, p.shift) for p in read] == [
+        (SlotRange(8, 2), 0, 10),
+        (SlotRange(20, 1), 2, 10),
+        (SlotRange(40, 2), 43, -30),
     ]
     assert pieces(Found(((one, 3), (other, 2)), 5), 10, 3) == read[:2]

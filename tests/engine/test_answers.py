@@ -77,12 +77,12 @@ def test_answers_read_one_copy_of_the_prompt(llm, monkeypatch):
     run = llm._engine._runner.run
 
     def kept(packed, rows, plan=None):
-        plans.append([work.span for work in packed])
+        plans.append([work.part for work in packed])
         return run(packed, rows, plan)
 
     monkeypatch.setattr(llm._engine._runner, "run", kept)
     llm.generate("Tell me something.", replace(PARAMS, max_tokens=3, ignore_eos=True))
-    read = [{slot for piece in span.context for slot in range(piece.run.first, piece.run.end)} for span in plans[-1]]
+    read = [{slot for run in part.ranges for slot in range(run.first, run.end)} for part in plans[-1]]
     assert len(set.intersection(*read)) == 17
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.attention.plan import Span
+from inlay.attention.plan import Part
 from inlay.engine import core as engine_module
 from inlay.engine.allocation import Work
-from inlay.kv.pool import Run
+from inlay.slots import SlotRange
 
 from ..conftest import tiny
 
@@ -20,7 +20,7 @@ MODULES = Schema.from_string(
 
 
 def work(length: int, slot: int = 0) -> Work:
-    return Work(tuple(range(length)), Span(0, length, (), (Run(slot, length),)))
+    return Work(tuple(range(length)), Part.of(0, length, (), (SlotRange(slot, length),)))
 
 
 def passes(llm: LLM, monkeypatch) -> list[int]:

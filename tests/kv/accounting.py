@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from inlay.engine.allocation import Seat
 from inlay.kv.identity import Hold
-from inlay.kv.pool import Run
 from inlay.kv.store import SegmentStore
+from inlay.slots import SlotRange
 
 
 def audit(
@@ -16,7 +16,7 @@ def audit(
     seats: Iterable[Seat] = (),
     *,
     holds: Iterable[Hold] = (),
-    blocks: Iterable[Sequence[Run]] = (),
+    blocks: Iterable[Sequence[SlotRange]] = (),
 ) -> None:
     """Check that the pool's owner counts are just what the index, these seats and these blocks of slots add up to, that
     segments are held by these seats and holds and nobody else, and that all stand where the index looks for them."""
@@ -26,13 +26,13 @@ def audit(
     _audit_index(store)
 
 
-def _audit_owners(store: SegmentStore, seats: list[Seat], blocks: Iterable[Sequence[Run]]) -> None:
+def _audit_owners(store: SegmentStore, seats: list[Seat], blocks: Iterable[Sequence[SlotRange]]) -> None:
     pool = store.pool
     owners: Counter[int] = Counter()
     for runs in [*(s.slots for s in store), *(s.modules for s in seats), *(s.tail for s in seats), *blocks]:
         owners.update(pool.chunks_of(runs))
     assert [pool.owners(chunk) for chunk in range(pool.chunks)] == [owners[chunk] for chunk in range(pool.chunks)]
-    free = [chunk for first, count in pool._free for chunk in range(first, first + count)]
+    free = [chunk for chunks in pool.free_ranges for chunk in range(chunks.first, chunks.end)]
     assert free == [chunk for chunk in range(pool.chunks) if not owners[chunk]]
     assert pool.free_chunks == len(free)
     slots = [slot for segment in store for run in segment.slots for slot in range(run.first, run.end)]

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +13,9 @@ from inlay.engine.allocation import pieces
 from inlay.errors import CapacityError
 from inlay.kv.identity import EMPTY, Context, Hold, KeyMaker, TokenRun
 from inlay.kv.index import Found, shared_length
-from inlay.kv.pool import KVPool, LayerShape, Run, cut
+from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
+from inlay.slots import SlotRange, cut
 from tests.kv.accounting import audit
 
 #: Nothing, some text, the same behind a gap, other text, and text in two parts that did not see each other.
@@ -32,7 +32,7 @@ RUNS = st.tuples(TOKENS, st.integers(0, len(CONTEXTS) - 1), st.sampled_from([0, 
 
 def make(positioned: bool = False, chunks: int = 64, chunk_size: int = 4) -> SegmentStore:
     keys = KeyMaker(b"model", "float32", "none", b"", positioned)
-    return SegmentStore(KVPool([LayerShape(1, 2)], torch.float32, chunks * chunk_size * 16, chunk_size), keys)
+    return SegmentStore(KVPool(chunks * chunk_size * 16, 16, chunk_size), keys)
 
 
 def run_of(ids: tuple[int, ...], context: int, gap: int, moved: int) -> TokenRun:
@@ -112,9 +112,9 @@ def test_every_token_lies_where_it_was_written_and_at_its_own_position(runs):
         found = store.longest(run_of(ids, *where))
         seen = []
         for piece in pieces(found, 1000, found.tokens):
-            for n, slot in enumerate(range(piece.run.first, piece.run.end)):
+            for n, slot in enumerate(range(piece.slots.first, piece.slots.end)):
                 token, position = written[slot]
-                assert position == piece.start + n
+                assert position == piece.position + n
                 seen.append((token, position + piece.shift))
         assert seen == [(token, 1000 + n) for n, token in enumerate(ids)]
 
@@ -231,7 +231,7 @@ def test_a_path_loses_its_end_before_its_beginning_and_nothing_that_is_held(runs
 def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
     """Requests that find, hold, compute, store, and leave in any order, in a pool that is always full."""
     store, randomly = make(chunks=40), random.Random(5)
-    seated: list[tuple[Hold, tuple[Run, ...]]] = []
+    seated: list[tuple[Hold, tuple[SlotRange, ...]]] = []
     outcomes: Counter[str] = Counter()
     for number in range(3000):
         if seated and randomly.random() < 0.5:
@@ -251,7 +251,7 @@ def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
                 continue
             if randomly.random() < 0.8:  # the others are cancelled before they have computed anything
                 own = tuple(cut(slots, 0, len(ids) - found.tokens))
-                store.insert(run, tuple(Run(r.first, r.length) for r in _stored(found)) + own)
+                store.insert(run, tuple(SlotRange(r.first, r.length) for r in _stored(found)) + own)
                 outcomes["stored"] += 1
             seated.append((hold, slots))
         if number % 50 == 0:
@@ -265,7 +265,7 @@ def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
     assert (len(store), store.pool.free_chunks) == (0, 40)
 
 
-def _stored(found: Found) -> tuple[Run, ...]:
+def _stored(found: Found) -> tuple[SlotRange, ...]:
     return tuple(run for segment, length in found.parts for run in cut(segment.slots, 0, length))
 
 

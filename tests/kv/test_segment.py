@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.kv.identity import EMPTY, Context, Hold, KeyMaker, Segment, TokenRun, specify
-from inlay.kv.pool import Run
+from inlay.slots import SlotRange
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
 TOKENS = st.lists(st.integers(0, 300), min_size=1, max_size=12)
@@ -122,7 +122,7 @@ def test_a_place_says_all_that_a_key_says_but_the_tokens():
 
 
 def segment(first: int) -> Segment:
-    return Segment(TokenRun((1, 2), 0, Context()), b"", (Run(first, 2),), KEYS)
+    return Segment(TokenRun((1, 2), 0, Context()), b"", (SlotRange(first, 2),), KEYS)
 
 
 def test_a_hold_is_over_when_it_is_released():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import Context, KeyMaker, SegmentSpec, TokenRun, specify
-from inlay.kv.pool import KVPool, LayerShape
+from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from tests.kv.accounting import audit
 
@@ -17,7 +16,7 @@ KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
 
 
 def store(chunks: int = 4) -> SegmentStore:
-    return SegmentStore(KVPool([LayerShape(1, 2)], torch.float32, chunks * 4 * 16, 4), KEYS)
+    return SegmentStore(KVPool(chunks * 4 * 16, 16, 4), KEYS)
 
 
 def spec(seed: int, length: int = 4) -> SegmentSpec:

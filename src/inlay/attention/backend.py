@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from inlay.attention.plan import Plan
 from inlay.attention.rope import Rotary
-from inlay.kv.pool import KVPool
+from inlay.attention.storage import KVStorage, LayerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +35,44 @@ class AttentionOptions:
 
 
 class Backend(Protocol):
-    """An implementation of attention over the pool."""
+    """An implementation of attention over a pool. It owns its device, its pools and its work tables.
+
+    device: where the tensors of a pass lie. scratch_bytes: the most memory that its calls take beside pools and tensors
+    of a pass; what a budget has to leave for it.
+
+    One backend serves one thread at a time. A backend that records a pass and plays it again (a graph of a GPU) offers
+    ``capture(plan)`` and ``replay(plan)`` as well; nobody asks for them where they are missing.
+    """
 
     name: str
+    device: torch.device
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
+        """Memory for the keys and values of so many token slots, on this backend's device and in its own layout."""
+        ...
+
+    def prepare(self, plan: Plan) -> None:
+        """Make this backend's work tables of a plan, once; they stay with the plan. ``attend`` does if need be."""
+        ...
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: KVStorage,
+        plan: Plan,
+        layer: int,
+        options: AttentionOptions,
     ) -> Tensor:
         """Store the new keys and values, then attend as the plan says.
 
         query: (heads, rows, head_dim), already rotated to the rows' positions.
         key, value: (kv_heads, rows, head_dim), of the same rows; go to ``plan.slots`` of ``layer``.
+        pool: one that this backend has made.
         Returns (rows, heads, head_dim) in the query's dtype. Partial results are merged in fp32.
         """
         ...

@@ -1,7 +1,7 @@
 """Attention on the CPU with the compiled kernel (csrc/): this file checks tensors and hands their addresses over.
 
-The kernel turns a plan into tasks once for all layers (csrc/plan.cpp, csrc/attend.cpp), reads keys and values in the
-pool, where they lie, and merges partial results in fp32.
+The kernel turns a plan's groups into tasks once for all layers (csrc/plan.cpp, csrc/attend.cpp), reads keys and values
+in the pool, where they lie, and merges partial results in fp32.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
 from inlay.attention.kernel import kernel
-from inlay.attention.plan import Plan, Span
+from inlay.attention.plan import Plan
+from inlay.attention.storage import KVStorage, LayerShape
 from inlay.errors import ParameterError
-from inlay.kv.pool import KVPool
 
-Table = npt.NDArray[np.int64]
 _MOST_OPTIONS = 1024
+_MOST_PARTIALS = 64 * 2**20
+_OF_A_THREAD = 2**22  # the most that a thread keeps to itself: a few tiles of queries and sums
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -29,12 +28,14 @@ class CpuBackend:
     """The compiled kernel.
 
     instruction_set: one of ``instruction_sets()``; None for the best one that runs on this processor.
+    most_partials: the most bytes of partial results at a time; a call that has more goes in slices.
     Raises ParameterError where the kernel was not built, or has no such version.
     """
 
     name = "cpu"
+    device = torch.device("cpu")
 
-    def __init__(self, instruction_set: str | None = None) -> None:
+    def __init__(self, instruction_set: str | None = None, most_partials: int = _MOST_PARTIALS) -> None:
         if kernel is None:
             raise ParameterError(
                 "attention backend 'cpu' was not built with this install; use 'torch', or install "
@@ -45,28 +46,54 @@ class CpuBackend:
             raise ParameterError(f"the kernel has no version '{instruction_set}' that runs here; use one of {known}")
         self._instruction_set = instruction_set or ""
         self._key = self.name if instruction_set is None else f"{self.name} {instruction_set}"  # of a plan's work
+        self._most_partials = most_partials
+        self._workspace = kernel.Workspace(most_partials)
         self._options: dict[tuple[object, ...], tuple[AttentionOptions, Any, list[Tensor]]] = {}
 
+    @property
+    def scratch_bytes(self) -> int:
+        """See Backend."""
+        return self._most_partials + torch.get_num_threads() * _OF_A_THREAD
+
+    @property
+    def scratch_used(self) -> int:
+        """The memory that calls so far have left it with, in bytes."""
+        return int(self._workspace.bytes)
+
+    def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
+        """See Backend.make_pool."""
+        return KVStorage(layers, dtype, slots)
+
+    def prepare(self, plan: Plan) -> None:
+        """See Backend.prepare."""
+        if self._key not in plan.work:
+            groups, threads = plan.groups, torch.get_num_threads()
+            plan.work[self._key] = kernel.Attention(
+                plan.positions, plan.slots, groups.rows, groups.row_first, groups.stretches, groups.stretch_first,
+                groups.growing, self._instruction_set, threads,
+            )  # fmt: skip
+
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: KVStorage,
+        plan: Plan,
+        layer: int,
+        options: AttentionOptions,
     ) -> Tensor:
         """See Backend.attend."""
         heads, rows, head_dim = query.shape
         keys, values = pool.keys[layer], pool.values[layer]
         _check(query, key, value, keys, values, plan, options)
         output = torch.empty(rows, heads, head_dim, dtype=query.dtype)
-        self._work(plan).attend(
-            _heads(query), _heads(key), _heads(value), _heads(keys), _heads(values), _heads(output.transpose(0, 1)),
-            heads, keys.shape[0], head_dim, keys.shape[1], self._native(options),
+        self.prepare(plan)
+        cast(Any, plan.work[self._key]).attend(
+            self._workspace, _heads(query), _heads(key), _heads(value), _heads(keys), _heads(values),
+            _heads(output.transpose(0, 1)), heads, keys.shape[0], head_dim, keys.shape[1], self._native(options),
         )  # fmt: skip
         return output
-
-    def _work(self, plan: Plan) -> Any:
-        if self._key not in plan.work:
-            plan.work[self._key] = kernel.Attention(
-                *tables(plan.spans), plan.share, self._instruction_set, torch.get_num_threads()
-            )
-        return cast(Any, plan.work[self._key])
 
     def _native(self, options: AttentionOptions) -> Any:
         """The kernel's form of a layer's options; kept, since every pass asks with the same ones."""
@@ -87,23 +114,6 @@ def available() -> bool:
 def instruction_sets() -> list[str]:
     """The versions of the kernel that run on this processor, best first."""
     return [] if kernel is None else list(kernel.instruction_sets())
-
-
-def tables(spans: Sequence[Span]) -> tuple[Table, Table, Table]:
-    """Spans as tables of int64, one row each (SpanIn, PieceIn and RunIn of csrc/plan.h)."""
-    rows: list[tuple[int, ...]] = []
-    pieces: list[tuple[int, ...]] = []
-    own: list[tuple[int, ...]] = []
-    for span in spans:
-        first_piece, first_run = len(pieces), len(own)
-        pieces += [(piece.run.first, piece.run.length, piece.start, piece.shift) for piece in span.context]
-        own += [(run.first, run.length) for run in span.slots]
-        rows.append((span.start, span.length, first_piece, len(pieces), first_run, len(own)))
-    return _table(rows, 6), _table(pieces, 4), _table(own, 2)
-
-
-def _table(rows: Sequence[tuple[int, ...]], width: int) -> Table:
-    return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
 def _native_options(options: AttentionOptions) -> tuple[Any, list[Tensor]]:

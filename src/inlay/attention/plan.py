@@ -1,58 +1,144 @@
-"""The plan: which query rows of one forward pass read which stored keys, and turned by how much.
+"""The plan: which query rows of one forward pass read which stored keys, turned by how much. Plain tables, no torch.
 
-A plan says what is asked for: spans of new tokens and the stored pieces that they attend to. Each backend turns it
-into work of its own, once, and keeps that with the plan (``Plan.work``).
+Each request has a *part*: its rows, and the items that they read. A plan puts the parts of a pass one behind the other,
+so a request that joins or leaves changes its own part alone; ``groups`` then finds, once for all backends, which rows
+read which keys together (grouping.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from inlay.kv.pool import Run, cut
+from inlay.attention.grouping import FIRST, LENGTH, MASKED, POSITION, SHIFT, Groups, group
+from inlay.slots import SlotRange, cut
+
+Table = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A stored run as one sequence sees it.
+class Item:
+    """Stored keys side by side in the pool and at consecutive positions, as one request reads them.
 
-    run: where keys and values lie.
-    start: the position that the first key was encoded at.
-    shift: how far behind that the sequence reads it.
+    slots: where keys and values lie; any range of a segment.
+    position: the one that the first key was encoded at.
+    shift: how far behind that the request reads it.
+    masked: whether a row sees only the keys at or before its own position, instead of all.
+    left_out: slots of the range that no row sees, as they are computed anew elsewhere; increasing.
     """
 
-    run: Run
-    start: int
+    slots: SlotRange
+    position: int
     shift: int = 0
+    masked: bool = False
+    left_out: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         """The position, as encoded, behind the last key."""
-        return self.start + self.run.length
+        return self.position + self.slots.length
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """New tokens of one sequence at consecutive positions, and what they attend to.
+def items_at(ranges: Sequence[SlotRange], position: int, shift: int = 0) -> tuple[Item, ...]:
+    """Ranges that hold keys encoded at consecutive positions from ``position`` on."""
+    found = []
+    for each in ranges:
+        found.append(Item(each, position, shift))
+        position += each.length
+    return tuple(found)
 
-    start: the position of the first new token.
-    length: how many there are.
-    context: what all of them see, besides themselves, in the order of the splice.
-    slots: where their own keys and values go; they see these causally.
+
+class Part:
+    """New tokens of one request, a row each, and what they attend to. Parts do not change.
+
+    positions: (rows,), increasing. slots: (rows,), where the rows' own keys and values go.
+    items: (5, items), a row each for first slot, length, position of the first key, shift and masked. All rows read all
+        of them, their own keys among them; own keys are masked by position.
     """
 
-    start: int
-    length: int
-    context: tuple[Piece, ...]
-    slots: tuple[Run, ...]
+    __slots__ = ("_items", "_positions", "_slots", "_steps")
+
+    def __init__(self, positions: Table, slots: Table, items: Table, steps: int = 0) -> None:
+        self._positions, self._slots, self._items = positions, slots, items
+        self._steps = steps  # of decoding since the tables were made: the row's own item has grown by so many
+
+    @classmethod
+    def of(cls, start: int, length: int, context: Sequence[Item], slots: Sequence[SlotRange]) -> Part:
+        """Rows at consecutive positions from ``start`` on; see ``at``."""
+        return cls.at(np.arange(start, start + length), context, slots)
+
+    @classmethod
+    def at(cls, positions: Table, context: Sequence[Item], slots: Sequence[SlotRange]) -> Part:
+        """Rows at any increasing positions.
+
+        context: what they read besides their own keys. slots: ranges of at least as many slots as there are rows.
+        """
+        own = np.concatenate([np.arange(r.first, r.end) for r in cut(slots, 0, positions.size)])
+        return cls(positions, own, _settled(np.hstack((_table(context), _own_items(positions, own))), positions))
+
+    @property
+    def rows(self) -> int:
+        return self._positions.size
+
+    @property
+    def positions(self) -> Table:
+        return self._positions + self._steps if self._steps else self._positions
+
+    @property
+    def slots(self) -> Table:
+        return self._slots + self._steps if self._steps else self._slots
+
+    @property
+    def items(self) -> Table:
+        if not self._steps:
+            return self._items
+        items = self._items.copy()
+        items[LENGTH, -1] += self._steps
+        return items
+
+    @property
+    def start(self) -> int:
+        """The position of the first row."""
+        return int(self._positions[0]) + self._steps
+
+    @property
+    def ranges(self) -> tuple[SlotRange, ...]:
+        """The slots that the rows read, their own among them."""
+        return tuple(SlotRange(first, length) for first, length in self.items[[FIRST, LENGTH]].T.tolist())
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of a row and a key that it sees there are."""
+        items, masked = self.items, self.items[MASKED] > 0
+        whole = self.rows * int(items[LENGTH, ~masked].sum())
+        first = (items[POSITION] + items[SHIFT])[masked]
+        seen = np.clip(self.positions[:, None] - first + 1, 0, items[LENGTH, masked])
+        return whole + int(seen.sum())
+
+    def split(self, rows: int) -> tuple[Part, Part]:
+        """The first rows, and the rest, for which the first ones' keys are stored ones."""
+        made = []
+        for some in (slice(None, rows), slice(rows, None)):
+            positions = self.positions[some]
+            made.append(Part(positions, self.slots[some], _settled(self.items, positions)))
+        return made[0], made[1]
+
+    def next(self, slot: int) -> Part:
+        """The next step of a request that decodes: one position on, behind the row of this part, in ``slot``."""
+        assert self.rows == 1, "only a part of one row decodes"
+        if slot == self._slots[0] + self._steps + 1:
+            return Part(self._positions, self._slots, self._items, self._steps + 1)
+        positions, slots = self.positions + 1, np.array([slot])
+        items = np.hstack((self.items, _own_items(positions, slots)))
+        return Part(positions, slots, _settled(items, positions))
 
 
-class Work(Protocol):
+class Prepared(Protocol):
     """What a backend has made of a plan."""
 
     def advance(self) -> None:
@@ -60,68 +146,95 @@ class Work(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass
 class Plan:
     """One forward pass's attention.
 
-    spans: what is asked for, one after the other in row order; the specification.
-    positions: (rows,) int64, of the query rows.
-    slots: where the rows' own keys and values go: one run, or slot numbers (rows,).
-    share: whether rows of several sequences that read the same keys may be worked on together (chunk-first).
+    parts: what is asked for, in row order; the specification.
+    positions, slots: (rows,), of the query rows, and where their own keys and values go.
+    share: whether rows of several requests that read the same keys may be worked on together (chunk-first).
     work: what backends have made of it, by backend.
     """
 
-    spans: tuple[Span, ...]
-    positions: Tensor
-    slots: Run | Tensor
+    parts: tuple[Part, ...]
+    positions: Table
+    slots: Table
     share: bool = True
-    work: dict[str, Work] = field(default_factory=dict)
+    work: dict[str, Prepared] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        return self.positions.numel()
+        return self.positions.size
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Which rows read which keys together: the work of every backend."""
+        items = [part.items for part in self.parts]
+        return group(items, [part.rows for part in self.parts], self.slots, share=self.share)
 
 
-def build_plan(spans: Sequence[Span], *, share: bool = True) -> Plan:
-    """The plan of spans of new tokens. share: see Plan."""
-    positions = torch.cat([torch.arange(s.start, s.start + s.length) for s in spans])
-    return Plan(tuple(spans), positions, _slots(spans), share)
+def build_plan(parts: Sequence[Part], *, share: bool = True) -> Plan:
+    """The plan of a pass. share: see Plan."""
+    positions = np.concatenate([part.positions for part in parts])
+    return Plan(tuple(parts), positions, np.concatenate([part.slots for part in parts]), share)
 
 
-def advance(plan: Plan, spans: Sequence[Span]) -> Plan:
-    """The plan of the next decode step, by growing the last one's work in place: the grouping stays, lengths grow.
+def advance(plan: Plan, parts: Sequence[Part]) -> Plan:
+    """The plan of the next decode step, by growing the last one in place: the grouping stays, lengths grow.
 
-    plan: of one token a span; not to be used again. spans: the same sequences one token on, each in the slot behind
-    its last one, with that one in its context.
+    plan: of one row a part; not to be used again. parts: the same requests one token on, each in the slot behind its
+    last one.
     """
+    plan.groups.advance()  # first, while they can still be made of the parts before
+    plan.positions += 1
+    plan.slots += 1
     for work in plan.work.values():
         work.advance()
-    slots = Run(plan.slots.first + 1, 1) if isinstance(plan.slots, Run) and plan.rows == 1 else _slots(spans)
-    return Plan(tuple(spans), plan.positions + 1, slots, plan.share, plan.work)
+    plan.parts = tuple(parts)
+    return plan
 
 
-def pieces_at(runs: Sequence[Run], start: int, shift: int = 0) -> tuple[Piece, ...]:
-    """Runs that hold keys encoded at consecutive positions from ``start`` on."""
-    found = []
-    for run in runs:
-        found.append(Piece(run, start, shift))
-        start += run.length
-    return tuple(found)
+def _table(context: Sequence[Item]) -> Table:
+    """Items as columns of a table; an item with slots left out as the ranges between them."""
+    whole = [item for item in context if not item.left_out]
+    rows = [(i.slots.first, i.slots.length, i.position, i.shift, i.masked) for i in whole]
+    tables = [np.array(rows, dtype=np.int64).reshape(-1, 5).T]
+    for item in context:
+        if item.left_out:
+            first = item.slots.first
+            borders = np.concatenate(([first - 1], np.array(item.left_out, dtype=np.int64), [item.slots.end]))
+            starts, lengths = borders[:-1] + 1, np.diff(borders) - 1
+            same = np.ones_like(starts)
+            tables.append(
+                np.stack((starts, lengths, item.position + starts - first, item.shift * same, item.masked * same))
+            )
+    return np.hstack(tables)
 
 
-def extend(context: tuple[Piece, ...], runs: Sequence[Run], start: int) -> tuple[Piece, ...]:
-    """A context with more unshifted keys behind it, as part of its last piece where they carry that on."""
-    for piece in pieces_at(runs, start):
-        last = context[-1] if context else None
-        if last is not None and last.run.end == piece.run.first and last.end == piece.start and last.shift == 0:
-            context = (*context[:-1], Piece(Run(last.run.first, last.run.length + piece.run.length), last.start))
-        else:
-            context = (*context, piece)
-    return context
+def _own_items(positions: Table, slots: Table) -> Table:
+    """The rows' own keys, in stretches of consecutive positions and slots."""
+    first = np.flatnonzero(np.concatenate(([True], (np.diff(positions) != 1) | (np.diff(slots) != 1))))
+    lengths = np.diff(np.append(first, positions.size))
+    return np.stack((slots[first], lengths, positions[first], np.zeros_like(first), np.ones_like(first)))
 
 
-def _slots(spans: Sequence[Span]) -> Run | Tensor:
-    runs = [run for span in spans for run in cut(span.slots, 0, span.length)]
-    if all(left.end == right.first for left, right in pairwise(runs)):
-        return Run(runs[0].first, sum(run.length for run in runs))
-    return torch.cat([torch.arange(run.first, run.end) for run in runs])
+def _settled(items: Table, positions: Table) -> Table:
+    """Items as these rows see them: without keys behind the last row, masked only where that hides some, and joined.
+
+    Neighbours at the same shift become one, so a prompt of many short segments costs what one long segment does.
+    """
+    items = items.copy()
+    seen = items[POSITION] + items[SHIFT]
+    masked = items[MASKED] > 0
+    items[LENGTH] = np.where(masked, np.minimum(items[LENGTH], positions[-1] - seen + 1), items[LENGTH])
+    items[MASKED] = masked & (seen + items[LENGTH] - 1 > positions[0])
+    items = items[:, items[LENGTH] > 0]
+    before, behind = items[:, :-1], items[:, 1:]
+    goes_on = (before[FIRST] + before[LENGTH] == behind[FIRST]) & (
+        before[POSITION] + before[LENGTH] == behind[POSITION]
+    )
+    goes_on &= (before[SHIFT] == behind[SHIFT]) & (before[MASKED] == behind[MASKED])
+    first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    joined = items[:, first]
+    joined[LENGTH] = np.add.reduceat(items[LENGTH], first)
+    return joined

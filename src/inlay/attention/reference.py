@@ -1,54 +1,72 @@
 """Attention in plain fp32 PyTorch, one row at a time: the specification that every backend is tested against.
 
-It reads the plan's spans, not its work items, so that a mistake in the grouping shows.
+It reads the plan's parts, not its groups, so that a mistake in the grouping shows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.plan import Plan, Span, pieces_at
-from inlay.kv.pool import KVPool, cut
+from inlay.attention.plan import Part, Plan
+from inlay.attention.storage import KVStorage, LayerShape
 
 
 class ReferenceBackend:
     """Slow, simple and right."""
 
     name = "reference"
+    device = torch.device("cpu")
+    scratch_bytes = 0
+
+    def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
+        """See Backend.make_pool."""
+        return KVStorage(layers, dtype, slots)
+
+    def prepare(self, plan: Plan) -> None:
+        """See Backend.prepare. Parts are read as they are."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: KVStorage,
+        plan: Plan,
+        layer: int,
+        options: AttentionOptions,
     ) -> Tensor:
         """See Backend.attend."""
         pool.write(layer, plan.slots, key, value)
         rows: list[Tensor] = []
-        for span in plan.spans:
-            for index in range(span.length):
-                rows.append(_attend_row(query[:, len(rows)].float(), span, index, pool, layer, options))
+        for part in plan.parts:
+            for position in part.positions.tolist():
+                rows.append(_attend_row(query[:, len(rows)].float(), part, position, pool, layer, options))
         return torch.stack(rows).to(query.dtype)
 
 
 def _attend_row(
-    query: Tensor, span: Span, index: int, pool: KVPool, layer: int, options: AttentionOptions
+    query: Tensor, part: Part, position: int, pool: KVStorage, layer: int, options: AttentionOptions
 ) -> Tensor:  # (heads, head_dim)
-    own = pieces_at(cut(span.slots, 0, index + 1), span.start)
-    position = span.start + index
     scores, values = [], []
-    for piece in (*span.context, *own):
-        slots = slice(piece.run.first, piece.run.end)
+    for first, length, start, shift, masked in part.items.T.tolist():
+        seen_at = torch.arange(start, start + length) + shift
+        visible = seen_at <= position if masked else torch.ones(length, dtype=torch.bool)
+        if options.window is not None:
+            visible &= position - seen_at < options.window
+        slots = torch.arange(first, first + length)[visible]
+        distance = position - seen_at[visible]
         repeat = query.shape[0] // pool.keys[layer].shape[0]
         keys = pool.keys[layer][:, slots].float().repeat_interleave(repeat, 0)  # (heads, keys, head_dim)
         values.append(pool.values[layer][:, slots].float().repeat_interleave(repeat, 0))
-        score = torch.einsum("hd,hkd->hk", _turned(query, piece.shift, options), keys) * options.scale
+        score = torch.einsum("hd,hkd->hk", _turned(query, shift, options), keys) * options.scale
         if options.softcap is not None:
             score = options.softcap * torch.tanh(score / options.softcap)
-        distance = position - (torch.arange(piece.start, piece.end) + piece.shift)
         if options.slopes is not None:
             score = score - options.slopes.float()[:, None] * distance
-        if options.window is not None:
-            score = score.masked_fill(distance >= options.window, -torch.inf)
         scores.append(score)
     joined = torch.cat(scores, 1)
     if options.sinks is not None:

@@ -2,125 +2,129 @@
 
 For installs without the compiled kernel (cpu.py).
 
-Pass 1 turns a block's queries, once for every shift that its work items ask for.
-Pass 2 runs the kernel on every work item: the keys are read in the pool, where they lie.
-Pass 3 merges the block's partial results through their log-sum-exp, in fp32.
+Pass 1 turns a group's queries, once for every shift that its keys are read at.
+Pass 2 runs the kernel on every stretch of keys: they are read in the pool, where they lie.
+Pass 3 merges partial results through their log-sum-exp, in fp32.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.blocks import Block, Blocks, WorkItem
+from inlay.attention.grouping import FIRST, MASKED, SHIFT, Table
 from inlay.attention.plan import Plan
-from inlay.kv.pool import KVPool
+from inlay.attention.storage import KVStorage, LayerShape
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The part of a work item that its rows see.
+    """Some rows of a group against keys side by side in the pool.
 
+    rows: among those of the pass: a slice where they are neighbours, else their numbers.
     causal: row i sees the first i + 1 keys; only where there is no mask.
     mask: (rows, keys) bool, True where a row sees a key; None where all rows see all, or the causal rule says it.
     distance: (rows, keys) int64, how far behind a row's position a key stands; only for ALiBi.
     """
 
+    rows: slice | Tensor
+    shift: int
     slots: slice
     causal: bool
-    mask: Tensor | None
+    mask: Tensor | None = None
     distance: Tensor | None = None
 
 
+@dataclass(slots=True)
+class _Work:
+    """A plan's views for every kind of layer, made when the first layer of a kind asks."""
+
+    views: dict[tuple[object, ...], list[_View]] = field(default_factory=dict)
+
+    def advance(self) -> None:
+        """See Prepared.advance."""
+        self.views.clear()
+
+
 class TorchBackend:
-    """PyTorch's flash attention, a call per work item."""
+    """PyTorch's flash attention, a call per stretch of keys."""
 
     name = "torch"
+    device = torch.device("cpu")
+    scratch_bytes = 0  # partial results of a stretch at a time, among the pass's other tensors
+
+    def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
+        """See Backend.make_pool."""
+        return KVStorage(layers, dtype, slots)
+
+    def prepare(self, plan: Plan) -> None:
+        """See Backend.prepare."""
+        plan.work.setdefault(self.name, _Work())
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pool: KVStorage,
+        plan: Plan,
+        layer: int,
+        options: AttentionOptions,
     ) -> Tensor:
         """See Backend.attend."""
         pool.write(layer, plan.slots, key, value)
-        output, lse = _attend_blocks(query, pool, plan, layer, options)
+        self.prepare(plan)
+        output, lse = _attend(query, pool, _views(plan, options), layer, options)
         if options.sinks is not None:
             total = torch.logaddexp(lse, options.sinks.float()[:, None])
             output = output * torch.exp(lse - total).unsqueeze(-1)
         return output.transpose(0, 1).to(query.dtype)
 
 
-def _attend_blocks(
-    query: Tensor, pool: KVPool, plan: Plan, layer: int, options: AttentionOptions
+def _attend(
+    query: Tensor, pool: KVStorage, views: list[_View], layer: int, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:  # (heads, rows, head_dim), (heads, rows) fp32, natural log
-    if TorchBackend.name not in plan.work:
-        plan.work[TorchBackend.name] = Blocks(plan)
-    blocks = cast(Blocks, plan.work[TorchBackend.name]).blocks
-    if len(blocks) == 1:
-        return _attend_block(query, pool, plan, blocks[0], layer, options)
+    partial = _flash_partial if options.softcap is None and options.slopes is None else _plain_partial
     heads, rows, head_dim = query.shape
     output = torch.zeros(heads, rows, head_dim)
     lse = torch.full((heads, rows), -torch.inf)
-    for block in blocks:
-        part, part_lse = _attend_block(query[:, block.rows], pool, plan, block, layer, options)
-        before = lse[:, block.rows]
-        total = _finite(torch.logaddexp(before, part_lse))
-        old, new = torch.exp(before - total).unsqueeze(-1), torch.exp(part_lse - total).unsqueeze(-1)
-        output[:, block.rows] = output[:, block.rows] * old + part * new
-        lse[:, block.rows] = torch.logaddexp(before, part_lse)
+    turned, whose, shift = query, cast("slice | Tensor", slice(0, rows)), 0
+    for view in views:
+        if view.shift != shift or not _are_same(view.rows, whose):
+            turned, whose, shift = _turn(query[:, view.rows], view.shift, options), view.rows, view.shift
+        keys, values = pool.keys[layer][:, view.slots], pool.values[layer][:, view.slots]
+        part, part_lse = partial(turned, keys, values, view, options)
+        if len(views) == 1 and part.shape == query.shape:
+            return part, part_lse
+        _merge(output, lse, view.rows, part, part_lse)
     return output, lse
 
 
-def _attend_block(
-    query: Tensor, pool: KVPool, plan: Plan, block: Block, layer: int, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:
-    turned = _turn(query, block, options)
-    partial = _flash_partial if options.softcap is None and options.slopes is None else _plain_partial
-    parts = []
-    for item in block.items:
-        view = _view(plan, block, item, options)
-        if view is not None:
-            keys, values = pool.keys[layer][:, view.slots], pool.values[layer][:, view.slots]
-            parts.append(partial(turned[item.shift], keys, values, view, options))
-    if not parts:  # every key lies outside the window
-        return torch.zeros(query.shape), torch.full(query.shape[:2], -torch.inf)
-    if len(parts) == 1:
-        return parts[0]
-    return _merge(parts)
+def _merge(output: Tensor, lse: Tensor, rows: slice | Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Add a partial result of some rows to what these rows have so far, in fp32."""
+    before = lse[:, rows]
+    total = torch.logaddexp(before, part_lse)
+    finite = _finite(total)
+    old, new = torch.exp(before - finite).unsqueeze(-1), torch.exp(part_lse - finite).unsqueeze(-1)
+    output[:, rows] = output[:, rows] * old + part * new
+    lse[:, rows] = total
 
 
-def _merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Partial results of the same rows as one, in fp32."""
-    lses = torch.stack([lse for _, lse in parts])  # (items, heads, rows)
-    highest = _finite(lses.amax(0))
-    weights = (lses - highest).exp_()
-    sums = weights.sum(0)
-    weights = (weights / sums.clamp_min(torch.finfo(torch.float32).tiny)).unsqueeze(-1)
-    # One after the other: a stack of all outputs is large enough for the allocator to fetch fresh pages every time.
-    output = parts[0][0] * weights[0]
-    for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
-        output.addcmul_(part.float(), weight)
-    return output, highest + sums.log()
-
-
-def _turn(query: Tensor, block: Block, options: AttentionOptions) -> dict[int, Tensor]:
-    """The block's queries as each shift sees them, by shift."""
-    shifts = sorted({item.shift for item in block.items} - {0})
-    turned = {0: query}
-    if shifts:
-        assert options.rotary is not None, "a shift needs rotary positions"
-        memo = ("angles", id(options.rotary))
-        if memo not in block.memo:
-            block.memo[memo] = options.rotary.angles(shifts)
-        cos, sin = cast(tuple[Tensor, Tensor], block.memo[memo])
-        stacked = options.rotary.turn(query, cos[:, None, None], sin[:, None, None]).to(query.dtype)
-        turned.update(zip(shifts, stacked, strict=True))
-    return turned
+def _turn(query: Tensor, shift: int, options: AttentionOptions) -> Tensor:
+    """Queries as a shift sees them."""
+    if shift == 0:
+        return query
+    assert options.rotary is not None, "a shift needs rotary positions"
+    cos, sin = options.rotary.angles([shift])
+    return options.rotary.turn(query, cos, sin).to(query.dtype)
 
 
 def _flash_partial(
@@ -162,31 +166,95 @@ def _plain_partial(
     return output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)
 
 
-def _view(plan: Plan, block: Block, item: WorkItem, options: AttentionOptions) -> _View | None:
-    """What of an item the block's rows see; None for nothing. Worked out once a pass for each kind of layer."""
+def _views(plan: Plan, options: AttentionOptions) -> list[_View]:
+    """A plan's views as a kind of layer needs them; worked out once a pass."""
+    made = cast(_Work, plan.work[TorchBackend.name]).views
+    kind = (options.window, options.slopes is not None)
+    if kind not in made:
+        made[kind] = [view for rows, run in _runs(plan) for view in _views_of(plan, rows, run, options)]
+    return made[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Keys side by side in the pool that a group reads at one shift. positions: as the rows see them, (keys,)."""
+
+    first: int
+    shift: int
+    masked: bool
+    positions: Table
+
+
+def _runs(plan: Plan) -> Iterator[tuple[Table, _Run]]:
+    """Every group's rows with each run that they read; stretches that lie side by side are one, whatever positions."""
+    groups = plan.groups
+    for number in range(len(groups)):
+        rows = groups.rows[groups.row_first[number] : groups.row_first[number + 1]]
+        table = groups.stretches[:, groups.stretch_first[number] : groups.stretch_first[number + 1]]
+        table = table[:, np.lexsort((table[FIRST], table[MASKED], table[SHIFT]))]
+        first, shift, masked, positions = -1, 0, 0, list[Table]()
+        for slot, length, position, at_shift, is_masked in table.T.tolist():
+            seen_at = np.arange(position, position + length) + at_shift
+            end = first + sum(each.size for each in positions)
+            if positions and not masked and (end, shift, masked) == (slot, at_shift, is_masked):
+                positions.append(seen_at)
+                continue
+            if positions:
+                yield rows, _Run(first, shift, bool(masked), np.concatenate(positions))
+            first, shift, masked, positions = slot, at_shift, is_masked, [seen_at]
+        yield rows, _Run(first, shift, bool(masked), np.concatenate(positions))
+
+
+def _views_of(plan: Plan, rows: Table, run: _Run, options: AttentionOptions) -> Iterator[_View]:
+    """A run against a group's rows: apart those that see all of it, those on the diagonal, and those under a mask."""
+    at = plan.positions[rows]
+    if not run.masked:
+        yield from _seen(at, rows, run, False, options)
+    elif (np.diff(at) > 0).all():
+        begin = int(np.searchsorted(at, run.positions[0]))
+        middle = begin + run.positions.size
+        causal = np.array_equal(at[begin:middle], run.positions)
+        if not causal:
+            middle = int(np.searchsorted(at, run.positions[-1]))
+        yield from _seen(at[begin:middle], rows[begin:middle], run, True, options, causal=causal)
+        yield from _seen(at[middle:], rows[middle:], run, False, options)
+    else:
+        yield from _seen(at, rows, run, True, options)
+
+
+def _seen(
+    at: Table, rows: Table, run: _Run, masked: bool, options: AttentionOptions, *, causal: bool = False
+) -> Iterator[_View]:
+    """The view of these rows at these positions; none where they see nothing."""
     biased = options.slopes is not None
-    if options.window is None and not biased:
-        return _View(slice(item.first, item.first + item.length), item.causal, None)
-    memo = (options.window, biased, id(item))
-    if memo not in block.memo:
-        distance = plan.positions[block.rows][:, None] - item.key_positions()[None]
-        block.memo[memo] = _seen(distance, item, options.window, biased)
-    return cast("_View | None", block.memo[memo])
-
-
-def _seen(distance: Tensor, item: WorkItem, window: int | None, biased: bool) -> _View | None:
-    seen = distance < (torch.iinfo(torch.int64).max if window is None else window)
-    if bool(seen.all()):
-        every = slice(item.first, item.first + item.length)
-        return _View(every, item.causal, None, distance if biased else None)
-    if item.causal:
+    if not rows.size:
+        return
+    index, whole = _index(rows), slice(run.first, run.first + run.positions.size)
+    if options.window is None and not biased and (causal or not masked):
+        yield _View(index, run.shift, whole, causal)
+        return
+    distance = torch.from_numpy(at)[:, None] - torch.from_numpy(run.positions)[None]
+    seen = distance < (torch.iinfo(torch.int64).max if options.window is None else options.window)
+    if bool(seen.all()) and (causal or not masked):
+        yield _View(index, run.shift, whole, causal, None, distance if biased else None)
+        return
+    if masked:
         seen &= distance >= 0
     columns = seen.any(0).nonzero()
-    if columns.numel() == 0:
-        return None
-    first, last = int(columns[0]), int(columns[-1]) + 1
-    kept = slice(item.first + first, item.first + last)
-    return _View(kept, False, seen[:, first:last], distance[:, first:last] if biased else None)
+    if columns.numel():
+        first, last = int(columns[0]), int(columns[-1]) + 1
+        slots = slice(run.first + first, run.first + last)
+        yield _View(index, run.shift, slots, False, seen[:, first:last], distance[:, first:last] if biased else None)
+
+
+def _are_same(one: slice | Tensor, other: slice | Tensor) -> bool:
+    return one == other if isinstance(one, slice) and isinstance(other, slice) else one is other
+
+
+def _index(rows: Table) -> slice | Tensor:
+    if rows[-1] - rows[0] == rows.size - 1 and (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return torch.from_numpy(rows)
 
 
 def _finite(lse: Tensor) -> Tensor:

@@ -19,6 +19,16 @@ constexpr double kNarrowKey = 24, kFixed = 300;
 
 }  // namespace
 
+size_t Workspace::bytes() const {
+  size_t total = partials_.bytes();
+  for (const auto& thread : threads_) total += thread->bytes();
+  return total;
+}
+
+void Workspace::reserve(int threads) {
+  while (static_cast<int>(threads_.size()) < threads) threads_.push_back(std::make_unique<Scratch>());
+}
+
 Attention::Attention(Plan plan, const Variant& variant, int threads)
     : plan_(std::move(plan)), variant_(variant), threads_(std::max(1, threads)) {
   for (const Block& block : plan_.blocks())
@@ -26,37 +36,41 @@ Attention::Attention(Plan plan, const Variant& variant, int threads)
       if (stretch.shift != 0) shifts_.push_back(stretch.shift);
   std::sort(shifts_.begin(), shifts_.end());
   shifts_.erase(std::unique(shifts_.begin(), shifts_.end()), shifts_.end());
-  for (int i = 0; i < threads_; ++i) scratch_.push_back(std::make_unique<Scratch>());
 }
 
-void Attention::attend(const Call& call) {
+void Attention::attend(const Call& call, Workspace& workspace) {
   check(call);
-  share_out(call);
+  share_out(call, workspace.most_partials());
   find_turns(call);
+  workspace.reserve(threads_);
   const size_t floats = static_cast<size_t>(partial_lanes_) * (call.head_dim + 1);
-  float* memory = reinterpret_cast<float*>(partials_.take(floats * sizeof(float) + 64));
+  float* memory = reinterpret_cast<float*>(workspace.partials().take(floats * sizeof(float) + 64));
   const Partials partials{memory, memory + static_cast<size_t>(partial_lanes_) * call.head_dim};
   const Turns turns{shifts_.data(), static_cast<int>(shifts_.size()), cos_.data(), sin_.data(),
                     call.options.rotated / 2};
   const auto rows = static_cast<int64_t>(plan_.positions().size());
-  std::atomic<size_t> next_task{0};
-  std::atomic<int64_t> next_merge{0};
-  const auto merges = static_cast<int64_t>(merges_.size()) * call.kv_heads;
+  struct Next { std::atomic<size_t> task{0}; std::atomic<int64_t> merge{0}; };
+  std::vector<Next> next(slices_.size());
   std::atomic<bool> out_of_memory{false};
   run_parallel(threads_, [&](Team& team, int thread) {
     write(call, rows * thread / team.threads(), rows * (thread + 1) / team.threads());
-    team.barrier();
-    try {
-      for (size_t t; (t = next_task.fetch_add(1, std::memory_order_relaxed)) < tasks_.size();)
-        variant_.run(call, plan_, turns, tasks_[t], narrow_[tasks_[t].block], partials, *scratch_[thread]);
-    } catch (const std::bad_alloc&) {
-      out_of_memory = true;
-    }
-    team.barrier();
-    constexpr int64_t kAtOnce = 16;
     std::vector<int64_t> lanes;
-    for (int64_t m; (m = next_merge.fetch_add(kAtOnce, std::memory_order_relaxed)) < merges;)
-      for (int64_t item = m; item < std::min(m + kAtOnce, merges); ++item) merge(call, partials, item, lanes);
+    for (size_t s = 0; s < slices_.size(); ++s) {
+      const Slice& slice = slices_[s];
+      team.barrier();
+      try {
+        for (size_t t; (t = slice.task_begin + next[s].task.fetch_add(1, std::memory_order_relaxed)) < slice.task_end;)
+          variant_.run(call, plan_, turns, tasks_[t], cuts_[tasks_[t].block].narrow, partials,
+                       workspace.of_thread(thread));
+      } catch (const std::bad_alloc&) {
+        out_of_memory = true;
+      }
+      team.barrier();
+      constexpr int64_t kAtOnce = 16;
+      const auto merges = static_cast<int64_t>(slice.merge_end - slice.merge_begin) * (slice.head_end - slice.head_begin);
+      for (int64_t m; (m = next[s].merge.fetch_add(kAtOnce, std::memory_order_relaxed)) < merges;)
+        for (int64_t item = m; item < std::min(m + kAtOnce, merges); ++item) merge(call, partials, slice, item, lanes);
+    }
   });
   if (out_of_memory) throw std::bad_alloc();
 }
@@ -71,38 +85,32 @@ void Attention::check(const Call& call) const {
     throw std::invalid_argument("a shift needs rotary positions");
 }
 
-// Turns the plan's blocks into tasks. Done once for all layers of a shape, and again after each advance.
-void Attention::share_out(const Call& call) {
-  const Shape shape{plan_.version(), call.heads, call.kv_heads, call.head_dim, call.slots};
-  if (shape == shape_) return;
+void Attention::check_slots(const Call& call) const {
   for (const Block& block : plan_.blocks())
     for (const Stretch& stretch : block.stretches)
       if (stretch.slot < 0 || stretch.slot + stretch.length > call.slots)
         throw std::invalid_argument("a plan reads slots that the pool does not have");
   for (int64_t slot : plan_.slots())
     if (slot < 0 || slot >= call.slots) throw std::invalid_argument("a plan writes slots that the pool does not have");
-  const auto blocks = static_cast<int32_t>(plan_.blocks().size());
-  tasks_.clear();
-  costs_.clear();
-  partial_.assign(blocks, -1);
-  splits_.assign(blocks, 1);
-  narrow_.resize(blocks);
-  partial_lanes_ = 0;
+}
+
+// Turns the plan's blocks into tasks. Done once for all layers of a shape, and again after each advance.
+void Attention::share_out(const Call& call, int64_t most_partials) {
+  const Shape shape{plan_.version(), call.heads, call.kv_heads, call.head_dim, call.slots, most_partials};
+  if (shape == shape_) return;
+  check_slots(call);
   double total = 0;
-  for (int32_t b = 0; b < blocks; ++b) {
-    const Block& block = plan_.blocks()[b];
-    narrow_[b] = is_narrow(block, call);
-    total += cost_of(block, narrow_[b], static_cast<int64_t>(block.rows.size()) * call.group(), block.keys()) * call.kv_heads;
-  }
+  for (const Block& block : plan_.blocks())
+    total += cost_of(is_narrow(block, call), static_cast<int64_t>(block.rows.size()) * call.group(), block.usual_keys()) * call.kv_heads;
   const double most = threads_ == 1 ? total : total / (threads_ * kTasksPerThread);
-  for (int32_t b = 0; b < blocks; ++b) cut_block(call, b, most);
-  std::vector<size_t> order(tasks_.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs_[a] > costs_[b]; });
-  std::vector<Task> sorted;
-  for (size_t i : order) sorted.push_back(tasks_[i]);
-  tasks_.swap(sorted);
-  collect_merges(call);
+  cuts_.clear();
+  for (const Block& block : plan_.blocks()) cuts_.push_back(cut_of(call, block, most));
+  tasks_.clear();
+  merges_.clear();
+  parts_.clear();
+  partial_lanes_ = 0;
+  slices_ = slices_of(call, most_partials);
+  for (Slice& slice : slices_) fill_slice(call, slice);
   shape_ = shape;  // last: after bad_alloc nothing here is believed
 }
 
@@ -111,63 +119,126 @@ bool Attention::is_narrow(const Block& block, const Call& call) const {
   return lanes <= variant_.narrow_lanes && call.head_dim % 16 == 0;
 }
 
-double Attention::cost_of(const Block& block, bool narrow, int64_t lanes, int64_t keys) const {
-  if (narrow) return kFixed + static_cast<double>(keys) * std::max<double>(kNarrowKey, 4.0 * lanes);
+double Attention::cost_of(bool narrow, int64_t lanes, double keys) const {
+  if (narrow) return kFixed + keys * std::max<double>(kNarrowKey, 4.0 * lanes);
   const int64_t tile = variant_.wide_lanes;
-  const bool causal = !block.stretches.empty() && block.stretches.back().causal;
   const int64_t filled = lanes <= tile / 2 ? tile / 2 : (lanes + tile - 1) / tile * tile;
-  return kFixed * filled / 4 + static_cast<double>(filled) * static_cast<double>(keys) * (causal ? 0.6 : 1.0);
+  return kFixed * filled / 4 + static_cast<double>(filled) * keys;
 }
 
-// One block's tasks: lanes in shares of a few tiles, and keys in splits where there would be too few tasks.
-void Attention::cut_block(const Call& call, int32_t number, double most) {
-  const Block& block = plan_.blocks()[number];
+// Lanes in shares of a few tiles, and keys in splits where there would be too few tasks.
+Attention::Cut Attention::cut_of(const Call& call, const Block& block, double most) const {
   const int64_t lanes = static_cast<int64_t>(block.rows.size()) * call.group(), keys = block.keys();
-  int64_t share = narrow_[number] ? lanes : static_cast<int64_t>(variant_.wide_lanes) * variant_.tiles;
-  while (!narrow_[number] && share > variant_.wide_lanes && cost_of(block, narrow_[number], std::min(share, lanes), keys) > most)
-    share /= 2;
-  const double cost = cost_of(block, narrow_[number], std::min(share, lanes), keys);
-  int64_t splits = 1;
-  if (cost > most) splits = std::min<int64_t>(static_cast<int64_t>(std::ceil(cost / most)), keys / kShortestSplit);
-  splits = std::max<int64_t>(splits, 1);
-  splits_[number] = static_cast<int32_t>(splits);
-  const bool direct = block.alone && splits == 1;
-  if (!direct) {
-    partial_[number] = partial_lanes_;
-    partial_lanes_ += lanes * splits * call.kv_heads;
+  const double usual = block.usual_keys();
+  Cut cut{is_narrow(block, call), false, lanes, 1, 0};
+  if (!cut.narrow) cut.share = static_cast<int64_t>(variant_.wide_lanes) * variant_.tiles;
+  while (!cut.narrow && cut.share > variant_.wide_lanes && cost_of(false, std::min(cut.share, lanes), usual) > most)
+    cut.share /= 2;
+  cut.cost = cost_of(cut.narrow, std::min(cut.share, lanes), usual);
+  if (cut.cost > most) cut.splits = std::min<int64_t>(static_cast<int64_t>(std::ceil(cut.cost / most)), keys / kShortestSplit);
+  cut.splits = std::max<int64_t>(cut.splits, 1);
+  cut.cost /= static_cast<double>(cut.splits);
+  cut.direct = block.alone && cut.splits == 1;
+  return cut;
+}
+
+// All heads and rows at once where their partial results fit; else a few heads, else one head and some of the rows.
+std::vector<Attention::Slice> Attention::slices_of(const Call& call, int64_t most_partials) const {
+  const auto rows = static_cast<int32_t>(plan_.positions().size());
+  const auto& member = plan_.membership();
+  std::vector<int64_t> lanes(rows, 0);  // of a row's partial results in one KV head
+  int64_t all = 0;
+  for (int32_t row = 0; row < rows; ++row) {
+    for (int32_t m = member.first[row]; m < member.first[row + 1]; ++m)
+      if (!cuts_[member.block[m]].direct) lanes[row] += cuts_[member.block[m]].splits * call.group();
+    all += lanes[row];
   }
-  for (int head = 0; head < call.kv_heads; ++head)
-    for (int64_t split = 0; split < splits; ++split)
-      for (int64_t lane = 0; lane < lanes; lane += share) {
-        const int64_t at = direct ? -1 : partial_[number] + (head * splits + split) * lanes + lane;
-        tasks_.push_back({number, head, static_cast<int32_t>(lane), static_cast<int32_t>(std::min(lanes, lane + share)),
-                          static_cast<int32_t>(keys * split / splits), static_cast<int32_t>(keys * (split + 1) / splits),
-                          at});
-        costs_.push_back(cost / splits);
+  const int64_t room = std::max<int64_t>(1, most_partials / ((call.head_dim + 1) * static_cast<int64_t>(sizeof(float))));
+  const auto heads = static_cast<int>(std::clamp<int64_t>(all ? room / all : call.kv_heads, 1, call.kv_heads));
+  std::vector<int32_t> borders{0};
+  int64_t held = 0;
+  for (int32_t row = 0; row < rows; ++row) {
+    if (heads == 1 && held && held + lanes[row] > room) {
+      borders.push_back(row);
+      held = 0;
+    }
+    held += lanes[row];
+  }
+  borders.push_back(rows);
+  std::vector<Slice> found;
+  for (int head = 0; head < call.kv_heads; head += heads)
+    for (size_t b = 0; b + 1 < borders.size(); ++b)
+      found.push_back({head, std::min(head + heads, call.kv_heads), borders[b], borders[b + 1], 0, 0, 0, 0});
+  return found;
+}
+
+void Attention::fill_slice(const Call& call, Slice& slice) {
+  slice.task_begin = tasks_.size();
+  slice.merge_begin = merges_.size();
+  const size_t blocks = cuts_.size();
+  partial_.assign(blocks, 0);
+  place_.resize(blocks);
+  places_.resize(blocks);
+  int64_t taken = 0;
+  for (size_t b = 0; b < blocks; ++b) {
+    const auto& rows = plan_.blocks()[b].rows;
+    const auto begin = std::lower_bound(rows.begin(), rows.end(), slice.row_begin);
+    const auto end = std::lower_bound(begin, rows.end(), slice.row_end);
+    place_[b] = begin - rows.begin();
+    places_[b] = end - begin;
+    if (begin == end) continue;
+    partial_[b] = taken;
+    if (!cuts_[b].direct) taken += places_[b] * call.group() * cuts_[b].splits * (slice.head_end - slice.head_begin);
+    add_tasks(call, slice, static_cast<int32_t>(b));
+  }
+  partial_lanes_ = std::max(partial_lanes_, taken);
+  sort_tasks(slice.task_begin);
+  add_merges(call, slice);
+  slice.task_end = tasks_.size();
+  slice.merge_end = merges_.size();
+}
+
+// The tasks of one block in the current slice.
+void Attention::add_tasks(const Call& call, const Slice& slice, int32_t number) {
+  const Block& block = plan_.blocks()[number];
+  const Cut& cut = cuts_[number];
+  const int64_t keys = block.keys(), begin = place_[number] * call.group(), lanes = places_[number] * call.group();
+  for (int head = slice.head_begin; head < slice.head_end; ++head)  // one head's keys stay near
+    for (int64_t split = 0; split < cut.splits; ++split)
+      for (int64_t lane = 0; lane < lanes; lane += cut.share) {
+        const int64_t end = std::min(lanes, lane + cut.share);
+        const int64_t at = partial_[number] + ((head - slice.head_begin) * cut.splits + split) * lanes + lane;
+        tasks_.push_back({number, head, static_cast<int32_t>(begin + lane), static_cast<int32_t>(begin + end),
+                          static_cast<int32_t>(keys * split / cut.splits),
+                          static_cast<int32_t>(keys * (split + 1) / cut.splits), cut.direct ? -1 : at});
       }
 }
 
-// Which partial results make up each row.
-void Attention::collect_merges(const Call& call) {
-  merges_.clear();
-  parts_.clear();
+// The largest tasks first.
+void Attention::sort_tasks(size_t begin) {
+  std::stable_sort(tasks_.begin() + static_cast<std::ptrdiff_t>(begin), tasks_.end(),
+                   [&](const Task& a, const Task& b) { return cuts_[a.block].cost > cuts_[b.block].cost; });
+}
+
+// Which partial results of the current slice make up each of its rows.
+void Attention::add_merges(const Call& call, const Slice& slice) {
   const auto& member = plan_.membership();
-  for (size_t row = 0; row < plan_.positions().size(); ++row) {
+  for (int32_t row = slice.row_begin; row < slice.row_end; ++row) {
     const auto first = static_cast<int32_t>(parts_.size());
     for (int32_t m = member.first[row]; m < member.first[row + 1]; ++m) {
       const int32_t block = member.block[m];
-      if (partial_[block] < 0) continue;
-      const auto lanes = static_cast<int64_t>(plan_.blocks()[block].rows.size()) * call.group();
-      for (int64_t split = 0; split < splits_[block]; ++split)
-        parts_.push_back({partial_[block] + split * lanes + static_cast<int64_t>(member.place[m]) * call.group(),
-                          splits_[block] * lanes});
+      if (cuts_[block].direct) continue;
+      const int64_t lanes = places_[block] * call.group(), splits = cuts_[block].splits;
+      for (int64_t split = 0; split < splits; ++split)
+        parts_.push_back({partial_[block] + split * lanes + (member.place[m] - place_[block]) * call.group(),
+                          splits * lanes});
     }
     const auto count = static_cast<int32_t>(parts_.size()) - first;
-    if (count > 0) merges_.push_back({static_cast<int32_t>(row), first, count});
+    if (count > 0) merges_.push_back({row, first, count});
   }
 }
 
-// Cosines and sines of every shift, in double, as models/rope.py has them.
+// Cosines and sines of every shift, in double, as attention/rope.py has them.
 void Attention::find_turns(const Call& call) {
   const Options& options = call.options;
   if (shifts_.empty()) return;
@@ -206,13 +277,15 @@ void Attention::write(const Call& call, int64_t first, int64_t last) const {
     }
 }
 
-void Attention::merge(const Call& call, const Partials& partials, int64_t item, std::vector<int64_t>& lanes) const {
-  const Merge& merge = merges_[item / call.kv_heads];
-  const auto head = static_cast<int32_t>(item % call.kv_heads);
+void Attention::merge(const Call& call, const Partials& partials, const Slice& slice, int64_t item,
+                      std::vector<int64_t>& lanes) const {
+  const int heads = slice.head_end - slice.head_begin;
+  const Merge& merge = merges_[slice.merge_begin + item / heads];
+  const auto head = static_cast<int32_t>(item % heads);
   lanes.clear();
   for (int32_t p = merge.first; p < merge.first + merge.count; ++p)
     lanes.push_back(parts_[p].at + head * parts_[p].head_step);
-  variant_.merge(call, merge.row, head, lanes.data(), merge.count, partials);
+  variant_.merge(call, merge.row, slice.head_begin + head, lanes.data(), merge.count, partials);
 }
 
 }  // namespace inlay

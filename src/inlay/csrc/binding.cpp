@@ -16,17 +16,16 @@ using namespace inlay;
 
 namespace {
 
+using Column = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-template <class T>
-std::vector<T> rows_of(const Table& table) {
-  if (table.shape(1) * sizeof(int64_t) != sizeof(T)) throw std::invalid_argument("a table of a plan has the wrong width");
-  const T* first = reinterpret_cast<const T*>(table.data());
-  return std::vector<T>(first, first + table.shape(0));
-}
+Tables::Column column_of(const Column& column) { return {column.data(), static_cast<int64_t>(column.shape(0))}; }
 
-Plan plan_of(const Table& spans, const Table& pieces, const Table& own, bool share) {
-  return Plan(rows_of<SpanIn>(spans), rows_of<PieceIn>(pieces), rows_of<RunIn>(own), share);
+Plan plan_of(const Column& positions, const Column& slots, const Column& rows, const Column& row_first,
+             const Table& stretches, const Column& stretch_first, const Column& growing) {
+  if (stretches.shape(0) != 5) throw std::invalid_argument("the stretches of a plan are a table of 5 rows");
+  return Plan({column_of(positions), column_of(slots), column_of(rows), column_of(row_first), stretches.data(),
+               static_cast<int64_t>(stretches.shape(1)), column_of(stretch_first), column_of(growing)});
 }
 
 std::vector<std::string> instruction_sets() {
@@ -35,13 +34,13 @@ std::vector<std::string> instruction_sets() {
   return std::vector<std::string>(names, names + count);
 }
 
-// (rows, [(slot, length, position as encoded, shift, causal), …]) of every block.
+// (rows, [(slot, length, position as encoded, shift, masked), …]) of every block.
 nb::list described(const Attention& attention) {
   nb::list blocks;
   for (const Block& block : attention.plan().blocks()) {
     nb::list stretches;
     for (const Stretch& s : block.stretches)
-      stretches.append(nb::make_tuple(s.slot, s.length, s.position, s.shift, s.causal));
+      stretches.append(nb::make_tuple(s.slot, s.length, s.position, s.shift, s.masked));
     blocks.append(nb::make_tuple(block.rows, stretches));
   }
   return blocks;
@@ -73,23 +72,30 @@ NB_MODULE(_kernel, m) {
            nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks"), nb::arg("slopes"),
            nb::arg("frequencies"), nb::arg("rotated"), nb::arg("interleaved"));
 
+  nb::class_<Workspace>(m, "Workspace", "Memory that calls work in, one after the other.")
+      .def(nb::init<int64_t>(), nb::arg("most_partials"))
+      .def_prop_ro("bytes", &Workspace::bytes);
+
   nb::class_<Attention>(m, "Attention", "A plan as the kernel's work.")
       .def("__init__",
-           [](Attention* self, const Table& spans, const Table& pieces, const Table& own, bool share,
+           [](Attention* self, const Column& positions, const Column& slots, const Column& rows,
+              const Column& row_first, const Table& stretches, const Column& stretch_first, const Column& growing,
               const std::string& instruction_set, int threads) {
              const Variant& variant = variant_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
-             new (self) Attention(plan_of(spans, pieces, own, share), variant, threads);
+             new (self) Attention(plan_of(positions, slots, rows, row_first, stretches, stretch_first, growing),
+                                  variant, threads);
            },
-           nb::arg("spans"), nb::arg("pieces"), nb::arg("own"), nb::arg("share"), nb::arg("instruction_set"),
-           nb::arg("threads"))
+           nb::arg("positions"), nb::arg("slots"), nb::arg("rows"), nb::arg("row_first"), nb::arg("stretches"),
+           nb::arg("stretch_first"), nb::arg("growing"), nb::arg("instruction_set"), nb::arg("threads"))
       .def("attend",
-           [](Attention& self, const Heads& query, const Heads& key, const Heads& value, const Heads& pool_keys,
-              const Heads& pool_values, const Heads& output, int heads, int kv_heads, int head_dim, int64_t slots,
-              const Options& options) {
+           [](Attention& self, Workspace& workspace, const Heads& query, const Heads& key, const Heads& value,
+              const Heads& pool_keys, const Heads& pool_values, const Heads& output, int heads, int kv_heads,
+              int head_dim, int64_t slots, const Options& options) {
              nb::gil_scoped_release released;
-             self.attend({query, key, value, pool_keys, pool_values, output, heads, kv_heads, head_dim, slots, options});
+             self.attend({query, key, value, pool_keys, pool_values, output, heads, kv_heads, head_dim, slots, options},
+                         workspace);
            })
-      .def("advance", &Attention::advance, "One token further on, for plans of one row a span.")
+      .def("advance", &Attention::advance, "One token further on, where every row decodes.")
       .def_prop_ro("rows", [](const Attention& self) { return self.plan().positions().size(); })
       .def("blocks", &described);
 

@@ -46,6 +46,7 @@ class Scratch {
   ~Scratch();
   // At least that many bytes, aligned to a cache line; the contents of before are lost.
   char* take(size_t bytes);
+  size_t bytes() const { return size_; }
 
  private:
   char* data_ = nullptr;

@@ -1,8 +1,4 @@
-// Which query rows read which stored keys: the plan of attention/plan.py, grouped for the kernel.
-//
-// Rows of several sequences that read the same slots at the same shift stand in one block (the chunk-first phase of
-// ChunkAttention, arXiv 2402.15220, section 3.3, for sharing sets that need not be prefixes); a block of one
-// sequence's rows is sequence-first work. What the rows of a block read is a list of stretches.
+// Which query rows read which stored keys: the grouped tables of attention/grouping.py, checked.
 #pragma once
 
 #include <cstdint>
@@ -16,36 +12,42 @@ struct Stretch {
   int32_t length;
   int32_t position;  // of the first key, as encoded
   int32_t shift;     // how far behind that it is read
-  bool causal;       // a row sees the keys at or before its own position; otherwise all of them
+  bool masked;       // a row sees the keys at or before its own position; otherwise all of them
 
   int32_t seen_at(int32_t key) const { return position + shift + key; }
 };
 
+// A set of query rows, and what just these rows read.
 struct Block {
-  std::vector<int32_t> rows;
+  std::vector<int32_t> rows;       // increasing; one that reads its keys twice stands twice
   std::vector<Stretch> stretches;  // those of one shift stand together
   bool alone;                      // no other block holds any of these rows
 
   int64_t keys() const;
+  double usual_keys() const;  // as many as a row sees on average, about
 };
 
-// One stored run as a sequence sees it, and new tokens; see Piece and Span in attention/plan.py.
-struct PieceIn { int64_t first, length, start, shift; };
-struct SpanIn {
-  int64_t start, length;
-  int64_t piece_begin, piece_end;  // of its context
-  int64_t own_begin, own_end;      // runs of its own slots: (first, length)
+// A plan as it comes from outside; see Plan and Groups in attention/. All numbers are int64.
+struct Tables {
+  struct Column {
+    const int64_t* at;
+    int64_t size;
+  };
+  Column positions, slots;         // of the rows
+  Column rows, row_first;          // those of block b: rows[row_first[b]] … rows[row_first[b + 1] - 1]
+  const int64_t* stretches;        // (5, stretches): first slot, length, position, shift, masked
+  int64_t stretch_count;
+  Column stretch_first;
+  Column growing;                  // stretches that end in a row's own slot, where all rows decode
 };
-struct RunIn { int64_t first, length; };
 
 class Plan {
  public:
   // Throws std::invalid_argument where the tables can't be those of a pass, whatever numbers they hold.
-  // share: whether rows of several spans may stand in one block; false gives every span work of its own.
-  Plan(const std::vector<SpanIn>& spans, const std::vector<PieceIn>& pieces, const std::vector<RunIn>& own, bool share);
+  explicit Plan(const Tables& tables);
 
   // The next decode step of the same sequences: every row stands one position and one slot further on, and sees
-  // what it wrote last. Only for plans whose spans have one row.
+  // what it wrote last. Only for plans in which every row has a stretch that grows.
   void advance();
 
   const std::vector<Block>& blocks() const { return blocks_; }
@@ -57,11 +59,14 @@ class Plan {
   int64_t version() const { return version_; }
 
  private:
+  void add_block(const Tables& tables, int64_t number);
+  void find_members();
+
   std::vector<Block> blocks_;
   std::vector<int32_t> positions_;
   std::vector<int64_t> slots_;
   Membership membership_;
-  std::vector<std::pair<int32_t, int32_t>> growing_;  // (block, stretch) that ends in its row's own slot
+  std::vector<std::pair<int32_t, int32_t>> growing_;  // (block, stretch)
   int64_t version_ = 0;
 };
 

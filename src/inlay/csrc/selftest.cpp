@@ -4,6 +4,7 @@
 //
 // Made for the sanitizers (make asan, make tsan) and for machines where no PyTorch runs. All memory has exactly the
 // size that the kernel may touch and is NaN where nothing was stored, so that a stray read shows without them too.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -27,12 +28,12 @@ class Naive {
       : pass_(pass), options_(pass.layer.options), head_(head), row_(row), position_(position),
         sums_(pass.layer.dims, 0.0) {}
 
-  void see(const PieceIn& piece) {
-    const std::vector<double> query = turned(piece.shift);
+  void see(const Stretch& stretch) {
+    const std::vector<double> query = turned(stretch.shift);
     const int kv_head = head_ / (pass_.layer.heads / pass_.layer.kv_heads), dims = pass_.layer.dims;
-    for (int64_t i = 0; i < piece.length; ++i) {
-      const int64_t slot = piece.first + i, distance = position_ - (piece.start + piece.shift + i);
-      if (options_.window && distance >= options_.window) continue;
+    for (int32_t i = 0; i < stretch.length; ++i) {
+      const int64_t slot = stretch.slot + i, distance = position_ - stretch.seen_at(i);
+      if ((options_.window && distance >= options_.window) || (stretch.masked && distance < 0)) continue;
       double score = 0;
       for (int d = 0; d < dims; ++d) score += query[d] * pass_.keys.get(kv_head, slot, d);
       score *= options_.scale;
@@ -82,59 +83,53 @@ class Naive {
 // Of some hundred rows and heads; every output must be a number.
 double worst(const Asked& asked, const Pass& pass, int skip) {
   double most = 0;
-  int row = 0, turn = 0;
-  for (const SpanIn& span : asked.spans)
-    for (int64_t i = 0; i < span.length; ++i, ++row)
-      for (int head = 0; head < pass.layer.heads; ++head) {
-        for (int d = 0; d < pass.layer.dims; ++d)
-          if (!std::isfinite(pass.output.get(head, row, d))) return std::numeric_limits<double>::infinity();
-        if (turn++ % skip) continue;
-        Naive naive(pass, head, row, span.start + i);
-        for (int64_t p = span.piece_begin; p < span.piece_end; ++p) naive.see(asked.pieces[p]);
-        int64_t seen = 0;
-        for (int64_t r = span.own_begin; r < span.own_end && seen <= i; seen += asked.own[r++].length)
-          naive.see({asked.own[r].first, std::min(asked.own[r].length, i + 1 - seen), span.start + seen, 0});
-        const std::vector<double> expected = naive.result();
-        for (int d = 0; d < pass.layer.dims; ++d)
-          most = std::max(most, std::abs(pass.output.get(head, row, d) - expected[d]));
+  int turn = 0;
+  for (int row = 0; row < asked.row_count(); ++row)
+    for (int head = 0; head < pass.layer.heads; ++head) {
+      for (int d = 0; d < pass.layer.dims; ++d)
+        if (!std::isfinite(pass.output.get(head, row, d))) return std::numeric_limits<double>::infinity();
+      if (turn++ % skip) continue;
+      Naive naive(pass, head, row, asked.positions[row]);
+      for (size_t b = 0; b + 1 < asked.row_first.size(); ++b) {
+        const auto begin = asked.rows.begin();
+        if (!std::binary_search(begin + asked.row_first[b], begin + asked.row_first[b + 1], row)) continue;
+        for (int64_t s = asked.stretch_first[b]; s < asked.stretch_first[b + 1]; ++s) naive.see(asked.stretches[s]);
       }
+      const std::vector<double> expected = naive.result();
+      for (int d = 0; d < pass.layer.dims; ++d)
+        most = std::max(most, std::abs(pass.output.get(head, row, d) - expected[d]));
+    }
   return most;
 }
 
-// One token further on: what was its own becomes context.
+// One token further on.
 void step(Asked& asked) {
-  std::vector<PieceIn> pieces;
-  for (SpanIn& span : asked.spans) {
-    const auto begin = static_cast<int64_t>(pieces.size());
-    for (int64_t p = span.piece_begin; p < span.piece_end; ++p) pieces.push_back(asked.pieces[p]);
-    RunIn& own = asked.own[span.own_begin];
-    pieces.push_back({own.first++, 1, span.start++, 0});
-    span.piece_begin = begin;
-    span.piece_end = static_cast<int64_t>(pieces.size());
-  }
-  asked.pieces.swap(pieces);
+  for (int64_t stretch : asked.growing) ++asked.stretches[stretch].length;
+  for (int64_t& position : asked.positions) ++position;
+  for (int64_t& slot : asked.own_slots) ++slot;
 }
 
 bool check(const Variant& variant, unsigned seed) {
   Random random{std::mt19937(seed)};
   const Layer layer = layer_of(random);
-  const bool decode = random.one_in(3), share = !random.one_in(4);
+  const bool decode = random.one_in(3);
   const int steps = decode ? random.from(1, 4) : 1, threads = random.of({1, 2, 2, 5});
   Asked asked = ask(random, decode, layer.options.frequencies != nullptr, decode ? steps : 0);
   Pass pass(random, asked, layer);
-  Attention attention(Plan(asked.spans, asked.pieces, asked.own, share), variant, threads);
+  Attention attention(Plan(asked.tables()), variant, threads);
+  Workspace workspace(random.of({1, 4096, 1 << 16, 1 << 26}));  // small ones make slices of heads and of rows
   const double allowed = layer.fresh == Type::bf16 ? 4e-2 : 2e-4;
   for (int done = 0; done < steps; ++done) {
     if (done) {
       attention.advance();
       step(asked);
     }
-    pass.draw(random, asked.rows);
-    attention.attend(pass.call(asked.slots));
-    const double off = worst(asked, pass, asked.rows * layer.heads / 60 + 1);
+    pass.draw(random, asked.row_count());
+    attention.attend(pass.call(asked.slots), workspace);
+    const double off = worst(asked, pass, asked.row_count() * layer.heads / 60 + 1);
     if (off <= allowed) continue;
     std::printf("%s: seed %u, step %d: off by %g, allowed %g (%d rows, %d of %d heads of %d, %s pool, %d threads)\n",
-                variant.name, seed, done, off, allowed, asked.rows, layer.kv_heads, layer.heads, layer.dims,
+                variant.name, seed, done, off, allowed, asked.row_count(), layer.kv_heads, layer.heads, layer.dims,
                 layer.stored == Type::f32 ? "fp32" : "bf16", threads);
     return false;
   }
@@ -145,23 +140,29 @@ bool check(const Variant& variant, unsigned seed) {
 bool refuses_nonsense(unsigned seed) {
   Random random{std::mt19937(seed)};
   Asked asked = ask(random, false, true, 0);
-  asked.pieces.push_back({0, 1, 0, 0});
-  ++asked.spans.back().piece_end;
   const int64_t numbers[] = {-1, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
                              int64_t{1} << 32, (int64_t{1} << 32) + 1};
   const int64_t nonsense = numbers[random.from(0, 4)];
-  auto last = [](auto& table, int number) { return reinterpret_cast<int64_t*>(&table.back()) + number; };
-  const bool negative_is_fine = nonsense == -1;  // of starts and shifts
-  switch (random.from(0, 2)) {
-    case 0: *last(asked.spans, random.from(negative_is_fine ? 1 : 0, 5)) = nonsense; break;
-    case 1: *last(asked.pieces, random.from(0, negative_is_fine ? 1 : 3)) = nonsense; break;
-    case 2: *last(asked.own, 0) = nonsense; break;  // more slots than tokens are fine
+  Tables tables = asked.tables();
+  const bool negative_is_fine = nonsense == -1;  // of positions and shifts
+  switch (random.from(negative_is_fine ? 1 : 0, 6)) {
+    case 0: asked.positions.back() = nonsense; break;
+    case 1: asked.own_slots.back() = nonsense; break;
+    case 2: asked.rows.back() = nonsense; break;
+    case 3: asked.row_first.back() = nonsense; break;
+    case 4: asked.stretch_first.back() = nonsense; break;
+    case 5: asked.table[tables.stretch_count * random.of({0, 1, 4})] = nonsense; break;
+    case 6: asked.table[tables.stretch_count * (negative_is_fine ? 0 : random.of({2, 3}))] = nonsense; break;
   }
   const Layer layer = layer_of(random);
-  Pass pass(random, Asked{{}, {}, {}, asked.slots, asked.rows}, layer);
+  Asked empty;
+  empty.slots = asked.slots;
+  empty.positions = asked.positions;
+  Pass pass(random, empty, layer);
+  Workspace workspace(1 << 20);
   try {
-    Attention attention(Plan(asked.spans, asked.pieces, asked.own, true), variant_by_name(nullptr), 1);
-    attention.attend(pass.call(asked.slots));
+    Attention attention(Plan(tables), variant_by_name(nullptr), 1);
+    attention.attend(pass.call(asked.slots), workspace);
   } catch (const std::invalid_argument&) {
     return true;
   }

@@ -55,45 +55,81 @@ class Tensor {
   std::unique_ptr<char[]> bytes_;
 };
 
-// What a pass asks for. `long_keys` and `long_spans` reach splits of keys, and spans that keep to themselves.
+// The tables of a pass. Every part has rows at consecutive positions and a block for its own keys; further blocks hold
+// the rows of some parts and stretches of stored segments.
 struct Asked {
-  std::vector<SpanIn> spans;
-  std::vector<PieceIn> pieces;
-  std::vector<RunIn> own;
+  std::vector<int64_t> positions, own_slots, rows, row_first{0}, stretch_first{0}, growing;
+  std::vector<Stretch> stretches;
+  std::vector<int64_t> part_first{0};  // rows of part n: part_first[n] … part_first[n + 1] - 1
   int64_t slots = 0;
-  int rows = 0;
+  std::vector<int64_t> table;  // stretches as the plan takes them
+
+  int row_count() const { return static_cast<int>(positions.size()); }
+  void close_block() {
+    row_first.push_back(static_cast<int64_t>(rows.size()));
+    stretch_first.push_back(static_cast<int64_t>(stretches.size()));
+  }
+  Tables tables() {
+    auto column = [](const std::vector<int64_t>& from) {
+      return Tables::Column{from.data(), static_cast<int64_t>(from.size())};
+    };
+    table.clear();
+    for (const Stretch& s : stretches) table.push_back(s.slot);
+    for (const Stretch& s : stretches) table.push_back(s.length);
+    for (const Stretch& s : stretches) table.push_back(s.position);
+    for (const Stretch& s : stretches) table.push_back(s.shift);
+    for (const Stretch& s : stretches) table.push_back(s.masked);
+    return {column(positions), column(own_slots), column(rows), column(row_first), table.data(),
+            static_cast<int64_t>(stretches.size()), column(stretch_first), column(growing)};
+  }
 };
+
+// Own keys in up to a few runs; with `spare` slots behind each for steps of decoding.
+inline void add_part(Random& random, Asked& asked, int length, int spare) {
+  const int start = random.from(0, 2000);
+  for (int left = length; left > 0;) {
+    const int run = random.one_in(2) ? left : random.from(1, left);
+    const int first = start + length - left;
+    asked.stretches.push_back({asked.slots, run, first, 0, length > 1});
+    for (int i = 0; i < run; ++i) {
+      asked.rows.push_back(asked.row_count());
+      asked.positions.push_back(first + i);
+      asked.own_slots.push_back(asked.slots + i);
+    }
+    asked.slots += run + spare + random.of({0, 3});
+    left -= run;
+  }
+  if (spare) asked.growing.push_back(static_cast<int64_t>(asked.stretches.size()) - 1);
+  asked.part_first.push_back(asked.row_count());
+  asked.close_block();
+}
 
 inline Asked ask(Random& random, bool decode, bool may_shift, int spare) {
   Asked asked;
-  std::vector<PieceIn> segments;
-  const bool long_keys = random.one_in(4), long_spans = !decode && random.one_in(4);
+  std::vector<Stretch> segments;
+  const bool long_keys = random.one_in(4), long_parts = !decode && random.one_in(4);  // reach splits, and many tiles
   for (int n = random.from(1, 5); n > 0; --n) {
     const int length = random.from(1, 90) + (long_keys ? 1200 : 0);
-    segments.push_back({asked.slots, length, random.from(0, 300), 0});
+    segments.push_back({asked.slots, length, random.from(0, 300), 0, false});
     asked.slots += length + random.of({0, 0, 7});
   }
-  for (int n = random.from(1, 6); n > 0; --n) {
-    SpanIn span{random.from(0, 2000), decode ? 1 : random.from(1, long_spans ? 90 : 9), 0, 0, 0, 0};
-    span.piece_begin = static_cast<int64_t>(asked.pieces.size());
-    for (int p = random.from(0, 4); p > 0; --p) {
-      PieceIn piece = segments[random.from(0, static_cast<int>(segments.size()) - 1)];
-      const int skip = random.one_in(3) ? random.from(0, static_cast<int>(piece.length) - 1) : 0;  // runs overlap in part
-      piece = {piece.first + skip, piece.length - skip, piece.start + skip, may_shift ? random.of({0, 0, 5, -3, 40}) : 0};
-      if (random.one_in(3)) piece.length = random.from(1, static_cast<int>(piece.length));
-      asked.pieces.push_back(piece);
+  for (int n = random.from(1, 6); n > 0; --n)
+    add_part(random, asked, decode ? 1 : random.from(1, long_parts ? 90 : 9), spare);
+  for (int n = random.from(0, 4); n > 0; --n) {
+    const size_t before = asked.rows.size();
+    for (size_t p = 0; p + 1 < asked.part_first.size(); ++p)
+      if (!random.one_in(3))
+        for (int64_t row = asked.part_first[p]; row < asked.part_first[p + 1]; ++row) asked.rows.push_back(row);
+    if (asked.rows.size() == before) continue;
+    const int shift = may_shift ? random.of({0, 0, 5, -3, 40}) : 0;
+    for (int s = random.from(1, 5); s > 0; --s) {
+      Stretch stretch = segments[random.from(0, static_cast<int>(segments.size()) - 1)];
+      const int skip = random.one_in(3) ? random.from(0, stretch.length - 1) : 0;  // stretches overlap in part
+      stretch = {stretch.slot + skip, stretch.length - skip, stretch.position + skip, shift, random.one_in(3)};
+      if (random.one_in(3)) stretch.length = random.from(1, stretch.length);
+      asked.stretches.push_back(stretch);
     }
-    span.piece_end = static_cast<int64_t>(asked.pieces.size());
-    span.own_begin = static_cast<int64_t>(asked.own.size());
-    for (int64_t left = span.length; left > 0;) {
-      const int64_t length = random.one_in(2) ? left : random.from(1, static_cast<int>(left));
-      asked.own.push_back({asked.slots, length});
-      asked.slots += length + spare + random.of({0, 3});
-      left -= length;
-    }
-    span.own_end = static_cast<int64_t>(asked.own.size());
-    asked.rows += static_cast<int>(span.length);
-    asked.spans.push_back(span);
+    asked.close_block();
   }
   return asked;
 }
@@ -131,15 +167,18 @@ inline Layer layer_of(Random& random) {
 
 struct Pass {
   Pass(Random& random, const Asked& asked, const Layer& l)
-      : layer(l), query(l.fresh, l.heads, asked.rows, l.dims, random.one_in(2), random.of({0, 3})),
-        key(l.fresh, l.kv_heads, asked.rows, l.dims, random.one_in(2), 0),
-        value(l.fresh, l.kv_heads, asked.rows, l.dims, random.one_in(2), 0),
+      : layer(l), query(l.fresh, l.heads, asked.row_count(), l.dims, random.one_in(2), random.of({0, 3})),
+        key(l.fresh, l.kv_heads, asked.row_count(), l.dims, random.one_in(2), 0),
+        value(l.fresh, l.kv_heads, asked.row_count(), l.dims, random.one_in(2), 0),
         keys(l.stored, l.kv_heads, asked.slots, l.dims, false, 0),
         values(l.stored, l.kv_heads, asked.slots, l.dims, false, 0),
-        output(l.fresh, l.heads, asked.rows, l.dims, true, 0) {
-    for (const PieceIn& piece : asked.pieces)
+        output(l.fresh, l.heads, asked.row_count(), l.dims, true, 0) {
+    std::vector<char> own(asked.slots, 0);
+    for (int64_t slot : asked.own_slots) own[slot] = 1;
+    for (const Stretch& stretch : asked.stretches)
       for (int head = 0; head < layer.kv_heads; ++head)
-        for (int64_t slot = piece.first; slot < piece.first + piece.length; ++slot) {
+        for (int64_t slot = stretch.slot; slot < stretch.slot + stretch.length; ++slot) {
+          if (own[slot]) continue;
           keys.fill(random, head, slot);
           values.fill(random, head, slot);
         }

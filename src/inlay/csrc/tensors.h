@@ -37,7 +37,7 @@ struct Heads {
   }
 };
 
-// How a layer attends; see AttentionOptions in attention/contract.py. Absent parts are null, zero or false.
+// How a layer attends; see AttentionOptions in attention/backend.py. Absent parts are null, zero or false.
 struct Options {
   float scale;
   int32_t window;           // 0: none

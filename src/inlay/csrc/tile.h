@@ -83,12 +83,12 @@ class Cursor {
     int32_t length = std::min<int32_t>({stretch.length - key_, left_, kKeys - tile.count});
     int32_t first = key_, end = key_ + length;
     advance(length, stretch.length);
-    if (stretch.causal) end = std::min(end, rows_.last - stretch.seen_at(0) + 1);
+    if (stretch.masked) end = std::min(end, rows_.last - stretch.seen_at(0) + 1);
     if (window) first = std::max(first, rows_.first - window - stretch.seen_at(0) + 1);
     if (first >= end) return;
     if (tile.segments == 0 || tile.segment[tile.segments - 1].shift != stretch.shift)
       tile.segment[tile.segments++] = {stretch.shift, tile.count, tile.count};
-    tile.masked = tile.masked || stretch.causal || window;
+    tile.masked = tile.masked || stretch.masked || window;
     const Heads& keys = work_.call.pool_keys;
     const Heads& values = work_.call.pool_values;
     const char* key = keys.at(work_.task.kv_head, stretch.slot + first);
@@ -100,7 +100,7 @@ class Cursor {
       tile.keys[at] = key;
       tile.values[at] = value;
       tile.position[at] = position;
-      tile.from[at] = stretch.causal ? position : std::numeric_limits<int32_t>::min();
+      tile.from[at] = stretch.masked ? position : std::numeric_limits<int32_t>::min();
       tile.until[at] = window ? position + window : std::numeric_limits<int32_t>::max();
     }
     tile.segment[tile.segments - 1].end = tile.count;

@@ -5,26 +5,22 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from inlay.attention.plan import Piece, Span, extend, pieces_at
+from inlay.attention.plan import Item, Part, items_at
 from inlay.kv.identity import Hold, TokenRun
 from inlay.kv.index import Found
-from inlay.kv.pool import Run, cut
+from inlay.slots import SlotRange, cut, join, total
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Tokens to run through the model, and the span that they fill."""
+    """Tokens to run through the model, and the rows that they fill."""
 
     ids: tuple[int, ...]
-    span: Span
+    part: Part
 
     def split(self, tokens: int) -> tuple[Work, Work]:
         """The first ``tokens`` tokens, and the rest, which sees them as context."""
-        span = self.span
-        done = pieces_at(cut(span.slots, 0, tokens), span.start)
-        first = Span(span.start, tokens, span.context, cut(span.slots, 0, tokens))
-        rest_length = span.length - tokens
-        rest = Span(span.start + tokens, rest_length, span.context + done, cut(span.slots, tokens, rest_length))
+        first, rest = self.part.split(tokens)
         return Work(self.ids[:tokens], first), Work(self.ids[tokens:], rest)
 
 
@@ -41,7 +37,7 @@ class Prefill:
 
     left: Work | None
     keep: TokenRun | None
-    slots: tuple[Run, ...]
+    slots: tuple[SlotRange, ...]
     pending: TokenRun | None
     key: bytes = b""
 
@@ -52,14 +48,14 @@ class Prefill:
 
     @property
     def tokens_left(self) -> int:
-        return 0 if self.left is None else self.left.span.length
+        return 0 if self.left is None else self.left.part.rows
 
     @property
     def computed(self) -> int:
         """How many of the tokens that it computes for others, too, are computed."""
         return 0 if self.pending is None else len(self.pending.ids) - self.tokens_left
 
-    def begun(self) -> tuple[TokenRun, tuple[Run, ...]] | None:
+    def begun(self) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
         """What the store may keep of what is computed to some token and no further."""
         if self.left is None or self.keep is None or not self.computed:
             return None
@@ -69,7 +65,7 @@ class Prefill:
     def take(self, tokens: int) -> Work:
         """The next part of at most that many tokens."""
         assert self.left is not None, "nothing is left to take"
-        if self.left.span.length <= tokens:
+        if self.left.part.rows <= tokens:
             taken, self.left = self.left, None
         else:
             taken, self.left = self.left.split(tokens)
@@ -82,25 +78,27 @@ class Seat:
 
     modules: slots that it owns for modules that it computes. tail: those of its own tokens, stored and to come.
     tokens: how many slots of the tail are taken. decoded: how many of them by tokens said since it sat down.
-    context: what its next token sees. hold: the stored segments that it reads.
+    context: what the token behind its prompt sees. hold: the stored segments that it reads.
     prefill: parts that are not computed, or not known to be. since: when it sat down, seconds of ``perf_counter``.
     last: the run of tokens that an answer carries on, with its slots; None where nothing may be kept of it.
     """
 
-    modules: tuple[Run, ...] = ()
-    tail: tuple[Run, ...] = ()
+    modules: tuple[SlotRange, ...] = ()
+    tail: tuple[SlotRange, ...] = ()
     tokens: int = 0
     decoded: int = 0
-    context: tuple[Piece, ...] = ()
+    context: tuple[Item, ...] = ()
     prefill: list[Prefill] = field(default_factory=list)
     hold: Hold = field(default_factory=Hold)
-    last: tuple[TokenRun, tuple[Run, ...]] | None = None
+    last: tuple[TokenRun, tuple[SlotRange, ...]] | None = None
+    _row: Part | None = None  # of the last decode step
+    _computed: bool = False  # whether that step has run
     since: float = field(default_factory=time.perf_counter)
 
     @property
     def room(self) -> int:
         """Slots of the tail."""
-        return sum(run.length for run in self.tail)
+        return total(self.tail)
 
     @property
     def prompt_left(self) -> int:
@@ -116,31 +114,31 @@ class Seat:
             if prefill.left is None:
                 continue
             taken.append(prefill.take(tokens))
-            tokens -= taken[-1].span.length
+            tokens -= taken[-1].part.rows
             if prefill.left is None:
                 completed.append(prefill)
         return taken, completed
 
-    def extend(self, runs: tuple[Run, ...]) -> None:
+    def extend(self, ranges: tuple[SlotRange, ...]) -> None:
         """More slots behind the tail."""
-        for run in runs:
-            last = self.tail[-1] if self.tail else None
-            if last is not None and last.end == run.first:
-                self.tail = (*self.tail[:-1], Run(last.first, last.length + run.length))
-            else:
-                self.tail = (*self.tail, run)
+        self.tail = join((*self.tail, *ranges))
 
-    def next_slot(self) -> tuple[Run, ...]:
-        """Where the KV of the token said last goes."""
-        return cut(self.tail, self.tokens, 1)
+    def next_row(self, position: int) -> Part:
+        """The row of the token said last, which is to be computed at ``position``; kept from step to step."""
+        slots = cut(self.tail, self.tokens, 1)
+        if self._row is None:
+            self._row = Part.of(position, 1, self.context, slots)
+        elif self._computed:
+            self._row, self._computed = self._row.next(slots[0].first), False
+        return self._row
 
-    def decode(self, position: int) -> None:
-        """Note that the token at ``position`` is computed."""
-        self.context = extend(self.context, self.next_slot(), position)
+    def decode(self) -> None:
+        """Note that the row of ``next_row`` is computed."""
+        self._computed = True
         self.tokens += 1
         self.decoded += 1
 
-    def kept(self, said: tuple[int, ...]) -> tuple[TokenRun, tuple[Run, ...]] | None:
+    def kept(self, said: tuple[int, ...]) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
         """What the store may keep of an answer. said: all its tokens since it sat down, computed or not."""
         if self.last is None or self.prefill or not self.decoded:
             return None
@@ -149,13 +147,13 @@ class Seat:
         return longer, slots + cut(self.tail, self.tokens - self.decoded, self.decoded)
 
 
-def pieces(found: Found, start: int, tokens: int) -> tuple[Piece, ...]:
+def pieces(found: Found, start: int, tokens: int) -> tuple[Item, ...]:
     """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
-    read: tuple[Piece, ...] = ()
+    read: tuple[Item, ...] = ()
     for segment, length in found.parts:
         taken = min(length, tokens)
         if taken <= 0:
             break
-        read += pieces_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
+        read += items_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
         start, tokens = start + taken, tokens - taken
     return read

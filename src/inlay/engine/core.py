@@ -46,7 +46,7 @@ class _Pass:
         for each in work:
             self.work.append(each)
             self.owners.append(task)
-            self.rows += each.span.length
+            self.rows += each.part.rows
         if isinstance(task, Request) and not task.prompt_left:
             self.sampled.append((task, self.rows - 1))
 
@@ -218,15 +218,15 @@ class Engine:
 
     def _plan(self, made: _Pass) -> Plan:
         """The pass's plan; while the same requests go on answering, the last one with its lengths advanced."""
-        spans = [work.span for work in made.work]
+        parts = [work.part for work in made.work]
         if len(made.decode) < len(made.work):
             self._decoding = None
-            return build_plan(spans)
+            return build_plan(parts)
         before = self._decoding
         if before is not None and before[0] == made.owners and _follows(before[1], made.work):
-            plan = advance(before[1], spans)
+            plan = advance(before[1], parts)
         else:
-            plan = build_plan(spans)
+            plan = build_plan(parts)
         self._decoding = (made.owners, plan)
         return plan
 
@@ -245,4 +245,4 @@ def fault_of(error: BaseException) -> Exception:
 
 def _follows(plan: Plan, work: Sequence[Work]) -> bool:
     """Whether every request's next slot lies right behind its last one."""
-    return all(before.slots[0].end == after.span.slots[0].first for before, after in zip(plan.spans, work, strict=True))
+    return all(int(slot) + 1 == after.part.slots[0] for slot, after in zip(plan.slots, work, strict=True))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from inlay.attention.plan import Piece, Span, pieces_at
+from inlay.attention.plan import Item, Part, items_at
 from inlay.engine.allocation import Prefill, Seat, Work, pieces
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
@@ -18,10 +18,10 @@ from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
 from inlay.kv.identity import Hold, Segment, SegmentSpec, TokenRun
 from inlay.kv.index import Found, shared_length
-from inlay.kv.pool import Run, cut
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Fresh, Splice
+from inlay.slots import SlotRange, cut
 
 #: So many tokens of what somebody else is computing are worth waiting for.
 _WORTH_WAITING = 16
@@ -303,7 +303,7 @@ class Placing:
                 f"{needed * pool.chunk_size * pool.bytes_per_token / 2**20:.0f} MiB"
             )
 
-    def _room(self, splice: Splice, survey: _Survey) -> tuple[tuple[Run, ...], tuple[Run, ...]] | None:
+    def _room(self, splice: Splice, survey: _Survey) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
         """Slots for missing modules and for the open tail; None, and nothing evicted, where there is no room now."""
         pool = self._store.pool
         modules = pool.chunks_for(survey.missing_tokens) * pool.chunk_size
@@ -314,7 +314,9 @@ class Placing:
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
 
 
-def _seat(splice: Splice, survey: _Survey, modules: tuple[Run, ...], tail: tuple[Run, ...], hold: Hold) -> Seat:
+def _seat(
+    splice: Splice, survey: _Survey, modules: tuple[SlotRange, ...], tail: tuple[SlotRange, ...], hold: Hold
+) -> Seat:
     """A splice as a seat: what it reads, and what it computes."""
     seat = Seat(modules=modules, tail=tail, hold=hold)
     encoded = _lay_modules(survey, modules, seat)
@@ -326,26 +328,26 @@ def _seat(splice: Splice, survey: _Survey, modules: tuple[Run, ...], tail: tuple
         if stored is not None:
             seat.context += pieces(stored, part.start, part.length)
         else:
-            seat.context += pieces_at(cut(encoded[spec.key], 0, part.length), spec.start, part.start - spec.start)
+            seat.context += items_at(cut(encoded[spec.key], 0, part.length), spec.start, part.start - spec.start)
     return seat
 
 
-def _lay_modules(survey: _Survey, slots: tuple[Run, ...], seat: Seat) -> dict[bytes, tuple[Run, ...]]:
+def _lay_modules(survey: _Survey, slots: tuple[SlotRange, ...], seat: Seat) -> dict[bytes, tuple[SlotRange, ...]]:
     """Prefill work for missing modules, side by side; returns where each goes."""
-    encoded: dict[bytes, tuple[Run, ...]] = {}
+    encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
     for spec in survey.missing:
         encoded[spec.key] = cut(slots, at, len(spec.ids))
         at += len(spec.ids)
-        context: tuple[Piece, ...] = ()
+        context: tuple[Item, ...] = ()
         for other in spec.context:
             stored = survey.modules[other.key][1]
             if stored is not None:
                 context += pieces(stored, other.start, len(other.ids))
             else:
-                context += pieces_at(encoded[other.key], other.start)
+                context += items_at(encoded[other.key], other.start)
         run = spec.run
-        work = Work(spec.ids, Span(spec.start, len(spec.ids), context, encoded[spec.key]))
+        work = Work(spec.ids, Part.of(spec.start, len(spec.ids), context, encoded[spec.key]))
         seat.prefill.append(Prefill(work, run, encoded[spec.key], run, spec.key))
     return encoded
 
@@ -360,15 +362,17 @@ def _lay_fresh(part: Fresh, found: Found | None, seat: Seat) -> None:
     if done == len(part.ids):
         return
     start = part.start + done
-    span = Span(start, len(part.ids) - done, seat.context, slots)
+    rows = Part.of(start, len(part.ids) - done, seat.context, slots)
     keep, lies = seat.last or (None, ())
     pending = None if keep is None else keep.rest(done)
-    seat.prefill.append(Prefill(Work(part.ids[done:], span), keep, lies, pending))
-    seat.context += pieces_at(slots, start)
+    seat.prefill.append(Prefill(Work(part.ids[done:], rows), keep, lies, pending))
+    seat.context += items_at(slots, start)
     seat.tokens += len(part.ids) - done
 
 
-def _whole(part: Fresh, found: Found | None, slots: tuple[Run, ...]) -> tuple[TokenRun, tuple[Run, ...]] | None:
+def _whole(
+    part: Fresh, found: Found | None, slots: tuple[SlotRange, ...]
+) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
     """A run with all its slots, stored and own: what the store keeps, and what an answer carries on."""
     if part.run is None:
         return None

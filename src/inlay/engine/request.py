@@ -9,7 +9,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from inlay.attention.plan import Span
 from inlay.engine.allocation import Seat, Work
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import Sampled
@@ -138,16 +137,11 @@ class Request:
 
     def decode_work(self) -> Work:
         """The step that computes the KV of the token said last, and the logits behind it."""
-        span = Span(self._last_position, 1, self.seat.context, self.seat.next_slot())
-        return Work((self.token_ids[-1],), span)
+        return Work((self.token_ids[-1],), self.seat.next_row(self.positions[-1] + len(self.token_ids)))
 
     def decoded(self) -> None:
         """Note that the step of ``decode_work`` has run."""
-        self.seat.decode(self._last_position)
-
-    @property
-    def _last_position(self) -> int:
-        return self.positions[-1] + len(self.token_ids)
+        self.seat.decode()
 
     def choose(self, logits: Tensor, sampled: Sampled | InlayError) -> Sampled | InlayError:
         """The token that comes next: the one sampled, unless the answer is given. logits: (vocabulary,)."""

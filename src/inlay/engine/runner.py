@@ -1,4 +1,4 @@
-"""Forward passes of the stock model over packed spans, with our attention in every layer.
+"""Forward passes of the stock model over packed work, with our attention in every layer.
 
 The load-time probe: does reading a segment at a shift give what computing it there would give?
 
@@ -14,22 +14,26 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import Backend
-from inlay.attention.plan import Plan, Span, build_plan, pieces_at
+from inlay.attention.plan import Part, Plan, build_plan, items_at
 from inlay.engine.allocation import Work
 from inlay.errors import CapacityError
-from inlay.kv.pool import KVPool, Run, cut
+from inlay.kv.pool import KVPool
 from inlay.models.interface import IMPLEMENTATION, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
 from inlay.models.spec import ModelSpec
+from inlay.slots import SlotRange, cut
 
 
 class Runner:
-    """Runs work through the model. Keys and values go to the pool; logits come back where asked for."""
+    """Runs work through the model. Keys and values go to the backend's pool; logits come back where asked for.
 
-    def __init__(self, loaded: LoadedModel, pool: KVPool, backend: Backend) -> None:
+    slots: how many token slots that pool has.
+    """
+
+    def __init__(self, loaded: LoadedModel, backend: Backend, slots: int) -> None:
         self._loaded = loaded
-        self._pool = pool
         self._backend = backend
+        self.storage = backend.make_pool(loaded.spec.shapes, loaded.model.dtype, slots)
 
     def run(self, work: Sequence[Work], rows: Sequence[int], plan: Plan | None = None) -> Tensor:
         """One forward pass over packed work.
@@ -38,15 +42,17 @@ class Runner:
         plan: the plan of just this work, where the caller has it already.
         Returns (len(rows), vocabulary) in the model's dtype.
         """
-        plan = plan or build_plan([w.span for w in work])
-        ids = torch.tensor([token for w in work for token in w.ids])
-        context = PassContext(self._backend, self._pool, plan, self._loaded.spec)
+        plan = plan or build_plan([w.part for w in work])
+        self._backend.prepare(plan)
+        device = self._backend.device
+        ids = torch.tensor([token for w in work for token in w.ids], device=device)
+        context = PassContext(self._backend, self.storage, plan, self._loaded.spec)
         with torch.inference_mode(), attention_implementation(self._loaded.model, IMPLEMENTATION):
             output = self._loaded.model(
                 input_ids=ids[None],
-                position_ids=plan.positions[None],
+                position_ids=torch.tensor(plan.positions, device=device)[None],
                 use_cache=False,
-                logits_to_keep=torch.tensor(rows, dtype=torch.long),
+                logits_to_keep=torch.tensor(rows, dtype=torch.long, device=device),
                 inlay=context,
             )
         return output.logits[0]
@@ -77,7 +83,7 @@ def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
     finally:
         pool.free(runs)
     worst = max(moved, shifted)
-    if worst > _TOLERANCE[pool.dtype]:
+    if worst > _TOLERANCE[runner.storage.dtype]:
         return f"a shifted segment changes this model's logits by {worst:.2g} of their spread"
     return None
 
@@ -87,18 +93,18 @@ def _ids(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(torch.randint(0, min(spec.vocab_size, 1 << 15), (_HEAD + _TAIL,), generator=generator).tolist())
 
 
-def _whole(start: int, spec: ModelSpec, runner: Runner, runs: tuple[Run, ...]) -> Tensor:
+def _whole(start: int, spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
     """The last logits of a prompt that is computed whole, from position ``start`` on."""
     ids = _ids(spec)
-    return runner.run([Work(ids, Span(start, len(ids), (), cut(runs, 0, len(ids))))], [len(ids) - 1])
+    return runner.run([Work(ids, Part.of(start, len(ids), (), cut(runs, 0, len(ids))))], [len(ids) - 1])
 
 
-def _shifted(spec: ModelSpec, runner: Runner, runs: tuple[Run, ...]) -> Tensor:
+def _shifted(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
     """The same, where the head is encoded at one place and read from another."""
     ids, head, tail = _ids(spec), cut(runs, 0, _HEAD), cut(runs, _HEAD, _TAIL)
-    runner.run([Work(ids[:_HEAD], Span(_START, _HEAD, (), head))], [])
-    context = pieces_at(head, _START, _SHIFT)
-    span = Span(_START + _SHIFT + _HEAD, _TAIL, context, tail)
+    runner.run([Work(ids[:_HEAD], Part.of(_START, _HEAD, (), head))], [])
+    context = items_at(head, _START, _SHIFT)
+    span = Part.of(_START + _SHIFT + _HEAD, _TAIL, context, tail)
     return runner.run([Work(ids[_HEAD:], span)], [_TAIL - 1])
 
 

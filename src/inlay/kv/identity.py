@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inlay.kv.pool import Run, cut
+from inlay.slots import SlotRange, cut
 
 _RECORD = np.dtype([("id", "<u4"), ("gap", "<u4"), ("link", "u1")])
 _CONTINUES, _BREAKS = 0, 1
@@ -220,7 +220,7 @@ class Segment:
 
     run: TokenRun
     place: bytes
-    slots: tuple[Run, ...]
+    slots: tuple[SlotRange, ...]
     keys: KeyMaker
     holds: set[Hold] = field(default_factory=set)
     older: Segment | None = None
@@ -260,7 +260,7 @@ class Hold:
     def segments(self) -> list[Segment]:
         return list(self.tokens)
 
-    def slots(self) -> list[tuple[Run, ...]]:
+    def slots(self) -> list[tuple[SlotRange, ...]]:
         """Where what is held lies. May be asked from any thread: what is cut meanwhile is as it was or as it is."""
         return [_beginning(segment.slots, tokens) for segment, tokens in list(self.tokens.items())]
 
@@ -287,5 +287,5 @@ class Hold:
         self.release()
 
 
-def _beginning(slots: tuple[Run, ...], tokens: int) -> tuple[Run, ...]:
+def _beginning(slots: tuple[SlotRange, ...], tokens: int) -> tuple[SlotRange, ...]:
     return cut(slots, 0, min(tokens, sum(run.length for run in slots)))

@@ -16,7 +16,8 @@ from itertools import takewhile
 
 from inlay.kv.eviction import UseOrder
 from inlay.kv.identity import KeyMaker, Segment, TokenRun
-from inlay.kv.pool import KVPool, Run, cut
+from inlay.kv.pool import KVPool
+from inlay.slots import SlotRange, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Found:
         return tuple(segment for segment, _ in self.parts)
 
     @property
-    def slots(self) -> tuple[Run, ...]:
+    def slots(self) -> tuple[SlotRange, ...]:
         """Where what was found lies."""
         return tuple(run for segment, tokens in self.parts for run in cut(segment.slots, 0, tokens))
 
@@ -77,7 +78,7 @@ class PrefixIndex:
         self._touch(segment for segment, _ in parts)
         return Found(tuple(parts), at)
 
-    def insert(self, run: TokenRun, slots: Sequence[Run]) -> Found:
+    def insert(self, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
         """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.
 
         That is all of it, but where two held segments stand in each other's way; see ``_cut``.
@@ -144,7 +145,7 @@ class PrefixIndex:
         self._pool.free(_without(gone, border // self._pool.chunk_size, self._pool.chunk_size))
         segment.run, segment.slots = segment.run.beginning(tokens), kept
 
-    def _add(self, run: TokenRun, slots: tuple[Run, ...], *, before: Segment | None = None) -> Segment:
+    def _add(self, run: TokenRun, slots: tuple[SlotRange, ...], *, before: Segment | None = None) -> Segment:
         """before: the segment that goes just after the new one; None for one that is used now."""
         segment = Segment(run, self.place(run), slots, self._keys)
         if before is None:
@@ -163,11 +164,11 @@ class PrefixIndex:
             self.by_use.touch(segment)
 
 
-def _without(runs: Sequence[Run], chunk: int, size: int) -> list[Run]:
+def _without(runs: Sequence[SlotRange], chunk: int, size: int) -> list[SlotRange]:
     """Runs without their slots in one chunk."""
     first, end = chunk * size, (chunk + 1) * size
     return [
-        Run(start, stop - start)
+        SlotRange(start, stop - start)
         for run in runs
         for start, stop in ((run.first, min(run.end, first)), (max(run.first, end), run.end))
         if start < stop

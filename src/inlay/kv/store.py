@@ -8,7 +8,8 @@ from inlay.errors import CapacityError
 from inlay.kv.eviction import victims
 from inlay.kv.identity import Hold, KeyMaker, Segment, SegmentSpec, TokenRun
 from inlay.kv.index import Found, PrefixIndex
-from inlay.kv.pool import KVPool, Run
+from inlay.kv.pool import KVPool
+from inlay.slots import SlotRange
 
 
 class SegmentStore:
@@ -42,11 +43,11 @@ class SegmentStore:
         """The longest stored beginning of a run, of at most ``most`` tokens."""
         return self._index.longest(run, most=most)
 
-    def insert(self, run: TokenRun, slots: Sequence[Run]) -> Found:
+    def insert(self, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
         """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is."""
         return self._index.insert(run, slots)
 
-    def allocate(self, tokens: int, *, after: Run | None = None) -> tuple[Run, ...]:
+    def allocate(self, tokens: int, *, after: SlotRange | None = None) -> tuple[SlotRange, ...]:
         """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError."""
         runs = self.pool.allocate(tokens, after=after)
         if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks):

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.plan import Plan
-from inlay.kv.pool import KVPool
+from inlay.attention.storage import KVStorage
 from inlay.models.spec import ModelSpec
 
 IMPLEMENTATION = "inlay"
@@ -30,7 +30,7 @@ class PassContext:
     """What the attention of one forward pass needs besides the layer's own tensors."""
 
     backend: Backend
-    pool: KVPool
+    pool: KVStorage
     plan: Plan
     spec: ModelSpec
 

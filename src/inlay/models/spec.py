@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from inlay.attention.rope import Rotary
+from inlay.attention.storage import LayerShape
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     max_positions: int
     vocab_size: int
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """What a pool holds of each layer."""
+        return [LayerShape(layer.kv_heads, layer.head_dim) for layer in self.layers]
 
     @property
     def rotary(self) -> bool:

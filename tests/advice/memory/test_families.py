@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay.advice.memory import CODECS
 from inlay.advice.memory.families import FAMILIES, attention_layer, shape_of
+from inlay.attention.storage import LayerShape, bytes_per_token
 from inlay.errors import ModelError
-from inlay.kv.pool import KVPool, LayerShape
 from tests.conftest import CONFIGS, tiny
 
 COMMON: dict[str, Any] = {
@@ -143,8 +143,7 @@ def test_what_the_engine_holds(name):
     loaded = tiny(name)
     shapes = [LayerShape(layer.kv_heads, layer.head_dim) for layer in loaded.spec.layers]
     for codec, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        pool = KVPool(shapes, dtype, capacity_bytes=2**20, chunk_size=1)
-        assert shape_of(loaded.model.config).bytes_per_token(CODECS[codec]) == pool.bytes_per_token
+        assert shape_of(loaded.model.config).bytes_per_token(CODECS[codec]) == bytes_per_token(shapes, dtype)
 
 
 def test_layers_that_keep_nothing_are_told():

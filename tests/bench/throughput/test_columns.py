@@ -88,7 +88,7 @@ def test_hits_are_those_that_the_workload_promises(llm, columns, kind, rate):
         # Random texts may begin with the same token or two by chance, and a schema's first token is stored too.
         assert 0 <= answer.usage.cached_tokens - ask.shared <= 3, (kind, ask.shared)
     computed = sum(answer.usage.computed_tokens for answer in run.answers)
-    steps = sum(span.length for step in run.steps for span in step.spans)
+    steps = sum(part.rows for step in run.steps for part in step.parts)
     assert steps == computed + 6 * (workload.completion - 1)
     promised = columns["inlay"].prompt_tokens(workload)
     assert computed <= promised <= computed + 6 * 3
@@ -113,7 +113,7 @@ def test_modules_in_any_order(llm, columns):
     run = columns["inlay"].run(workload)
     check(run, workload, [_spliced(llm, ask) for ask in workload.asks])
     assert run.prepare_s > 0
-    assert sum(span.length for step in run.steps for span in step.spans) == 3 * (5 + COMPLETION - 1)
+    assert sum(part.rows for step in run.steps for part in step.parts) == 3 * (5 + COMPLETION - 1)
 
 
 def _spliced(llm: AsyncLLM, ask: Ask) -> tuple[int, ...]:
@@ -142,8 +142,8 @@ def test_shared_memory_is_counted_once(llm, columns):
     assert (ours.peak_batch, off.peak_batch, stock.peak_batch) == (4, 4, 4)
     stored = 200 + 4 * (200 + 8 + COMPLETION - 1)  # the prefix, and a copy of it in front of each
     assert stock.kv_peak == stored * llm.store.pool.bytes_per_token
-    assert sum(span.length for step in ours.steps for span in step.spans) == 200 + 4 * (8 + COMPLETION - 1)
-    assert sum(span.length for step in off.steps for span in step.spans) == 4 * (208 + COMPLETION - 1)
+    assert sum(part.rows for step in ours.steps for part in step.parts) == 200 + 4 * (8 + COMPLETION - 1)
+    assert sum(part.rows for step in off.steps for part in step.parts) == 4 * (208 + COMPLETION - 1)
 
 
 def test_the_engine_is_left_as_it_was(llm):

@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from inlay.async_llm import AsyncLLM
-from inlay.attention.plan import Piece, Span
+from inlay.attention.plan import Item, Part
 from inlay.bench.machine import Ceilings
 from inlay.bench.throughput.runs import Answer, Limit, Run, figures
 from inlay.bench.throughput.steps import Cost, Step, covered, held_chunks, summary
 from inlay.errors import DeadlineError
-from inlay.kv.pool import Run as Slots
 from inlay.models.interface import attention_implementation
+from inlay.slots import SlotRange as Slots
 from inlay.types import Usage
 from tests.conftest import tiny
 
@@ -36,16 +36,16 @@ def test_operations_are_those_that_torch_counts(llm):
         model(torch.arange(9)[None], past_key_values=cache, use_cache=True)
         with FlopCounterMode(display=False) as counter:
             model(torch.tensor([[3]]), past_key_values=cache, use_cache=True)
-    step = Step((Span(9, 1, (Piece(Slots(0, 9), 0),), (Slots(9, 1),)),), 1, (), 1, 0.0)
+    step = Step((Part.of(9, 1, (Item(Slots(0, 9), 0),), (Slots(9, 1),)),), 1, (), 1, 0.0)
     norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
     assert cost.flops(step) - 2 * norms == counter.get_total_flops()
 
 
 def test_a_floor_is_the_larger_of_two_times_and_reads_what_is_shared_once():
     cost = Cost(body=1000, head=100, itemsize=2, pair_flops=8, kv_bytes=16, dtype="float32")
-    shared = Piece(Slots(0, 10), 0)
-    spans = (Span(10, 1, (shared,), (Slots(64, 1),)), Span(10, 3, (shared,), (Slots(128, 3),)))
-    step = Step(spans, rows=1, held=(), running=2, forward_s=0.5, seconds=1.0)
+    shared = Item(Slots(0, 10), 0)
+    parts = (Part.of(10, 1, (shared,), (Slots(64, 1),)), Part.of(10, 3, (shared,), (Slots(128, 3),)))
+    step = Step(parts, rows=1, held=(), running=2, forward_s=0.5, seconds=1.0)
     assert cost.bytes(step) == (1000 + 100) * 2 + (10 + 1 + 3) * 16
     assert cost.flops(step) == 2 * 4 * 1000 + 2 * 1 * 100 + 8 * (11 + 3 * 10 + 6)
     slow_memory = Ceilings({"float32": 1e9}, copy_gb_s=cost.bytes(step) / 1e9 / 0.25)
@@ -61,8 +61,8 @@ def test_a_floor_is_the_larger_of_two_times_and_reads_what_is_shared_once():
 
 def test_full_decode_steps_are_those_with_the_most_requests_and_no_prompt():
     def step(lengths: list[int], seconds: float) -> Step:
-        spans = tuple(Span(9, length, (), (Slots(64 * row, length),)) for row, length in enumerate(lengths))
-        return Step(spans, len(lengths), (), len(lengths), 0.0, seconds)
+        parts = tuple(Part.of(9, length, (), (Slots(64 * row, length),)) for row, length in enumerate(lengths))
+        return Step(parts, len(lengths), (), len(lengths), 0.0, seconds)
 
     cost = Cost(body=1000, head=100, itemsize=2, pair_flops=8, kv_bytes=16, dtype="float32")
     rate = Ceilings({"float32": 1e9}, copy_gb_s=(1100 * 2 + 3 * 16) / 1e9 / 0.010)  # 10 ms for three rows

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions, Backend
-from inlay.attention.plan import Piece, Span, build_plan, pieces_at
+from inlay.attention.plan import Item, Part, build_plan, items_at
 from inlay.attention.rope import Rotary
+from inlay.attention.storage import KVStorage, LayerShape
 from inlay.bench.machine import CacheFlush, clocked, in_turns
-from inlay.kv.pool import KVPool, LayerShape, Run, cut
+from inlay.kv.pool import KVPool
 from inlay.models.load import DTYPES
+from inlay.slots import SlotRange, cut
 
 _STRIDE = 17  # how far apart in the noise two sequences begin
 
@@ -98,30 +100,31 @@ class Pages:
     def __init__(self, case: Case, content: Content, *, copies: bool) -> None:
         self.content = content
         self.options = AttentionOptions(scale=case.head_dim**-0.5)
-        self.pool, self.spans = _pool(case, copies), list[Span]()
-        common: tuple[Run, ...] = ()
+        self.pool, self.parts = _pool(case, copies), list[Part]()
+        self.storage = KVStorage([LayerShape(case.kv_heads, case.head_dim)], DTYPES[case.dtype], self.pool.slots)
+        common: tuple[SlotRange, ...] = ()
         if case.shared and not copies:
             common = self._store(case.shared, content.shared())
         for sequence in range(case.batch):
-            self.spans.append(self._sequence(case, sequence, common))
+            self.parts.append(self._sequence(case, sequence, common))
 
-    def _sequence(self, case: Case, sequence: int, common: tuple[Run, ...]) -> Span:
+    def _sequence(self, case: Case, sequence: int, common: tuple[SlotRange, ...]) -> Part:
         keys, values = self.content.private(sequence)
         if case.shared and not common:
             shared_keys, shared_values = self.content.shared()
             keys, values = torch.cat((shared_keys, keys), 1), torch.cat((shared_values, values), 1)
         stored = keys.shape[1]
         own = self._store(stored + 1, (keys, values))
-        context = pieces_at(common, 0) + pieces_at(cut(own, 0, stored), case.context - stored)
-        return Span(case.context, 1, context, cut(own, stored, 1))
+        context = items_at(common, 0) + items_at(cut(own, 0, stored), case.context - stored)
+        return Part.of(case.context, 1, context, cut(own, stored, 1))
 
-    def _store(self, tokens: int, states: tuple[Tensor, Tensor]) -> tuple[Run, ...]:
+    def _store(self, tokens: int, states: tuple[Tensor, Tensor]) -> tuple[SlotRange, ...]:
         """Take chunks for that many tokens, and write the first of them."""
         runs = self.pool.allocate(tokens)
         assert runs is not None, "the pool is made for the case"
         at = 0
         for run in cut(runs, 0, states[0].shape[1]):
-            self.pool.write(0, run, states[0][:, at : at + run.length], states[1][:, at : at + run.length])
+            self.storage.write(0, run, states[0][:, at : at + run.length], states[1][:, at : at + run.length])
             at += run.length
         return cut(runs, 0, tokens)
 
@@ -129,8 +132,7 @@ class Pages:
 def _pool(case: Case, copies: bool) -> KVPool:
     shared = 0 if copies else case.shared
     chunks = -(-shared // case.chunk) + case.batch * -(-(case.context - shared + 1) // case.chunk)
-    capacity = chunks * case.chunk * case.token_bytes
-    return KVPool([LayerShape(case.kv_heads, case.head_dim)], DTYPES[case.dtype], capacity, case.chunk)
+    return KVPool(chunks * case.chunk * case.token_bytes, case.token_bytes, case.chunk)
 
 
 class Dense:
@@ -216,42 +218,41 @@ def step(case: SegmentCase, placement: str, backend: Backend) -> Callable[[], Te
     rotary = Rotary(10000.0 ** (-torch.arange(0, case.head_dim, 2).float() / case.head_dim))
     pieces, after = pieces_of(case, placement)
     pool = _filled(case, pieces, after, rotary, keys, values)
-    plan = build_plan(_spans(case, pieces, after))
+    plan = build_plan(_parts(case, pieces, after))
     options = AttentionOptions(scale=case.head_dim**-0.5, rotary=rotary)
     return lambda: backend.attend(query, key, value, pool, plan, 0, options)
 
 
-def pieces_of(case: SegmentCase, placement: str) -> tuple[tuple[Piece, ...], int]:
+def pieces_of(case: SegmentCase, placement: str) -> tuple[tuple[Item, ...], int]:
     """Where the tokens lie, and the first slot behind them, at a chunk border."""
     size, apart = case.segment_tokens, case.segment_tokens
     if placement == "one":
-        pieces: tuple[Piece, ...] = (Piece(Run(0, case.tokens), 0),)
+        pieces: tuple[Item, ...] = (Item(SlotRange(0, case.tokens), 0),)
     else:
         if placement != "neighbours":
             apart = -(-size // case.chunk) * case.chunk
         at = [(number * apart, number * size) for number in range(case.segments)]
         shifted = placement == "shifted"
-        pieces = tuple(Piece(Run(slot, size), 0 if shifted else p, p if shifted else 0) for slot, p in at)
-    return pieces, -(-pieces[-1].run.end // case.chunk) * case.chunk
+        pieces = tuple(Item(SlotRange(slot, size), 0 if shifted else p, p if shifted else 0) for slot, p in at)
+    return pieces, -(-pieces[-1].slots.end // case.chunk) * case.chunk
 
 
 def _filled(
-    case: SegmentCase, pieces: tuple[Piece, ...], after: int, rotary: Rotary, keys: Tensor, values: Tensor
-) -> KVPool:
+    case: SegmentCase, pieces: tuple[Item, ...], after: int, rotary: Rotary, keys: Tensor, values: Tensor
+) -> KVStorage:
     """A pool that holds the tokens, with room for a chunk or more per row behind them."""
     slots = after + case.rows * case.chunk
-    token_bytes = 2 * case.kv_heads * case.head_dim * DTYPES[case.dtype].itemsize
-    pool = KVPool([LayerShape(case.kv_heads, case.head_dim)], DTYPES[case.dtype], slots * token_bytes, case.chunk)
+    pool = KVStorage([LayerShape(case.kv_heads, case.head_dim)], DTYPES[case.dtype], slots)
     at = 0
     for piece in pieces:
-        cos, sin = rotary.angles([-position for position in range(piece.start, piece.end)])
-        turned = rotary.turn(keys[:, at : at + piece.run.length], cos, sin).to(pool.dtype)
-        pool.write(0, piece.run, turned, values[:, at : at + piece.run.length].to(pool.dtype))
-        at += piece.run.length
+        cos, sin = rotary.angles([-position for position in range(piece.position, piece.end)])
+        turned = rotary.turn(keys[:, at : at + piece.slots.length], cos, sin).to(pool.dtype)
+        pool.write(0, piece.slots, turned, values[:, at : at + piece.slots.length].to(pool.dtype))
+        at += piece.slots.length
     return pool
 
 
-def _spans(case: SegmentCase, pieces: tuple[Piece, ...], after: int) -> list[Span]:
+def _parts(case: SegmentCase, pieces: tuple[Item, ...], after: int) -> list[Part]:
     if case.query == "prefill":
-        return [Span(case.tokens, case.rows, pieces, (Run(after, case.rows),))]
-    return [Span(case.tokens, 1, pieces, (Run(after + row * case.chunk, 1),)) for row in range(case.rows)]
+        return [Part.of(case.tokens, case.rows, pieces, (SlotRange(after, case.rows),))]
+    return [Part.of(case.tokens, 1, pieces, (SlotRange(after + row * case.chunk, 1),)) for row in range(case.rows)]

@@ -73,9 +73,9 @@ def step(column: str, stored: Pages | Dense, backend: Backend) -> Step:
 
 
 def _attend(pages: Pages, backend: Backend, *, share: bool) -> Step:
-    plan = build_plan(pages.spans, share=share)  # once for all layers and steps, as in the engine
+    plan = build_plan(pages.parts, share=share)  # once for all layers and steps, as in the engine
     content = pages.content
-    return lambda: backend.attend(content.query, content.key, content.value, pages.pool, plan, 0, pages.options)
+    return lambda: backend.attend(content.query, content.key, content.value, pages.storage, plan, 0, pages.options)
 
 
 def _sdpa(dense: Dense) -> Step:

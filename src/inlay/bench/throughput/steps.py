@@ -13,25 +13,25 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from inlay.attention.plan import Span, build_plan
+from inlay.attention.plan import Part, build_plan
 from inlay.base import Base
 from inlay.bench.machine import Ceilings
 from inlay.bench.stock import bytes_read_per_token
-from inlay.kv.pool import Run as Slots
 from inlay.models.spec import dtype_name
+from inlay.slots import SlotRange as Slots
 
 
 @dataclass
 class Step:
     """One forward pass, noted on the engine's thread.
 
-    spans: what it computed. rows: how many rows of logits it made. held: slots that running requests held, with those
+    parts: what it computed. rows: how many rows of logits it made. held: slots that running requests held, with those
     that are reserved for the rest of a prompt. running: how many requests ran.
     forward_s: the call of the model, with the attention's own planning. seconds: the whole step: scheduling, placing,
     planning, the call of the model, sampling, detokenizing.
     """
 
-    spans: tuple[Span, ...]
+    parts: tuple[Part, ...]
     rows: int
     held: tuple[tuple[Slots, ...], ...]
     running: int
@@ -55,7 +55,7 @@ def recording(llm: Base) -> Iterator[list[Step]]:
         return ended
 
     def run(work: Any, rows: Sequence[int], plan: Any = None) -> Any:
-        plan = plan or build_plan([each.span for each in work])
+        plan = plan or build_plan([each.part for each in work])
         started = time.perf_counter()
         logits = forward(work, rows, plan)
         took = time.perf_counter() - started
@@ -65,7 +65,7 @@ def recording(llm: Base) -> Iterator[list[Step]]:
             for seat in seats
             for slots in (seat.modules, seat.tail, *(segment.slots for segment in seat.hold.segments))
         )
-        steps.append(Step(plan.spans, len(rows), held, len(seats), took))
+        steps.append(Step(plan.parts, len(rows), held, len(seats), took))
         return logits
 
     vars(engine)["step"], vars(runner)["run"] = step, run
@@ -113,11 +113,8 @@ class Cost:
 
     def flops(self, step: Step) -> int:
         """Floating-point operations of a step."""
-        tokens = sum(span.length for span in step.spans)
-        pairs = 0
-        for span in step.spans:
-            seen = sum(piece.run.length for piece in span.context)
-            pairs += span.length * seen + span.length * (span.length + 1) // 2
+        tokens = sum(part.rows for part in step.parts)
+        pairs = sum(part.pairs for part in step.parts)
         return 2 * tokens * self.body + 2 * step.rows * self.head + pairs * self.pair_flops
 
     def bytes(self, step: Step) -> int:
@@ -146,9 +143,9 @@ def summary(steps: Sequence[Step], cost: Cost, ceilings: Ceilings) -> dict[str, 
 
 
 def _full_decode(steps: Sequence[Step], floors: Sequence[tuple[float, str]]) -> dict[str, Any] | None:
-    decode = [pair for pair in zip(steps, floors, strict=True) if all(span.length == 1 for span in pair[0].spans)]
-    rows = max((len(step.spans) for step, _ in decode), default=0)
-    full = [pair for pair in decode if len(pair[0].spans) == rows]
+    decode = [pair for pair in zip(steps, floors, strict=True) if all(part.rows == 1 for part in pair[0].parts)]
+    rows = max((len(step.parts) for step, _ in decode), default=0)
+    full = [pair for pair in decode if len(pair[0].parts) == rows]
     if not full:
         return None
     bounds = Counter(bound for _, (_, bound) in full)
@@ -178,6 +175,5 @@ def covered(runs: Iterable[Slots]) -> int:
 
 
 def _touched(step: Step) -> Iterator[Slots]:
-    for span in step.spans:
-        yield from (piece.run for piece in span.context)
-        yield from span.slots
+    for part in step.parts:
+        yield from part.ranges

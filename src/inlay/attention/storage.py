@@ -1,0 +1,57 @@
+"""The memory of keys and values on the CPU: a key and a value tensor a layer.
+
+Memory that was never written takes none: the operating system gives pages of an anonymous mapping on first write, so
+a pool grows with use, up to its budget.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inlay.slots import SlotRange
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Heads of keys and values in one layer, and their width."""
+
+    kv_heads: int
+    head_dim: int
+
+
+def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
+    """How many bytes the keys and values of one token take in all layers."""
+    return sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+
+
+class KVStorage:
+    """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, head_dim) each, in the KV dtype."""
+
+    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> None:
+        self.dtype = dtype
+        self.keys = [_untouched((layer.kv_heads, slots, layer.head_dim), dtype) for layer in layers]
+        self.values = [_untouched((layer.kv_heads, slots, layer.head_dim), dtype) for layer in layers]
+
+    def write(self, layer: int, slots: SlotRange | npt.NDArray[np.int64], keys: Tensor, values: Tensor) -> None:
+        """Store keys and values, (kv_heads, tokens, head_dim), at a range or at slot numbers (tokens,)."""
+        where = slice(slots.first, slots.end) if isinstance(slots, SlotRange) else torch.from_numpy(slots)
+        self.keys[layer][:, where] = keys.to(self.dtype)
+        self.values[layer][:, where] = values.to(self.dtype)
+
+
+def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written; torch.zeros would touch every page.
+
+    Zeros, since a masked slot still enters a product with weight zero, where stray NaN would survive.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=dtype).view(shape)
