@@ -15,8 +15,10 @@ from inlay.attention.registry import get_backend
 from inlay.bench.attention.cases import PLACEMENTS, Case, Content, Pages, SegmentCase, pieces_of
 from inlay.bench.attention.cases import step as segment_step
 from inlay.bench.attention.measure import COLUMNS, MEMORY, PARTS, AttentionSetting, measure_attention, step, store
+from inlay.bench.attention.plans import PrefillCase, prefill_step, scattered
 from inlay.bench.attention.plot import draw_attention
 from inlay.errors import ParameterError
+from inlay.slots import join, total
 
 TINY = AttentionSetting(
     dtypes=("float32",),
@@ -30,6 +32,11 @@ TINY = AttentionSetting(
     batches=(1, 2),
     segments=3,
     segment_tokens=5,
+    prefill=64,
+    prefill_runs=(1, 5),
+    plan_requests=4,
+    modules=12,
+    repaired=200,
     runs=1,
     quick=True,
 )
@@ -138,7 +145,28 @@ def test_the_json_of_every_part(measured):
             assert cell["tokens_s"] == pytest.approx(row["batch"] / cell["ms"] * 1000, rel=0.05)
     for row in result["segments"]:
         assert row["ratio"]["shifted"] == pytest.approx(row["ms"]["shifted"] / row["ms"]["one"], rel=0.05)
+    (prefill,) = result["prefill"]
+    assert prefill["ratio"]["5"] == pytest.approx(prefill["ms"]["5"] / prefill["ms"]["1"], rel=0.05)
+    assert [(row["what"], row["requests"], row["items"]) for row in result["plan"][:3]] == [("modules", 4, 4 * 13)] * 3
+    assert [row["entries"] for row in result["plan"][:3]] == [12 + 4, 6 + 4 * 6 + 4, 4 * 13]
+    assert all(row["ms"]["plan"] > 0 for row in result["plan"])
     assert result["backend"] == get_backend("auto").name
+
+
+def test_runs_are_as_many_as_they_say_and_lie_apart():
+    for count in (1, 2, 7):
+        ranges = scattered(16, count, 8)
+        assert len(ranges) == count
+        assert total(ranges) == 16 * 8
+        slots = [slot for each in ranges for slot in range(each.first, each.end)]
+        assert len(slots) == len(set(slots))
+        assert len(join(sorted(ranges, key=lambda each: each.first))) == count
+
+
+def test_a_scattered_prompt_gives_the_same_as_one_in_one_run():
+    case = PrefillCase("float32", 4, 2, 16, tokens=64, runs=(1, 5), chunk=8)
+    one, many = (prefill_step(case, count, get_backend("auto"))() for count in case.runs)
+    torch.testing.assert_close(many, one, atol=1e-5, rtol=0)
 
 
 def test_progress_counts_cells():

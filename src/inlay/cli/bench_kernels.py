@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def attention(
-    part: Annotated[str, typer.Option(help="Of table3, figure3, figure4, segments: one, or several with commas.")] = (
-        "table3,figure3,figure4,segments"
+    part: Annotated[str, typer.Option(help="Of table3, figure3, figure4, segments, prefill, plan.")] = (
+        "table3,figure3,figure4,segments,prefill,plan"
     ),
     dtype: Annotated[str, typer.Option(help="Of float32, bfloat16.")] = "float32,bfloat16",
     heads: Annotated[str | None, typer.Option(help="Query heads/KV heads, several with commas; 32/32,32/8.")] = None,
@@ -38,7 +38,7 @@ def attention(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """A decode step of one layer: shared prefixes, diverging sequences, batch sizes, scattered segments."""
+    """One layer: shared prefixes, diverging sequences, batch sizes, scattered segments and prompts; plans."""
     sizes: dict[str, Any] = {"batch": batch}
     for name, option, text in (
         ("prompts", "--prompt", prompt),
@@ -48,7 +48,7 @@ def attention(
         sizes[name] = None if text is None else counts(option, text)
     sizes["heads"] = None if heads is None else _heads(heads)
     check_plot(plot)
-    if plot is not None and words(part) == ("segments",):
+    if plot is not None and not {"table3", "figure3", "figure4"}.intersection(words(part)):
         raise ParameterError("--plot draws table3, figure3 and figure4; add one of them to --part, or drop --plot")
     from inlay.bench.attention.measure import AttentionSetting, measure_attention
     from inlay.cli.output import token_progress
@@ -78,11 +78,32 @@ def _heads(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _attention_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    for part in ("table3", "figure3", "figure4", "segments"):
+    for part in ("table3", "figure3", "figure4", "segments", "prefill"):
         kinds = groupby(result.get(part, ()), key=lambda row: (row["dtype"], row["heads"], row["kv_heads"]))
         for (dtype, heads, kv_heads), group in kinds:
             about = f"{dtype}, {heads} query and {kv_heads} KV heads"
-            yield _segments(list(group), about) if part == "segments" else _steps(list(group), part, about)
+            if part == "prefill":
+                yield from (_prefill(row, about) for row in group)
+            else:
+                yield _segments(list(group), about) if part == "segments" else _steps(list(group), part, about)
+    if result.get("plan"):
+        yield _plans(result["plan"])
+
+
+def _prefill(row: dict[str, Any], about: str) -> tuple[str, Table]:
+    table = make_table(("runs", "ms", "ratio"))
+    for count, ms in row["ms"].items():
+        table.add_row(count, number(ms), f"{row['ratio'][count]:.2f}×")
+    return f"a prompt of {row['tokens']:,} tokens whose slots lie in so many runs: {about}", table
+
+
+def _plans(rows: list[dict[str, Any]]) -> tuple[str, Table]:
+    table = make_table(("requests", "each reads", "items", "entries", "part, ms", "plan, ms"))
+    for row in rows:
+        sizes = (number(row[name]) for name in ("items", "entries"))
+        ms = (number(row["ms"][name]) for name in ("part", "plan"))
+        table.add_row(number(row["requests"]), row["read"], *sizes, *ms)
+    return "making a plan: modules read by decoding requests, and a repaired segment", table
 
 
 def _steps(rows: list[dict[str, Any]], part: str, about: str) -> tuple[str, Table]:

@@ -21,7 +21,7 @@ struct Stretch {
 struct Block {
   std::vector<int32_t> rows;       // increasing; one that reads its keys twice stands twice
   std::vector<Stretch> stretches;  // those of one shift stand together
-  bool alone;                      // no other block holds any of these rows
+  bool alone = true;               // no other block holds any of these rows
 
   int64_t keys() const;
   double usual_keys() const;  // as many as a row sees on average, about

@@ -28,6 +28,7 @@ from inlay.attention.backend import Backend
 from inlay.attention.plan import build_plan
 from inlay.attention.registry import get_backend
 from inlay.bench.attention.cases import Case, Content, Dense, Pages, SegmentCase, measure_segments
+from inlay.bench.attention.plans import PrefillCase, measure_plans, measure_prefill
 from inlay.bench.machine import (
     GB,
     CacheFlush,
@@ -121,7 +122,7 @@ def _grouped(dense: Dense) -> Tensor:
     return dense.content.query.transpose(0, 1).reshape(batch, kv_heads, -1, head_dim).contiguous()
 
 
-PARTS = ("table3", "figure3", "figure4", "segments")
+PARTS = ("table3", "figure3", "figure4", "segments", "prefill", "plan")
 FRACTIONS = (0.0, 0.5, 0.75, 1.0)  # of a prompt that is shared, in table 3
 _USABLE = 0.85  # of the free memory
 
@@ -132,6 +133,8 @@ class AttentionSetting:
 
     heads: (query heads, KV heads). prompts: n_p of table 3. figure_prompt: n_p = n_s of both figures.
     completions: n_c of figure 3. batches: of figure 4. segments, segment_tokens: of the part on segments.
+    prefill, prefill_runs: tokens of a prompt, and in how many runs its slots lie. plan_requests, modules: of the plans,
+    and what each request reads. repaired: tokens of the repaired segment.
     backend: the attention backend of our columns. runs: of each cell, at least.
     """
 
@@ -147,6 +150,11 @@ class AttentionSetting:
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 96)
     segments: int = 30
     segment_tokens: int = 10
+    prefill: int = 4096
+    prefill_runs: tuple[int, ...] = (1, 10, 57)
+    plan_requests: int = 64
+    modules: int = 1000
+    repaired: int = 2048
     columns: tuple[str, ...] = COLUMNS
     backend: str = "auto"
     runs: int = 5
@@ -178,6 +186,10 @@ class AttentionSetting:
             completions=(0, 64),
             batches=(1, 4),
             segments=6,
+            prefill=512,
+            prefill_runs=(1, 4),
+            plan_requests=8,
+            modules=50,
             runs=1,
             quick=True,
         )
@@ -193,6 +205,11 @@ def measure_attention(setting: AttentionSetting, progress: Progress | None = Non
         for number, (part, case) in enumerate(work):
             if isinstance(case, SegmentCase):
                 result[part].append(measure_segments(case, backend, setting.runs, flush))
+            elif isinstance(case, PrefillCase):
+                result[part].append(measure_prefill(case, backend, setting.runs, flush))
+            elif case is None:
+                sizes = (setting.plan_requests, setting.modules, setting.repaired)
+                result[part] += measure_plans(*sizes, setting.runs)
             else:
                 result[part].append(_measure(case, setting, backend, ceilings, flush))
             if progress is not None:
@@ -201,12 +218,17 @@ def measure_attention(setting: AttentionSetting, progress: Progress | None = Non
     return result | about | {"ceilings": ceilings.report(), "machine": describe_machine()}
 
 
-def _cases(part: str, setting: AttentionSetting) -> Iterator[Case | SegmentCase]:
-    """The rows of a part, in the order of its table."""
+def _cases(part: str, setting: AttentionSetting) -> Iterator[Case | SegmentCase | PrefillCase | None]:
+    """The rows of a part, in the order of its table; None for plans, which have neither dtype nor heads."""
+    if part == "plan":
+        yield None
+        return
     for dtype in setting.dtypes:
         for heads, kv_heads in setting.heads:
             shape = (dtype, heads, kv_heads, setting.head_dim)
-            if part == "segments":
+            if part == "prefill":
+                yield PrefillCase(*shape, setting.prefill, setting.prefill_runs, setting.chunk)
+            elif part == "segments":
                 for query in ("decode", "batch", "prefill"):
                     yield SegmentCase(*shape, query, setting.segments, setting.segment_tokens, setting.chunk)
             else:
