@@ -84,6 +84,17 @@ def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypat
     assert built == [2, 2, 1]
 
 
+def test_a_request_that_joins_leaves_the_parts_of_others_alone(monkeypatch):
+    """A decoding request's table is made once, whatever happens beside it, and across chunks of the pool."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4, max_num_seqs=2, max_num_batched_tokens=6)
+    made: list[int] = []
+    at = Part.at
+    monkeypatch.setattr(Part, "at", lambda positions, *rest: made.append(len(positions)) or at(positions, *rest))
+    params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (5, 30, 9, 9)]
+    llm.generate(["Hello", "Good morning", "A third one", "Yet a fourth"], params)
+    assert sorted(made) == [1] * 4 + [5, 11, 12, 12]
+
+
 def test_every_chunk_comes_back():
     llm = LLM(tiny("llama"), kv_memory="16MiB", chunk_size=4)
     llm.add_schema(MODULES)

@@ -185,6 +185,7 @@ def advance(plan: Plan, parts: Sequence[Part]) -> Plan:
     plan: of one row a part; not to be used again. parts: the same requests one token on, each in the slot behind its
     last one.
     """
+    assert plan.groups.growing.size == plan.rows, "only a plan of decode steps advances"
     plan.groups.advance()  # first, while they can still be made of the parts before
     plan.positions += 1
     plan.slots += 1
