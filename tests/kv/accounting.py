@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inlay.engine.allocation import Seat
-from inlay.kv.identity import Hold
 from inlay.kv.pool import Run
+from inlay.kv.segment import Hold
 from inlay.kv.store import SegmentStore
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from inlay import LLM, Schema
 from inlay.engine.request import usage_of
-from inlay.kv.identity import Context, KeyMaker, Segment, TokenRun, specify
-from inlay.kv.index import Found
+from inlay.kv.identity import Context, KeyMaker, TokenRun, specify
 from inlay.kv.pool import Run
+from inlay.kv.segment import Found, Segment, SegmentRange
 from inlay.prompt.placement import Placed
 from inlay.prompt.splice import Cached, Fresh, pieces, splice_exact, splice_modules
 from tests.conftest import tiny
@@ -166,10 +166,10 @@ def test_pieces_are_read_at_the_shift_of_each_segment():
     """Segments of one path may have been encoded at different positions."""
     one = Segment(TokenRun((1, 2, 3), 0, Context()), b"", (Run(8, 2), Run(20, 1)), KEYS)
     other = Segment(TokenRun((4, 5, 6, 7), 43, Context()), b"", (Run(40, 4),), KEYS)
-    read = pieces(Found(((one, 3), (other, 2)), 5), 10, 5)
+    read = pieces(Found((SegmentRange(one, 0, 3), SegmentRange(other, 0, 2))), 10, 5)
     assert [(p.run, p.start, p.shift) for p in read] == [
         (Run(8, 2), 0, 10),
         (Run(20, 1), 2, 10),
         (Run(40, 2), 43, -30),
     ]
-    assert pieces(Found(((one, 3), (other, 2)), 5), 10, 3) == read[:2]
+    assert pieces(Found((SegmentRange(one, 0, 3), SegmentRange(other, 0, 2))), 10, 3) == read[:2]

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 
 from inlay.attention.plan import Piece, Span, extend, pieces_at
-from inlay.kv.identity import Hold, TokenRun
+from inlay.kv.identity import TokenRun
 from inlay.kv.pool import Run, cut
+from inlay.kv.segment import Hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
-from inlay.kv.identity import Hold, Segment, SegmentSpec, TokenRun
-from inlay.kv.index import Found, shared_length
+from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.index import shared_length
 from inlay.kv.pool import Run, cut
+from inlay.kv.segment import Found, Hold, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Fresh, Splice, pieces
@@ -201,9 +202,9 @@ class Placing:
             self._forget(prefill)
             kept = self._store.insert(prefill.keep, prefill.slots)
             own = self._own(seat, kept.segments)
-            for segment, tokens in kept.parts:
-                if segment in own:
-                    seat.hold.add(segment, tokens)
+            for each in kept.ranges:
+                if each.segment in own:
+                    seat.hold.add(each.segment, each.end)
         if isinstance(task, Encoding):
             task.computed(prefill)
         elif prefill.module:
@@ -344,9 +345,8 @@ def _lay_modules(survey: _Survey, slots: tuple[Run, ...], seat: Seat) -> dict[by
                 context += pieces(stored, other.start, len(other.ids))
             else:
                 context += pieces_at(encoded[other.key], other.start)
-        run = spec.run
         work = Work(spec.ids, Span(spec.start, len(spec.ids), context, encoded[spec.key]))
-        seat.prefill.append(Prefill(work, run, encoded[spec.key], run, spec.key))
+        seat.prefill.append(Prefill(work, spec, encoded[spec.key], spec, spec.key))
     return encoded
 
 
@@ -385,7 +385,7 @@ def _tail_tokens(splice: Splice, survey: _Survey) -> int:
 def _wanted(splice: Splice, survey: _Survey) -> Iterator[tuple[TokenRun, int, int]]:
     """What is read and not stored, as runs: with how many of their tokens are stored, and how many are read."""
     for spec in survey.missing:
-        yield spec.run, 0, len(spec.ids)
+        yield spec, 0, len(spec.ids)
     for part, found, most in zip(splice, survey.beginnings, _readable(splice), strict=True):
         if isinstance(part, Fresh) and part.run is not None and found is not None:
             yield part.run, found.tokens, most

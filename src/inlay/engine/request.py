@@ -16,7 +16,7 @@ from inlay.engine.sampler.sampler import Sampled
 from inlay.engine.stream import TextStream
 from inlay.errors import CapacityError, ContextError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.index import Found
+from inlay.kv.segment import Found
 from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from inlay.attention.plan import Piece, pieces_at
 from inlay.kv.identity import Context, SegmentSpec, TokenRun
-from inlay.kv.index import Found
-from inlay.kv.pool import cut
+from inlay.kv.segment import Found
 from inlay.prompt.placement import Placed
 
 
@@ -167,10 +166,7 @@ def open_end(splice: Splice) -> Splice:
 def pieces(found: Found, start: int, tokens: int) -> tuple[Piece, ...]:
     """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
     read: tuple[Piece, ...] = ()
-    for segment, length in found.parts:
-        taken = min(length, tokens)
-        if taken <= 0:
-            break
-        read += pieces_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
-        start, tokens = start + taken, tokens - taken
+    for each in found.part(0, tokens).ranges:
+        read += pieces_at(each.slots, each.start, start - each.start)
+        start += each.tokens
     return read
