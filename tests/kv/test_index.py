@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import EMPTY, Context, KeyMaker, TokenRun
-from inlay.kv.index import shared_length
+from inlay.kv.index import PrefixIndex, shared_length
 from inlay.kv.pool import KVPool, LayerShape, Run, cut
 from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
@@ -326,9 +326,15 @@ def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
 
 
 def test_a_held_segment_cannot_be_removed():
-    store = make()
-    with store.hold(put(store, TokenRun((1, 2), 0, Context()))), pytest.raises(AssertionError, match="held segment"):
-        store._index.remove(next(iter(store)))
+    pool = make().pool
+    index = PrefixIndex(pool, KeyMaker(b"model", "float32", "none", b"", positioned=False))
+    (segment,) = index.insert(TokenRun((1, 2), 0, Context()), pool.allocate(2)).segments
+    with Hold() as hold:
+        hold.add(segment, 1)
+        with pytest.raises(AssertionError, match="held segment"):
+            index.remove(segment)
+    index.remove(segment)
+    assert not list(index)
 
 
 @given(TOKENS, TOKENS, st.integers(0, 12), st.integers(0, 12))

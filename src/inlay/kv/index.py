@@ -1,9 +1,9 @@
 """The prefix index: every stored segment, found by what it could attend to and then token by token.
 
 This is the prefix tree of ChunkAttention (arXiv 2402.15220, section 3.1) with context digests for edges: a segment is
-kept at the *place* that its context digest names, under its first token, and what may follow it stands at the place
+kept at the *place* that its context digest names, under its first token, and what may follow it is kept at the place
 that the digest behind its last token names. So prompts that begin alike share a path from the root with no hint from
-anybody; modules encoded alone stand at the root too; and what follows a splice of modules stands at the place that
+anybody; modules encoded alone begin at the root too; and what follows a splice of modules is kept at the place that
 this splice names, which no prompt with other text before it can reach. Nothing points from one segment to another:
 a place is a digest, so a part of a path may be evicted and computed anew while the rest stays.
 """
@@ -34,7 +34,7 @@ class PrefixIndex:
         return (segment for branches in self._places.values() for segment in branches.values())
 
     def place(self, run: TokenRun) -> bytes:
-        """Where a run begins; under its first token there stands what is stored of it."""
+        """The place of a run; what is stored of its beginning is kept there, under its first token."""
         return self._keys.place(run.digest, run.start)
 
     def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
