@@ -13,8 +13,8 @@ from .driving import Driver, check_stock, ids
 
 
 def schema_of(modules: int, words: str = "abcdefgh", name: str = "s") -> Schema:
-    """Modules of 42 tokens, or 43, behind nothing."""
-    texts = "".join(f'<module name="m{n}">{words * 5}{n}.</module>' for n in range(modules))
+    """Modules of 42 tokens, or 43, behind nothing, that begin otherwise."""
+    texts = "".join(f'<module name="m{n}">{n}{words * 5}.</module>' for n in range(modules))
     return Schema.from_string(f'<schema name="{name}">{texts}</schema>')
 
 

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from inlay import Schema
+from inlay.prompt.splice import Cached
 
 from ..conftest import FAMILIES
 from ..equivalence.recorder import close
@@ -343,6 +344,49 @@ def test_missing_modules_are_computed_once_for_all_who_arrive_together(reuse):
         expected = oracle_logits(driver.loaded, driver.llm, prompt_of("ac", text), request.token_ids, reuse, "packed")
         for row, wanted in zip(driver.logits[request], expected, strict=True):
             close(row, wanted)
+
+
+LONG = Schema.from_string(
+    """<schema name="s">In front. <module name="a">The first module goes on for a while.</module><module
+    name="b">The first module goes on, but not as the other did; this one is longer.</module></schema>"""
+)
+
+
+@pytest.mark.parametrize("reuse", ["isolated", "anchored"])
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("left", [4, 8, 33])
+def test_a_module_that_lost_its_end_is_completed(name, reuse, left):
+    positions = "schema" if name == "gpt2" else "packed"
+    driver = Driver(name, reuse=reuse, positions=positions, prefill_chunk=7)
+    driver.schema(LONG)
+    request, again = (driver.request(LONG.prompt().use("b").text("Well?"), 4) for _ in range(2))
+    stored = max((part.spec for part in request.splice if isinstance(part, Cached)), key=lambda spec: len(spec.ids))
+    with driver.store.hold(driver.store.longest(stored, most=left)):
+        driver.store.clear()
+    driver.run(request)
+    assert request.usage.cached_tokens == left
+    expected = oracle_logits(
+        driver.loaded, driver.llm, LONG.prompt().use("b").text("Well?"), request.token_ids, reuse, positions
+    )
+    for row, wanted in zip(driver.logits[request], expected, strict=True):
+        close(row, wanted)
+    assert driver.run(again) == [tuple(request.token_ids)]
+    assert again.usage.computed_tokens == 1
+    assert driver.all_free()
+
+
+def test_a_module_is_completed_from_one_that_begins_alike_by_one_for_all():
+    driver = Driver(max_num_batched_tokens=16)
+    driver.schema(LONG, encode=False)
+    first = driver.request(LONG.prompt().use("a").text("Well?"), 1)
+    driver.run(first)
+    shared, whole = len("The first module goes on"), len(first.ids)
+    others = [driver.request(LONG.prompt().use("b").text(text), 1) for text in ("Well?", "Go on?")]
+    driver.run(*others)
+    shared += len("In front. ")
+    assert [request.usage.cached_tokens for request in others] == [shared, len(others[1].ids) - len("Go on?")]
+    assert sum(driver.passes) == whole + len(others[0].ids) - shared + len("Go on?")
+    assert driver.all_free()
 
 
 def test_modules_are_found_in_any_combination_and_order():

@@ -16,7 +16,7 @@ import pytest
 
 from inlay import Schema
 from inlay.engine.request import Request
-from inlay.kv.identity import Segment
+from inlay.kv.segment import Segment
 
 from .driving import Driver, ids
 

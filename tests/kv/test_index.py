@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from inlay.engine.allocation import pieces
 from inlay.errors import CapacityError
-from inlay.kv.identity import EMPTY, Context, Hold, KeyMaker, TokenRun
-from inlay.kv.index import Found, shared_length
+from inlay.kv.identity import EMPTY, Context, KeyMaker, TokenRun
+from inlay.kv.index import PrefixIndex, shared_length
 from inlay.kv.pool import KVPool
+from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
 from tests.kv.accounting import audit
@@ -73,7 +74,7 @@ def put(store: SegmentStore, run: TokenRun) -> Found:
 
 def read(found: Found) -> tuple[int, ...]:
     """The tokens that were found, one by one."""
-    return tuple(token for segment, length in found.parts for token in segment.run.ids[:length])
+    return tuple(token for each in found.ranges for token in each.segment.run.ids[each.first : each.end])
 
 
 @settings(deadline=None)
@@ -167,12 +168,71 @@ def test_runs_that_begin_inside_what_is_stored_break_nothing(stored, randomly):
     assert store.pool.free_chunks == store.pool.chunks
 
 
+@settings(deadline=None)
+@given(st.lists(RUNS, min_size=1, max_size=10), RUNS, st.integers(0, 12), st.integers(0, 12))
+def test_any_range_of_a_run_is_found_where_it_was_written(runs, asked, first, end):
+    """The pool as a record of what was written: slot → (context, the run's tokens so far). A range tells just that."""
+    store, oracle, written = make(), Oracle(positioned=False), {}
+    for ids, *where in runs:
+        slots = store.allocate(len(ids))
+        for n, slot in enumerate(_each(cut(slots, 0, len(ids)))):
+            written[slot] = (oracle.under(*where), ids[: n + 1])
+        store.insert(run_of(ids, *where), slots)
+        oracle.insert(ids, *where)
+    for ids, *where in [*runs, asked]:
+        part = store.longest(run_of(ids, *where), most=end).part(first, end)
+        stop = max(first, min(end, oracle.longest(ids, *where)))
+        assert (read(part), part.tokens) == (ids[first:stop], stop - first)
+        under = oracle.under(*where)
+        assert [written[slot] for slot in _slots(part)] == [(under, ids[: n + 1]) for n in range(first, stop)]
+
+
+@settings(deadline=None)
+@given(st.lists(RUNS, min_size=1, max_size=8), st.lists(RUNS, max_size=8), st.data())
+def test_a_held_range_stays_whatever_is_cut_and_evicted(first, then, data):
+    store, holds = make(), []
+    for ids, *where in first:
+        begin, end = sorted(data.draw(st.tuples(st.integers(0, len(ids)), st.integers(0, len(ids)))))
+        part = put(store, run_of(ids, *where)).part(begin, end)
+        holds.append((store.hold(part), ids[begin:end], _slots(part)))
+    for ids, *where in then:
+        put(store, run_of(ids, *where))
+    store.clear()
+    audit(store, holds=[hold for hold, _, _ in holds])
+    lies = {slot: token for s in store for slot, token in zip(_each(s.slots), s.run.ids, strict=True)}
+    for hold, ids, slots in holds:
+        assert tuple(lies[slot] for slot in slots) == ids
+        assert set(slots) <= {slot for runs in hold.slots() for slot in _each(runs)}
+        hold.release()
+    store.clear()
+    assert store.pool.free_chunks == store.pool.chunks
+
+
+@settings(deadline=None)
+@given(TOKENS, TOKENS, st.data())
+def test_what_is_computed_anew_between_two_ranges_cuts_no_segment(module, other, data):
+    """Tokens inside a module, computed against what really stands before them, are another text's, for all there is."""
+    store = make()
+    stored = run_of(module, 0, 0, 0)
+    put(store, stored)
+    begin, end = sorted(data.draw(st.tuples(st.integers(0, len(module)), st.integers(0, len(module)))))
+    before = run_of(other, 1, 0, 0)
+    splice = before.after(len(other)).extend(module[:begin], before.end, stored.digest, continues=False)
+    anew = TokenRun(module[begin:end], before.end + begin, splice, continues=False)
+    if anew.ids:
+        put(store, anew)
+        assert not set(store.longest(anew).segments) & set(store.longest(stored).segments)
+    found = store.longest(stored)
+    assert [each.segment.run.ids for each in found.ranges] == [module]
+    audit(store)
+
+
 def _each(slots) -> list[int]:
     return [slot for run in slots for slot in range(run.first, run.end)]
 
 
 def _slots(found: Found) -> list[int]:
-    return [slot for segment, length in found.parts for slot in _each(cut(segment.slots, 0, length))]
+    return _each(found.slots)
 
 
 def test_a_held_segment_in_the_way_of_a_cut_stays_and_an_unheld_one_goes():
@@ -250,8 +310,8 @@ def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
                 hold.release()
                 continue
             if randomly.random() < 0.8:  # the others are cancelled before they have computed anything
-                own = tuple(cut(slots, 0, len(ids) - found.tokens))
-                store.insert(run, tuple(SlotRange(r.first, r.length) for r in _stored(found)) + own)
+                own = cut(slots, 0, len(ids) - found.tokens)
+                store.insert(run, found.slots + own)
                 outcomes["stored"] += 1
             seated.append((hold, slots))
         if number % 50 == 0:
@@ -265,14 +325,16 @@ def test_thousands_of_random_joins_and_leaves_lose_no_chunk():
     assert (len(store), store.pool.free_chunks) == (0, 40)
 
 
-def _stored(found: Found) -> tuple[SlotRange, ...]:
-    return tuple(run for segment, length in found.parts for run in cut(segment.slots, 0, length))
-
-
 def test_a_held_segment_cannot_be_removed():
-    store = make()
-    with store.hold(put(store, TokenRun((1, 2), 0, Context()))), pytest.raises(AssertionError, match="held segment"):
-        store._index.remove(next(iter(store)))
+    pool = make().pool
+    index = PrefixIndex(pool, KeyMaker(b"model", "float32", "none", b"", positioned=False))
+    (segment,) = index.insert(TokenRun((1, 2), 0, Context()), pool.allocate(2)).segments
+    with Hold() as hold:
+        hold.add(segment, 1)
+        with pytest.raises(AssertionError, match="held segment"):
+            index.remove(segment)
+    index.remove(segment)
+    assert not list(index)
 
 
 @given(TOKENS, TOKENS, st.integers(0, 12), st.integers(0, 12))

@@ -1,124 +1,15 @@
-"""Identity: keys and context digests say what a segment could attend to, and nothing else."""
+"""Stored segments: what was found of them, any range of it, and who holds them."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.kv.identity import EMPTY, Context, Hold, KeyMaker, Segment, TokenRun, specify
+from inlay.kv.identity import Context, KeyMaker, TokenRun
+from inlay.kv.segment import Found, Hold, Segment, SegmentRange
 from inlay.slots import SlotRange
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
-TOKENS = st.lists(st.integers(0, 300), min_size=1, max_size=12)
-
-
-def chain(cuts: list[tuple[int, ...]], start: int = 0, keys: KeyMaker = KEYS):
-    """Specs of consecutive segments, each made under all those before it."""
-    specs, at = [], start
-    for ids in cuts:
-        specs.append(specify(ids, at, tuple(specs), keys))
-        at += len(ids)
-    return specs
-
-
-@given(TOKENS, st.data())
-def test_cutting_a_context_never_changes_its_digest(tokens, data):
-    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(tokens) - 1)), max_size=4)))
-    pieces = [tuple(tokens[a:b]) for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True) if a < b]
-    (whole,) = chain([tuple(tokens)])
-    last = chain(pieces)[-1]
-    assert last.record.digest(len(tokens) + 3) == whole.record.digest(len(tokens) + 3)
-
-
-@given(TOKENS, TOKENS, st.integers(0, 50))
-def test_where_a_context_starts_does_not_matter(tokens, more, start):
-    here = chain([tuple(tokens), tuple(more)])
-    there = chain([tuple(tokens), tuple(more)], start)
-    assert [spec.key for spec in here] == [spec.key for spec in there]
-
-
-@given(TOKENS, TOKENS)
-def test_other_tokens_give_another_digest(tokens, others):
-    one, other = (chain([tuple(t)])[0].record.digest(99) for t in (tokens, others))
-    # the distance to position 99 differs with the length, so equal digests mean equal tokens
-    assert (one == other) == (tokens == others)
-
-
-def test_nothing_in_front_is_the_empty_digest():
-    assert Context().digest(0) == Context().digest(7) == EMPTY
-    assert specify((1, 2), 5, (), KEYS).digest == EMPTY
-
-
-def test_a_gap_is_part_of_the_context():
-    (first,) = chain([(1, 2, 3)])
-    assert first.record.digest(3) != first.record.digest(4)
-    assert specify((9,), 3, (first,), KEYS).key != specify((9,), 4, (first,), KEYS).key
-
-
-def test_a_gap_inside_the_context_is_seen():
-    near = Context().extend((1, 2), 0, EMPTY, continues=True).extend((3,), 2, b"x", continues=True)
-    far = Context().extend((1, 2), 0, EMPTY, continues=True).extend((3,), 5, b"x", continues=True)
-    assert near.digest(near.end) != far.digest(far.end)
-
-
-def test_how_a_token_was_made_is_part_of_the_context():
-    """Two modules encoded alone are another context than the same text encoded in one go."""
-    together = chain([(1, 2), (3, 4)])[-1].record
-    apart = Context().extend((1, 2), 0, EMPTY, continues=True).extend((3, 4), 2, EMPTY, continues=False)
-    assert together.digest(4) != apart.digest(4)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"fingerprint": b"other"},
-        {"kv_dtype": "bfloat16"},
-        {"codec": "int8"},
-        {"salt": b"tenant"},
-    ],
-)
-def test_everything_that_changes_kv_changes_the_key(other):
-    settings = {"fingerprint": b"model", "kv_dtype": "float32", "codec": "none", "salt": b"", "positioned": False}
-    assert KeyMaker(**settings).key(b"", (1,), 0) != KeyMaker(**settings | other).key(b"", (1,), 0)
-
-
-def test_the_start_matters_only_where_positions_are_learned():
-    assert KEYS.key(b"", (1,), 0) == KEYS.key(b"", (1,), 9)
-    learned = KeyMaker(b"model", "float32", "none", b"", positioned=True)
-    assert learned.key(b"", (1,), 0) != learned.key(b"", (1,), 9)
-
-
-def test_parts_of_a_key_do_not_run_into_each_other():
-    one = KeyMaker(b"ab", "c", "none", b"", positioned=False).key(b"", (1,), 0)
-    other = KeyMaker(b"a", "bc", "none", b"", positioned=False).key(b"", (1,), 0)
-    assert one != other
-
-
-@given(TOKENS, st.integers(0, 12), st.booleans(), st.booleans())
-def test_a_run_cut_anywhere_leaves_the_same_record(tokens, at, behind_something, continues):
-    """The rest of a run begins where the run would have gone on, and ends in the record of the whole."""
-    before = Context().extend((7, 8, 9), 0, EMPTY, continues=True) if behind_something else Context()
-    run = TokenRun(tuple(tokens), 5, before, continues)
-    rest = run.rest(min(at, len(tokens)))
-    assert (run.ids[: len(tokens) - len(rest.ids)] + rest.ids, rest.start) == (run.ids, 5 + len(tokens) - len(rest.ids))
-    end = 5 + len(tokens)
-    assert rest.after(len(rest.ids)).digest(end) == run.after(len(tokens)).digest(end)
-
-
-@given(TOKENS, st.integers(0, 50))
-def test_a_spec_and_its_run_agree(tokens, start):
-    head = specify((1, 2, 3), start, (), KEYS)
-    spec = specify(tuple(tokens), start + 5, (head,), KEYS)
-    assert spec.run.digest == spec.digest
-    assert spec.run.after(len(tokens)).digest(spec.end) == spec.record.digest(spec.end)
-
-
-def test_a_place_says_all_that_a_key_says_but_the_tokens():
-    learned = KeyMaker(b"model", "float32", "none", b"", positioned=True)
-    assert KEYS.place(b"", 0) == KEYS.place(b"", 9)
-    assert learned.place(b"", 0) != learned.place(b"", 9)
-    assert len({KEYS.place(b"", 0), KEYS.place(b"x", 0), learned.place(b"", 0), KEYS.key(b"", (), 0)}) == 4
 
 
 def segment(first: int) -> Segment:
@@ -135,3 +26,22 @@ def test_a_hold_is_over_when_it_is_released():
     assert not other.holds
     assert not hold.segments
     hold.release()  # a second time does nothing
+
+
+@given(st.lists(st.integers(1, 5), max_size=5), st.integers(0, 26), st.integers(0, 26), st.integers(0, 9), st.data())
+def test_any_part_of_what_was_found(lengths, first, end, start, data):
+    """Against a list of all its tokens, each with its slot and the position that it was encoded at."""
+    ranges, told, slot, position = [], [], 0, start
+    for length in lengths:
+        before = data.draw(st.integers(0, 2))  # so many of the segment's tokens were read by what stands in front
+        tokens = before + length
+        runs = [SlotRange(slot + 10 * n, 1) for n in range(tokens)]  # nowhere side by side
+        one = Segment(TokenRun(tuple(range(tokens)), position - before, Context()), b"", tuple(runs), KEYS)
+        ranges.append(SegmentRange(one, before, tokens))
+        told += [(run.first, position + n) for n, run in enumerate(runs[before:])]
+        slot, position = slot + 10 * tokens, position + length
+    part = Found(tuple(ranges)).part(first, end)
+    assert part.tokens == len(told[first:end])
+    assert [slot for run in part.slots for slot in range(run.first, run.end)] == [slot for slot, _ in told[first:end]]
+    positions = [each.start + n for each in part.ranges for n in range(each.tokens)]
+    assert positions == [position for _, position in told[first:end]]

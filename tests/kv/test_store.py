@@ -26,7 +26,7 @@ def spec(seed: int, length: int = 4) -> SegmentSpec:
 def put(s: SegmentStore, wanted: SegmentSpec) -> None:
     """Store it in slots of its own."""
     slots = s.allocate(len(wanted.ids))
-    s.insert(wanted.run, slots)
+    s.insert(wanted, slots)
     s.pool.free(slots)
 
 
@@ -48,7 +48,7 @@ def test_token_ids_are_compared_on_every_hit():
     (segment,) = s
     segment.run = TokenRun((1, 2, 9, 4), 0, Context())
     assert s.get(spec(1)) is None
-    assert s.longest(spec(1).run).tokens == 2
+    assert s.longest(spec(1)).tokens == 2
 
 
 def test_what_is_behind_another_context_is_not_found():
@@ -66,7 +66,7 @@ def test_another_salt_finds_nothing():
     s = store()
     put(s, spec(1))
     other = SegmentStore(s.pool, KeyMaker(b"model", "float32", "none", b"tenant", positioned=False))
-    assert other.place(spec(1).run) != s.place(spec(1).run)
+    assert other.place(spec(1)) != s.place(spec(1))
 
 
 def test_the_least_recently_used_goes_first():
@@ -117,8 +117,8 @@ def test_a_segment_whose_chunk_others_keep_is_not_evicted():
     """Its going would free nothing: the oldest one shares a chunk with a held one, the next has one of its own."""
     s = store(2)
     block = s.allocate(4)
-    s.insert(spec(1, 2).run, block[:1])
-    s.insert(spec(11, 2).run, [type(block[0])(block[0].first + 2, 2)])
+    s.insert(spec(1, 2), block[:1])
+    s.insert(spec(11, 2), [type(block[0])(block[0].first + 2, 2)])
     s.pool.free(block)
     put(s, spec(21))
     with s.hold(s.get(spec(11, 2))):
@@ -142,21 +142,21 @@ def test_the_end_of_the_least_recently_used_goes_though_others_are_longer():
     put(s, spec(101, 12))
     s.get(spec(1, 12))
     s.allocate(8)
-    assert (s.longest(spec(1, 12).run).tokens, s.longest(spec(101, 12).run).tokens) == (12, 4)
+    assert (s.longest(spec(1, 12)).tokens, s.longest(spec(101, 12)).tokens) == (12, 4)
 
 
 def test_a_hold_covers_what_is_read_and_no_more():
     s = store(4)
     put(s, spec(1, 16))
-    with s.hold(s.longest(spec(1, 16).run, most=5)) as hold:
+    with s.hold(s.longest(spec(1, 16), most=5)) as hold:
         assert [s.pool.chunks_of(slots) for slots in hold.slots()] == [[0, 1]]
         block = s.allocate(8)
         audit(s, holds=[hold], blocks=[block])
         with pytest.raises(CapacityError):
             s.allocate(1)
-        assert s.longest(spec(1, 16).run).tokens == 8
+        assert s.longest(spec(1, 16)).tokens == 8
         s.clear()
-        assert s.longest(spec(1, 16).run).tokens == 5
+        assert s.longest(spec(1, 16)).tokens == 5
         audit(s, holds=[hold], blocks=[block])
     s.clear()
     assert s.tokens == 0
@@ -166,7 +166,7 @@ def test_what_is_discarded_goes_as_far_as_nobody_holds_it():
     s = store(4)
     put(s, spec(1, 16))
     (segment,) = s
-    with s.hold(s.longest(spec(1, 16).run, most=5)) as hold:
+    with s.hold(s.longest(spec(1, 16), most=5)) as hold:
         s.discard([segment])
         assert (s.tokens, s.pool.free_chunks) == (5, 2)
         audit(s, holds=[hold])
@@ -176,7 +176,7 @@ def test_small_segments_in_one_chunk_go_together():
     s = store(2)
     block = s.allocate(4)
     for n in range(2):
-        s.insert(spec(1 + 10 * n, 2).run, [type(block[0])(block[0].first + 2 * n, 2)])
+        s.insert(spec(1 + 10 * n, 2), [type(block[0])(block[0].first + 2 * n, 2)])
     s.pool.free(block)
     put(s, spec(101))
     s.get(spec(101))
@@ -197,7 +197,7 @@ def test_whatever_is_evicted_what_is_held_is_found_and_the_rest_are_beginnings(s
         except CapacityError:
             continue
         if held:
-            found = s.longest(spec(seed * 100, length).run, most=held)
+            found = s.longest(spec(seed * 100, length), most=held)
             holds.append((s.hold(found), spec(seed * 100, length), found.tokens))
         if len(holds) > 2:
             holds.pop(0)[0].release()
@@ -211,7 +211,7 @@ def test_whatever_is_evicted_what_is_held_is_found_and_the_rest_are_beginnings(s
             s.pool.free(blocks)
         audit(s, holds=[hold for hold, _, _ in holds])
         for _, each, tokens in holds:
-            assert s.longest(each.run).tokens >= tokens
+            assert s.longest(each).tokens >= tokens
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10), st.booleans()), max_size=50))

@@ -100,16 +100,18 @@ def test_the_last_token_is_always_fresh():
 
 def test_usage_counts_hits_alone():
     parts = splice(SCHEMA.prompt().use("b").text("Q"), "anchored")
-    first = parts[0].spec.key
-    usage = usage_of(parts, frozenset([first]), [0] * len(parts))
+    first = parts[0].spec
+    usage = usage_of(parts, {first.key: len(first.ids)}, [0] * len(parts))
     assert (usage.cached_tokens, usage.exact_tokens, usage.module_tokens) == (10, 10, 0)
-    everything = frozenset(part.spec.key for part in parts if isinstance(part, Cached))
+    half = usage_of(parts, {first.key: 4}, [0] * len(parts))
+    assert (half.cached_tokens, half.exact_tokens, half.module_tokens) == (4, 4, 0)
+    everything = {part.spec.key: len(part.spec.ids) for part in parts if isinstance(part, Cached)}
     assert usage_of(parts, everything, [0] * len(parts)).computed_tokens == 1
 
 
 def test_usage_counts_beginnings_of_fresh_runs_as_exact():
     (part,) = splice(SCHEMA.prompt().use("b").text("Q"), "exact")
-    usage = usage_of((part,), frozenset(), [7])
+    usage = usage_of((part,), {}, [7])
     assert (usage.cached_tokens, usage.exact_tokens, usage.computed_tokens) == (7, 7, len(part.ids) - 7)
 
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from inlay.attention.plan import Item, Part, items_at
-from inlay.kv.identity import Hold, TokenRun
-from inlay.kv.index import Found
+from inlay.kv.identity import TokenRun
+from inlay.kv.segment import Found, Hold
 from inlay.slots import SlotRange, cut, join, total
 
 
@@ -150,10 +150,7 @@ class Seat:
 def pieces(found: Found, start: int, tokens: int) -> tuple[Item, ...]:
     """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
     read: tuple[Item, ...] = ()
-    for segment, length in found.parts:
-        taken = min(length, tokens)
-        if taken <= 0:
-            break
-        read += items_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
-        start, tokens = start + taken, tokens - taken
+    for each in found.part(0, tokens).ranges:
+        read += items_at(each.slots, each.start, start - each.start)
+        start += each.tokens
     return read

@@ -16,8 +16,9 @@ from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
-from inlay.kv.identity import Hold, Segment, SegmentSpec, TokenRun
-from inlay.kv.index import Found, shared_length
+from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.index import shared_length
+from inlay.kv.segment import Found, Hold, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Fresh, Splice
@@ -34,25 +35,26 @@ _ENCODING_SHARE = 1 / 8
 class _Survey:
     """A splice as the store has it.
 
-    modules: every module segment that the splice reads or encodes behind, where it lies, or None.
+    modules: every module segment that the splice reads or encodes behind, and what is stored of its beginning.
     beginnings: for each part of the splice, what is stored of a fresh run's beginning; None for modules.
     """
 
-    modules: dict[bytes, tuple[SegmentSpec, Found | None]]
+    modules: dict[bytes, tuple[SegmentSpec, Found]]
     beginnings: tuple[Found | None, ...]
 
     @property
     def found(self) -> list[Found]:
-        modules = [found for _, found in self.modules.values() if found is not None]
+        modules = [found for _, found in self.modules.values()]
         return modules + [found for found in self.beginnings if found is not None]
 
     @property
-    def missing(self) -> list[SegmentSpec]:
-        return [spec for spec, found in self.modules.values() if found is None]
+    def missing(self) -> list[tuple[SegmentSpec, Found]]:
+        """Modules that are not wholly stored, each with what is."""
+        return [(spec, found) for spec, found in self.modules.values() if found.tokens < len(spec.ids)]
 
     @property
     def missing_tokens(self) -> int:
-        return sum(len(spec.ids) for spec in self.missing)
+        return sum(len(spec.ids) - found.tokens for spec, found in self.missing)
 
 
 class Placing:
@@ -156,8 +158,8 @@ class Placing:
     def release(self, task: Task) -> None:
         """Take back a request's slots; what it has computed stays in the store until others need the room.
 
-        That is also a prompt that is computed in part, unless the request has failed. Of a module only the whole is of
-        use. Nothing stays of a request whose logits were damaged: its keys and values may be, too.
+        That is also a prompt that is computed in part, unless the request has failed; a module stays as a whole alone.
+        Nothing stays of a request whose logits were damaged: its keys and values may be, too.
         """
         seat = task.seat
         for prefill in seat.prefill:
@@ -201,9 +203,9 @@ class Placing:
             self._forget(prefill)
             kept = self._store.insert(prefill.keep, prefill.slots)
             own = self._own(seat, kept.segments)
-            for segment, tokens in kept.parts:
-                if segment in own:
-                    seat.hold.add(segment, tokens)
+            for each in kept.ranges:
+                if each.segment in own:
+                    seat.hold.add(each.segment, each.end)
         if isinstance(task, Encoding):
             task.computed(prefill)
         elif prefill.module:
@@ -233,9 +235,14 @@ class Placing:
         """What is stored of modules, and of what the missing ones attend to."""
         wanted = {spec.key for spec in specs}
         ordered = in_encoding_order(specs)
-        modules = {spec.key: (spec, self._store.get(spec) if find else None) for spec in ordered}
-        needed = {spec.key for spec in in_encoding_order(modules[key][0] for key in wanted if modules[key][1] is None)}
-        return _Survey({key: entry for key, entry in modules.items() if key in wanted | needed}, ())
+        survey = _Survey({spec.key: (spec, self._begun(spec) if find else Found(())) for spec in ordered}, ())
+        needed = {spec.key for spec in in_encoding_order(spec for spec, _ in survey.missing if spec.key in wanted)}
+        return _Survey({key: entry for key, entry in survey.modules.items() if key in wanted | needed}, ())
+
+    def _begun(self, spec: SegmentSpec) -> Found:
+        """What is stored of a module; not a few tokens of it, for which a chunk would be held that others share."""
+        found = self._store.longest(spec)
+        return found if found.tokens >= min(self._store.pool.chunk_size, len(spec.ids)) else Found(())
 
     def _knows_last(self, splice: Splice, survey: _Survey) -> bool:
         """Whether the KV of a prompt's last token is stored, and computed again for the logits behind it."""
@@ -244,7 +251,7 @@ class Placing:
             almost = found is not None and found.tokens == len(last.ids) - 1
             return almost and self._store.longest(last.run).tokens == len(last.ids)
         before = splice[-2] if len(splice) > 1 else None  # open_end took the last token of this module
-        return isinstance(before, Cached) and survey.modules[before.spec.key][1] is not None
+        return isinstance(before, Cached) and survey.modules[before.spec.key][1].tokens == len(before.spec.ids)
 
     def _somebody_computes(self, splice: Splice, survey: _Survey) -> bool:
         return any(
@@ -275,18 +282,19 @@ class Placing:
 
     def _computing(self, run: TokenRun, done: int, most: int) -> Iterator[tuple[Prefill, int]]:
         """Who computes enough of a run's tokens from ``done`` on, and how many; ``most``: of how many, read in all."""
-        if done >= most or run.ids[done] not in self._pending:
+        if done >= most:
             return
         worth = min(_WORTH_WAITING, most - done)
-        place = None
-        for prefill in self._pending[run.ids[done]]:
-            assert prefill.pending is not None, "what is computed for nobody else is not waited for"
-            common = shared_length(prefill.pending.ids, run.ids, done, most)
-            if common < worth:
-                continue
-            place = place or self._store.place(run.rest(done))
-            if self._store.place(prefill.pending) == place:
-                yield prefill, common
+        for at in sorted({0, done}):  # it may have been begun before as much was stored
+            place = None
+            for prefill in self._pending.get(run.ids[at], ()):
+                assert prefill.pending is not None, "what is computed for nobody else is not waited for"
+                common = shared_length(prefill.pending.ids, run.ids, at, most)
+                if at + common < done + worth:
+                    continue
+                place = place or self._store.place(run.rest(at))
+                if self._store.place(prefill.pending) == place:
+                    yield prefill, common
 
     def _chunks_needed(self, splice: Splice, survey: _Survey) -> int:
         """The chunks that it holds when it sits down, those of what it finds and those of its own."""
@@ -324,32 +332,34 @@ def _seat(
         if isinstance(part, Fresh):
             _lay_fresh(part, found, seat)
             continue
-        spec, stored = survey.modules[part.spec.key]
-        if stored is not None:
-            seat.context += pieces(stored, part.start, part.length)
-        else:
-            seat.context += items_at(cut(encoded[spec.key], 0, part.length), spec.start, part.start - spec.start)
+        seat.context += _module_pieces(part.spec, survey, encoded, part.start, part.length)
     return seat
 
 
 def _lay_modules(survey: _Survey, slots: tuple[SlotRange, ...], seat: Seat) -> dict[bytes, tuple[SlotRange, ...]]:
-    """Prefill work for missing modules, side by side; returns where each goes."""
+    """Prefill work for what is missing of modules, side by side; returns where that goes."""
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
-    for spec in survey.missing:
-        encoded[spec.key] = cut(slots, at, len(spec.ids))
-        at += len(spec.ids)
+    for spec, found in survey.missing:
+        done, left = found.tokens, len(spec.ids) - found.tokens
+        own = encoded[spec.key] = cut(slots, at, left)
+        at += left
         context: tuple[Item, ...] = ()
         for other in spec.context:
-            stored = survey.modules[other.key][1]
-            if stored is not None:
-                context += pieces(stored, other.start, len(other.ids))
-            else:
-                context += items_at(encoded[other.key], other.start)
-        run = spec.run
-        work = Work(spec.ids, Part.of(spec.start, len(spec.ids), context, encoded[spec.key]))
-        seat.prefill.append(Prefill(work, run, encoded[spec.key], run, spec.key))
+            context += _module_pieces(other, survey, encoded, other.start, len(other.ids))
+        context += pieces(found, spec.start, done)
+        work = Work(spec.ids[done:], Part.of(spec.start + done, left, context, own))
+        seat.prefill.append(Prefill(work, spec, found.slots + own, spec.rest(done), spec.key))
     return encoded
+
+
+def _module_pieces(
+    spec: SegmentSpec, survey: _Survey, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, length: int
+) -> tuple[Item, ...]:
+    """The first ``length`` tokens of a module, read from ``start`` on: what is stored of them, and what is computed."""
+    found = survey.modules[spec.key][1]
+    rest = cut(encoded.get(spec.key, ()), 0, max(0, length - found.tokens))
+    return pieces(found, start, length) + items_at(rest, spec.start + found.tokens, start - spec.start)
 
 
 def _lay_fresh(part: Fresh, found: Found | None, seat: Seat) -> None:
@@ -388,11 +398,11 @@ def _tail_tokens(splice: Splice, survey: _Survey) -> int:
 
 def _wanted(splice: Splice, survey: _Survey) -> Iterator[tuple[TokenRun, int, int]]:
     """What is read and not stored, as runs: with how many of their tokens are stored, and how many are read."""
-    for spec in survey.missing:
-        yield spec.run, 0, len(spec.ids)
-    for part, found, most in zip(splice, survey.beginnings, _readable(splice), strict=True):
-        if isinstance(part, Fresh) and part.run is not None and found is not None:
-            yield part.run, found.tokens, most
+    for spec, found in survey.missing:
+        yield spec, found.tokens, len(spec.ids)
+    for part, begun, most in zip(splice, survey.beginnings, _readable(splice), strict=True):
+        if isinstance(part, Fresh) and part.run is not None and begun is not None:
+            yield part.run, begun.tokens, most
 
 
 def _readable(splice: Splice) -> list[int]:

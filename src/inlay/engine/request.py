@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,8 +15,8 @@ from inlay.engine.sampler.sampler import Sampled
 from inlay.engine.stream import TextStream
 from inlay.errors import CapacityError, ContextError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.index import Found
-from inlay.prompt.splice import Cached, Fresh, Splice
+from inlay.kv.segment import Found
+from inlay.prompt.splice import Fresh, Splice
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
 
 
@@ -115,14 +115,14 @@ class Request:
         self.seated = self.seated or time.perf_counter()
 
     def count(
-        self, modules: dict[bytes, tuple[SegmentSpec, Found | None]], beginnings: Sequence[Found | None], known: bool
+        self, modules: dict[bytes, tuple[SegmentSpec, Found]], beginnings: Sequence[Found | None], known: bool
     ) -> None:
         """Say how the prompt's tokens came about.
 
         modules, beginnings: what was stored; see placing.py. known: whether the last token was, too.
         """
         if self.usage is None:
-            stored = frozenset(key for key, (_, found) in modules.items() if found is not None)
+            stored = {key: found.tokens for key, (_, found) in modules.items()}
             begun = [0 if found is None else found.tokens for found in beginnings]
             self.usage = usage_of(self.splice, stored, begun, recomputed=int(known))
 
@@ -242,10 +242,10 @@ class Request:
             self.finish_reason = "length"
 
 
-def usage_of(splice: Splice, stored: frozenset[bytes], beginnings: Sequence[int], *, recomputed: int = 0) -> Usage:
+def usage_of(splice: Splice, stored: Mapping[bytes, int], beginnings: Sequence[int], *, recomputed: int = 0) -> Usage:
     """How the tokens of a splice came about.
 
-    stored: keys of the module segments that were stored when it was admitted.
+    stored: of each module segment, by key, how many tokens were stored when it was admitted; none where it is left out.
     beginnings: for each part, how many tokens of it were stored as they stand here.
     recomputed: how many were stored and are computed all the same.
     """
@@ -256,9 +256,9 @@ def usage_of(splice: Splice, stored: frozenset[bytes], beginnings: Sequence[int]
             exact += begun
             continue
         total += part.length
-        if isinstance(part, Cached) and part.spec.key in stored:
-            exact += part.length if part.exact else 0
-            module += 0 if part.exact else part.length
-            shifted += part.length if part.displaced else 0
+        read = min(stored.get(part.spec.key, 0), part.length)
+        exact += read if part.exact else 0
+        module += 0 if part.exact else read
+        shifted += read if part.displaced else 0
     cached = exact + module
     return Usage(total, cached, total - cached, exact, module, shifted, recomputed)

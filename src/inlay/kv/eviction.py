@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from inlay.kv.identity import Segment
 from inlay.kv.pool import KVPool
+from inlay.kv.segment import Segment
 
 
 class UseOrder:

@@ -1,58 +1,75 @@
-"""Segments and their identity: a segment is identified by what it could attend to.
+"""Identity: a segment is identified by what it could attend to.
 
 A Context is the flattened record of the tokens that stand before a segment: each one's id, its distance from the token
 before it, and how its own KV was made. Because the record is a stream of tokens, cutting or joining segments never
 changes it. Its digest, with the distance to the segment's first token, is the segment's context digest.
+
+Nothing here knows where keys and values lie, or needs torch: whoever prepares prompts can name segments.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
+import sys
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from inlay.slots import SlotRange, cut
-
-_RECORD = np.dtype([("id", "<u4"), ("gap", "<u4"), ("link", "u1")])
-_CONTINUES, _BREAKS = 0, 1
+from inlay.errors import ParameterError
 
 EMPTY = b""
 
+_VERSION = 1  # of what is hashed and of what is written: other records never have the digest of these
+_GROUP, _BREAK, _SALT, _DIGEST, _BYTES = (
+    b"inlay context %d %-6b" % (_VERSION, kind) for kind in (b"group", b"break", b"salt", b"digest", b"bytes")
+)
+_RECORD_BYTES = 8  # of one token: its id and its distance from the token before, 4 bytes each
+_GROUP_BYTES = 64 * _RECORD_BYTES
+_WRITTEN = struct.Struct("<B?QQ32s")  # version, private, tokens, end, chain; pending records and a checksum follow
+_CHECKSUM_BYTES = 8
 
+
+@dataclass(frozen=True, slots=True)
 class Context:
-    """An immutable record of tokens in attention order. ``Context()`` is the empty one.
+    """An immutable record of tokens in attention order, of constant size. ``Context()`` is the empty one.
 
     A record is public until ``keep_private`` makes it somebody's: from there on, others' records differ from it even
     where their tokens are the same.
+
+    The stream is hashed in groups, each with the hash up to it: 64 tokens are a group, and so is, before its time, what
+    stands in front of a token that was made under another context, or of where the record becomes private. So the
+    groups depend on the stream alone, not on the pieces that it came in. What is hashed begins with its kind.
+
+    chain: the hash of all whole groups.
+    pending: the records of the tokens behind them, at most 63.
+    tokens: how many it is of.
+    end: the position behind the last one.
+    private: whether a salt is in the chain.
     """
 
-    __slots__ = ("_hash", "end", "private", "tokens")
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self.private = False
-        self.tokens = 0
-        self.end = 0  # the position behind the last token
+    chain: bytes = bytes(32)
+    pending: bytes = b""
+    tokens: int = 0
+    end: int = 0
+    private: bool = False
 
     def digest(self, start: int) -> bytes:
         """The context digest of a token at position ``start`` that attends to all of this; EMPTY for nothing."""
-        if self.tokens == 0:
-            return self._hash.digest() if self.private else EMPTY
-        final = self._hash.copy()
-        final.update(b"gap" + (start - self.end).to_bytes(8, "little", signed=True))
-        return final.digest()
+        if not self.tokens and not self.private:
+            return EMPTY
+        gap = start - self.end if self.tokens else 0
+        tail = self.tokens.to_bytes(8, "little") + gap.to_bytes(8, "little", signed=True)
+        return _hash(_DIGEST, self.chain, tail + self.pending)
 
     def keep_private(self, salt: bytes) -> Context:
         """This record, and whatever follows it, for those alone who have this salt; b"" for everybody."""
         if not salt or self.private:
             return self
-        mine = Context()
-        mine._hash = self._hash.copy()
-        mine._hash.update(b"salt" + len(salt).to_bytes(8, "little") + salt)
-        mine.private, mine.tokens, mine.end = True, self.tokens, self.end
-        return mine
+        chain = _hash(_SALT, self.chain, len(salt).to_bytes(8, "little") + salt + self.pending)
+        return replace(self, chain=chain, pending=b"", private=True)
 
     def extend(self, ids: tuple[int, ...], start: int, made: bytes, continues: bool) -> Context:
         """This record with more tokens behind it.
@@ -61,22 +78,61 @@ class Context:
         made: the context digest that the first of them was made under.
         continues: whether that context is the one of the token before, and that token: then nothing new is said.
         """
-        longer = Context()
-        longer._hash, longer.private = self._hash.copy(), self.private
         if not ids:
-            longer.tokens, longer.end = self.tokens, self.end
-            return longer
-        records = np.empty(len(ids), _RECORD)
-        records["id"], records["gap"], records["link"] = ids, 1, _CONTINUES
-        # The distance is undefined for the first token of all: where it stands does not matter to what follows.
-        records["gap"][0] = (start - self.end + 1) % (1 << 32) if self.tokens else 0
-        records["link"][0] = _CONTINUES if continues else _BREAKS
-        longer._hash.update(records[:1].tobytes())
+            return self
+        chain, pending = self.chain, self.pending
         if not continues:
-            longer._hash.update(len(made).to_bytes(1, "little") + made)
-        longer._hash.update(records[1:].tobytes())
-        longer.tokens, longer.end = self.tokens + len(ids), start + len(ids)
-        return longer
+            chain, pending = _hash(_BREAK, chain, len(made).to_bytes(1, "little") + made + pending), b""
+        # The distance is undefined for the first token of all: where it stands does not matter to what follows.
+        pending += _records(ids, (start - self.end + 1) % (1 << 32) if self.tokens else 0)
+        whole = len(pending) - len(pending) % _GROUP_BYTES
+        for at in range(0, whole, _GROUP_BYTES):
+            chain = _hash(_GROUP, chain, pending[at : at + _GROUP_BYTES])
+        return Context(chain, pending[whole:], self.tokens + len(ids), start + len(ids), self.private)
+
+    def to_bytes(self) -> bytes:
+        """The record as bytes, at most 562 of them. No salt can be read from it."""
+        body = _WRITTEN.pack(_VERSION, self.private, self.tokens, self.end, self.chain) + self.pending
+        return body + _checksum(body)
+
+    @classmethod
+    def from_bytes(cls, written: bytes) -> Context:
+        """The record that ``to_bytes`` wrote. Raises ParameterError for one of another version, or damaged."""
+        if written and written[0] != _VERSION:
+            raise ParameterError(
+                f"a context record has version {written[0]} and this inlay reads version {_VERSION}; "
+                "run the same version of inlay on both sides"
+            )
+        body = written[:-_CHECKSUM_BYTES]
+        pending = body[_WRITTEN.size :]
+        if len(body) < _WRITTEN.size or len(pending) >= _GROUP_BYTES or len(pending) % _RECORD_BYTES:
+            raise ParameterError(
+                f"a context record cannot have {len(written)} bytes; give all that Context.to_bytes wrote, and no more"
+            )
+        _, private, tokens, end, chain = _WRITTEN.unpack_from(body)
+        sound = tokens * _RECORD_BYTES >= len(pending) and (tokens or end == 0)
+        if written[-_CHECKSUM_BYTES:] != _checksum(body) or not sound:
+            raise ParameterError("a context record is damaged; give the bytes that Context.to_bytes wrote, unchanged")
+        return cls(chain, pending, tokens, end, private)
+
+
+def _records(ids: tuple[int, ...], gap: int) -> bytes:
+    """Of tokens at consecutive positions, the first of them ``gap`` behind the token before."""
+    numbers = array("I", (1,)) * (2 * len(ids))
+    numbers[::2] = array("I", ids)
+    numbers[1] = gap
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _hash(kind: bytes, chain: bytes, said: bytes) -> bytes:
+    """The hash of one thing said behind a chain. Every field has a fixed length or says its own, but for the last."""
+    return hashlib.sha256(kind + chain + said).digest()
+
+
+def _checksum(body: bytes) -> bytes:
+    return _hash(_BYTES, b"", body)[:_CHECKSUM_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +181,11 @@ class TokenRun:
     continues: bool = True
 
     @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return self.start + len(self.ids)
+
+    @property
     def digest(self) -> bytes:
         """Its context digest."""
         return self.before.digest(self.start)
@@ -142,28 +203,17 @@ class TokenRun:
         return TokenRun(self.ids[tokens:], self.start + tokens, self.after(tokens)) if tokens else self
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SegmentSpec:
-    """A segment as it is asked for, whether or not it exists.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SegmentSpec(TokenRun):
+    """A segment as it is asked for, whether or not it exists: tokens at the positions that they are encoded at.
 
-    start: the position that its first token is encoded at.
     parent: the last segment that it attends to; that one's parent is the one before, and so on. None for no context.
-    before: the flattened context in front of it.
-    digest: its context digest.
     record: the flattened context behind its last token, for what follows it.
     """
 
-    ids: tuple[int, ...]
-    start: int
     parent: SegmentSpec | None
-    before: Context
-    digest: bytes
     key: bytes
     record: Context
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.ids)
 
     @property
     def context(self) -> tuple[SegmentSpec, ...]:
@@ -178,11 +228,6 @@ class SegmentSpec:
             spec = spec.parent
         return tuple(reversed(found))
 
-    @property
-    def run(self) -> TokenRun:
-        """Its tokens with their record."""
-        return TokenRun(self.ids, self.start, self.before)
-
 
 def specify(
     ids: tuple[int, ...], start: int, context: Sequence[SegmentSpec], keys: KeyMaker, salt: bytes = b""
@@ -193,99 +238,7 @@ def specify(
     salt: whose it is; b"" for everybody's.
     """
     parent = context[-1] if context else None
-    record = (Context() if parent is None else parent.record).keep_private(salt)
-    digest = record.digest(start)
-    return SegmentSpec(
-        ids=ids,
-        start=start,
-        parent=parent,
-        before=record,
-        digest=digest,
-        key=keys.key(digest, ids, start),
-        record=record.extend(ids, start, digest, continues=True),
-    )
-
-
-@dataclass(eq=False, slots=True)
-class Segment:
-    """An immutable run of tokens with their KV in the pool.
-
-    run: its tokens, as they were encoded.
-    place: where the index keeps it.
-    slots: where its KV lies, one slot a token; chunks may be shared with its neighbours.
-    keys: what names places.
-    holds: who needs it, or its beginning, to stay.
-    older, newer: its neighbours in the order of use; see eviction.py.
-    """
-
-    run: TokenRun
-    place: bytes
-    slots: tuple[SlotRange, ...]
-    keys: KeyMaker
-    holds: set[Hold] = field(default_factory=set)
-    older: Segment | None = None
-    newer: Segment | None = None
-    _behind: tuple[int, bytes] | None = None  # as many tokens as it had then, and the place behind them
-
-    @property
-    def tokens(self) -> int:
-        return len(self.run.ids)
-
-    @property
-    def held(self) -> int:
-        """How many of its tokens, from the first on, somebody needs to stay."""
-        return max((hold.tokens[self] for hold in self.holds), default=0)
-
-    @property
-    def behind(self) -> bytes:
-        """Where the index keeps what may follow its last token. Worked out when it is asked for: it hashes them all."""
-        if self._behind is None or self._behind[0] != self.tokens:
-            # What follows is named in the segment's own positions, which may be others than those of who reads it:
-            # where segments may be read at a shift, a place knows distances alone.
-            rest = self.run.rest(self.tokens)
-            self._behind = self.tokens, self.keys.place(rest.digest, rest.start)
-        return self._behind[1]
-
-
-@dataclass(eq=False, slots=True)
-class Hold:
-    """Beginnings of segments that must stay until this is released, as far as they are read.
-
-    tokens: of each segment, how many. One that is cut in two is held in both parts, as far as that goes.
-    """
-
-    tokens: dict[Segment, int] = field(default_factory=dict)
-
-    @property
-    def segments(self) -> list[Segment]:
-        return list(self.tokens)
-
-    def slots(self) -> list[tuple[SlotRange, ...]]:
-        """Where what is held lies. May be asked from any thread: what is cut meanwhile is as it was or as it is."""
-        return [_beginning(segment.slots, tokens) for segment, tokens in list(self.tokens.items())]
-
-    def add(self, segment: Segment, tokens: int) -> None:
-        """Hold the first ``tokens`` tokens of a segment, or more where more of it is held already."""
-        segment.holds.add(self)
-        self.tokens[segment] = max(tokens, self.tokens.get(segment, 0))
-
-    def shorten(self, segment: Segment, tokens: int) -> int:
-        """Hold no more than that many tokens of a segment; returns how many more were held."""
-        more = max(0, self.tokens[segment] - tokens)
-        self.tokens[segment] -= more
-        return more
-
-    def release(self) -> None:
-        for segment in self.tokens:
-            segment.holds.discard(self)
-        self.tokens.clear()
-
-    def __enter__(self) -> Hold:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def _beginning(slots: tuple[SlotRange, ...], tokens: int) -> tuple[SlotRange, ...]:
-    return cut(slots, 0, min(tokens, sum(run.length for run in slots)))
+    before = (Context() if parent is None else parent.record).keep_private(salt)
+    digest = before.digest(start)
+    record = before.extend(ids, start, digest, continues=True)
+    return SegmentSpec(ids, start, before, parent=parent, key=keys.key(digest, ids, start), record=record)

@@ -1,9 +1,9 @@
 """The prefix index: every stored segment, found by what it could attend to and then token by token.
 
 This is the prefix tree of ChunkAttention (arXiv 2402.15220, section 3.1) with context digests for edges: a segment is
-kept at the *place* that its context digest names, under its first token, and what may follow it stands at the place
+kept at the *place* that its context digest names, under its first token, and what may follow it is kept at the place
 that the digest behind its last token names. So prompts that begin alike share a path from the root with no hint from
-anybody; modules encoded alone stand at the root too; and what follows a splice of modules stands at the place that
+anybody; modules encoded alone begin at the root too; and what follows a splice of modules is kept at the place that
 this splice names, which no prompt with other text before it can reach. Nothing points from one segment to another:
 a place is a digest, so a part of a path may be evicted and computed anew while the rest stays.
 """
@@ -11,35 +11,13 @@ a place is a digest, so a part of a path may be evicted and computed anew while 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from inlay.kv.eviction import UseOrder
-from inlay.kv.identity import KeyMaker, Segment, TokenRun
+from inlay.kv.identity import KeyMaker, TokenRun
 from inlay.kv.pool import KVPool
+from inlay.kv.segment import Found, Segment, SegmentRange
 from inlay.slots import SlotRange, cut
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The stored beginning of a run of tokens: segments with how many of their tokens it is, and how many in all."""
-
-    parts: tuple[tuple[Segment, int], ...]
-    tokens: int
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(segment for segment, _ in self.parts)
-
-    @property
-    def slots(self) -> tuple[SlotRange, ...]:
-        """Where what was found lies."""
-        return tuple(run for segment, tokens in self.parts for run in cut(segment.slots, 0, tokens))
-
-    @property
-    def ends_within(self) -> bool:
-        """Whether the last segment goes on behind what was found of it."""
-        return bool(self.parts) and self.parts[-1][1] < self.parts[-1][0].tokens
 
 
 class PrefixIndex:
@@ -57,26 +35,26 @@ class PrefixIndex:
         return (segment for branches in self._places.values() for segment in branches.values())
 
     def place(self, run: TokenRun) -> bytes:
-        """Where a run begins; under its first token there stands what is stored of it."""
+        """The place of a run; what is stored of its beginning is kept there, under its first token."""
         return self._keys.place(run.digest, run.start)
 
     def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
         """The longest stored beginning of a run, of at most ``most`` tokens. Token ids are compared one by one."""
         most = len(run.ids) if most is None else min(most, len(run.ids))
-        parts: list[tuple[Segment, int]] = []
+        ranges: list[SegmentRange] = []
         at, place = 0, self.place(run)
         while at < most:
             segment = self._places.get(place, {}).get(run.ids[at])
             if segment is None:
                 break
             common = shared_length(segment.run.ids, run.ids, at, most)
-            parts.append((segment, common))
+            ranges.append(SegmentRange(segment, 0, common))
             at += common
             if common < segment.tokens:
                 break
             place = segment.behind
-        self._touch(segment for segment, _ in parts)
-        return Found(tuple(parts), at)
+        self._touch(each.segment for each in ranges)
+        return Found(tuple(ranges))
 
     def insert(self, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
         """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.
@@ -86,7 +64,7 @@ class PrefixIndex:
         found = self.longest(run)
         while found.tokens < len(run.ids) and found.ends_within:
             # It agrees with a segment up to some token and no further: that one is cut in two there.
-            if not self._cut(*found.parts[-1]):
+            if not self._cut(found.ranges[-1].segment, found.ranges[-1].end):
                 return found
             found = self.longest(run)  # something may have stood behind the cut already
         if found.tokens == len(run.ids):
@@ -94,7 +72,7 @@ class PrefixIndex:
         rest = run.rest(found.tokens)
         new = self._add(rest, cut(slots, found.tokens, len(rest.ids)))
         self._touch([*found.segments, new])
-        return Found((*found.parts, (new, new.tokens)), len(run.ids))
+        return Found((*found.ranges, SegmentRange(new, 0, new.tokens)))
 
     def shorten(self, segment: Segment, tokens: int) -> None:
         """Forget a segment behind its first ``tokens`` tokens, of which nothing is held, and give those chunks back."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from inlay.errors import CapacityError
 from inlay.kv.eviction import victims
-from inlay.kv.identity import Hold, KeyMaker, Segment, SegmentSpec, TokenRun
-from inlay.kv.index import Found, PrefixIndex
+from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
+from inlay.kv.index import PrefixIndex
 from inlay.kv.pool import KVPool
+from inlay.kv.segment import Found, Hold, Segment
 from inlay.slots import SlotRange
 
 
@@ -32,7 +33,7 @@ class SegmentStore:
 
     def get(self, spec: SegmentSpec) -> Found | None:
         """Where the segment that a spec asks for lies, if all of it is stored."""
-        found = self._index.longest(spec.run)
+        found = self._index.longest(spec)
         return found if found.tokens == len(spec.ids) else None
 
     def place(self, run: TokenRun) -> bytes:
@@ -61,11 +62,11 @@ class SegmentStore:
         return runs
 
     def hold(self, *found: Found) -> Hold:
-        """Keep what was found, and no more of its segments, from being evicted until the hold is released."""
+        """Keep what was found from being evicted until the hold is released: of each segment, all up to its end."""
         hold = Hold()
         for each in found:
-            for segment, tokens in each.parts:
-                hold.add(segment, tokens)
+            for stored in each.ranges:
+                hold.add(stored.segment, stored.end)
         return hold
 
     def discard(self, segments: Iterable[Segment]) -> None:

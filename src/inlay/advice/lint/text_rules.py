@@ -76,7 +76,7 @@ def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 def _stored_once(checked: Checked, repeat: _Repeat) -> bool:
-    first, run = (checked.specs.spec(each, frozenset()).run for each in (repeat.first, repeat.run))
+    first, run = (checked.specs.spec(each, frozenset()) for each in (repeat.first, repeat.run))
     return repeat.first_at == repeat.at == 0 and first.digest == run.digest
 
 
