@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inlay.engine.allocation import pieces
 from inlay.errors import CapacityError
 from inlay.kv.identity import EMPTY, Context, Hold, KeyMaker, TokenRun
 from inlay.kv.index import Found, shared_length
 from inlay.kv.pool import KVPool, LayerShape, Run, cut
 from inlay.kv.store import SegmentStore
-from inlay.prompt.splice import pieces
 from tests.kv.accounting import audit
 
 #: Nothing, some text, the same behind a gap, other text, and text in two parts that did not see each other.

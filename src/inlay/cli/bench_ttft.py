@@ -12,6 +12,7 @@ import typer
 
 from inlay.cli.bench_options import AsJson, Plot, Quick, Runs, check_plot, counts, make_table, number, show
 from inlay.errors import ParameterError
+from inlay.policy import CONTEXTS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +44,7 @@ def ttft(
 ) -> None:
     """Time to first token with cached modules, against a full prefill and against the new tokens alone."""
     for name, value, allowed in (
-        ("--reuse", reuse, ("isolated", "anchored")),
+        ("--reuse", reuse, CONTEXTS),
         ("--baseline", baseline, ("transformers", "none")),
     ):
         if value not in allowed:

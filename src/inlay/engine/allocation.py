@@ -1,4 +1,4 @@
-"""A request's seat: where what it attends to lies, what of its prompt is left to compute, and its open tail."""
+"""A request's place in the KV pool: where what it attends to lies, what is left to compute of it, and its open tail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from inlay.attention.plan import Piece, Span, extend, pieces_at
 from inlay.kv.identity import Hold, TokenRun
+from inlay.kv.index import Found
 from inlay.kv.pool import Run, cut
 
 
@@ -76,13 +77,13 @@ class Prefill:
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
+class SequenceAllocation:
     """A running request's place in the pool; an empty one for a request that waits.
 
     modules: slots that it owns for modules that it computes. tail: those of its own tokens, stored and to come.
-    tokens: how many slots of the tail are taken. decoded: how many of them by tokens said since it sat down.
+    tokens: how many slots of the tail are taken. decoded: how many of them by tokens said since it was admitted.
     context: what its next token sees. hold: the stored segments that it reads.
-    prefill: parts that are not computed, or not known to be. since: when it sat down, seconds of ``perf_counter``.
+    prefill: parts that are not computed, or not known to be. since: when it was admitted, seconds of ``perf_counter``.
     last: the run of tokens that an answer carries on, with its slots; None where nothing may be kept of it.
     """
 
@@ -140,9 +141,21 @@ class Seat:
         self.decoded += 1
 
     def kept(self, said: tuple[int, ...]) -> tuple[TokenRun, tuple[Run, ...]] | None:
-        """What the store may keep of an answer. said: all its tokens since it sat down, computed or not."""
+        """What the store may keep of an answer. said: all its tokens since it was admitted, computed or not."""
         if self.last is None or self.prefill or not self.decoded:
             return None
         run, slots = self.last
         longer = TokenRun(run.ids + said[: self.decoded], run.start, run.before, run.continues)
         return longer, slots + cut(self.tail, self.tokens - self.decoded, self.decoded)
+
+
+def pieces(found: Found, start: int, tokens: int) -> tuple[Piece, ...]:
+    """The first ``tokens`` tokens of what was found, read from position ``start`` on, as a plan sees them."""
+    read: tuple[Piece, ...] = ()
+    for segment, length in found.parts:
+        taken = min(length, tokens)
+        if taken <= 0:
+            break
+        read += pieces_at(cut(segment.slots, 0, taken), segment.run.start, start - segment.run.start)
+        start, tokens = start + taken, tokens - taken
+    return read
