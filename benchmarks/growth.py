@@ -18,8 +18,9 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
 from inlay.prompt.conversation import lay_out_conversation
 from inlay.prompt.layout import SchemaLayout, lay_out_schema
-from inlay.prompt.placement import Placed, lay_out_prompt
-from inlay.prompt.splice import splice_exact, splice_modules
+from inlay.prompt.placement import lay_out_prompt
+from inlay.prompt.request import PromptPart
+from inlay.prompt.splice import splice_parts
 from inlay.prompt.tokens import TextEncoder
 
 TOKENIZER = load_tokenizer("demo")
@@ -34,7 +35,7 @@ def laid_out(modules: int) -> SchemaLayout:
 
 
 def specs_of(layout: SchemaLayout) -> SchemaSpecs:
-    return SchemaSpecs(layout, "anchored", packed=True, movable=True, keys=KEYS)
+    return SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
 
 
 def schema_specs(modules: int) -> Callable[[], Any]:
@@ -45,16 +46,18 @@ def schema_specs(modules: int) -> Callable[[], Any]:
 def splice_of_modules(modules: int) -> Callable[[], Any]:
     layout, parts, at = laid_out(modules), [], 0
     for run in layout.runs:
-        parts.append(Placed(run.ids, at, run))
+        parts.append((run, at))
         at += len(run.ids)
     specs = specs_of(layout)
-    return lambda: splice_modules(parts, lambda part: specs.spec(part.origin, frozenset()))
+    return lambda: splice_parts(
+        [PromptPart(run.ids, at, candidates=(specs.spec(run, frozenset()),), encode=True) for run, at in parts]
+    )
 
 
 def splice_joins(parts: int) -> Callable[[], Any]:
     ids = tuple(range(100))
-    placed = [Placed(ids, 100 * number, None) for number in range(parts)]
-    return lambda: splice_exact(placed)
+    placed = [PromptPart(ids, 100 * number) for number in range(parts)]
+    return lambda: splice_parts(placed)
 
 
 def chat_turns(turns: int) -> Callable[[], Any]:
@@ -67,7 +70,7 @@ def placement(texts: int) -> Callable[[], Any]:
     schema = Schema.from_json({"name": "s", "content": ["Hello"]})
     layout = lay_out_schema(schema, ENCODER, TEMPLATE)
     resolved = resolve(schema, Prompt.from_json({"schema": "s", "content": ["new words "] * texts}))
-    return lambda: lay_out_prompt(resolved, layout, ENCODER, TEMPLATE, positions="packed")
+    return lambda: lay_out_prompt(resolved, layout, ENCODER, TEMPLATE, packed=True)
 
 
 ROWS = {

@@ -56,7 +56,7 @@ async def check_healthy(llm: AsyncLLM) -> None:
     """It answers, and nothing is held."""
     await llm.check_health()
     assert len((await last(llm.generate("Are you well?", PARAMS))).outputs[0].token_ids) == 6
-    await asyncio.wrap_future(llm._thread.call(llm.store.clear))
+    await asyncio.wrap_future(llm.client.thread.call(llm.store.clear))
     assert (llm.stats().running, llm.stats().waiting, llm.stats().used_chunks) == (0, 0, 0)
 
 
@@ -75,7 +75,7 @@ def once(
 
 
 def with_words(request: Any) -> bool:
-    return request.prompt == "broken"
+    return request.prompt.request.text == "broken"
 
 
 # Faults
@@ -99,7 +99,7 @@ def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, ki
 def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
     async def ask() -> None:
         llm = engine()
-        once(monkeypatch, llm._engine._placing, "admit", RuntimeError("a fault"), with_words)
+        once(monkeypatch, llm.client.engine.kv_manager, "admit", RuntimeError("a fault"), with_words)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "broken", "Another")))
         assert repr(found[1]) == "RuntimeError('a fault')"
         assert text(found[0])
@@ -113,7 +113,7 @@ def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
 def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
-        once(monkeypatch, llm._engine, "add", kind("a fault"), with_words)
+        once(monkeypatch, llm.client.engine, "add", kind("a fault"), with_words)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "broken", "Another")))
         assert type(found[1]) is RuntimeError
         assert "a fault" in str(found[1])
@@ -130,10 +130,10 @@ def test_a_fault_of_nobody_in_particular_ends_all_and_not_the_thread(monkeypatch
         llm = engine(max_num_seqs=1)
         once(
             monkeypatch,
-            llm._engine.scheduler,
+            llm.client.engine.scheduler,
             "step",
             kind("a fault"),
-            lambda *_: len(llm._engine.scheduler.waiting) == 2,
+            lambda *_: len(llm.client.engine.scheduler.waiting) == 2,
         )
         first = llm.generate("Hello", LONG)
         await anext(first)
@@ -150,7 +150,7 @@ def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch):
         llm = engine()
         stream = llm.generate("broken", LONG)
         await anext(stream)
-        (request,) = llm._engine.scheduler.running
+        (request,) = llm.client.engine.scheduler.running
         once(monkeypatch, request, "output", PanicException("no output"), lambda: True)
         other, found = await outcomes(last(llm.generate("Hello", PARAMS)), last(stream))
         assert text(other)
@@ -176,13 +176,13 @@ def test_when_the_thread_ends_all_hear_why_and_nobody_is_taken_in(monkeypatch):
             raise RuntimeError("a fault that goes on")
 
         def ends() -> None:
-            monkeypatch.setattr(llm._engine, "release", broken)
-            monkeypatch.setattr(llm._engine.scheduler, "step", broken)
+            monkeypatch.setattr(llm.client.engine, "release", broken)
+            monkeypatch.setattr(llm.client.engine.scheduler, "step", broken)
 
-        await asyncio.wrap_future(llm._thread.call(ends))
+        await asyncio.wrap_future(llm.client.thread.call(ends))
         found = await outcomes(last(running), waiting)
         assert [str(one) for one in found] == ["a fault that goes on"] * 2
-        llm._thread._thread.join(PATIENCE_S)
+        llm.client.thread._thread.join(PATIENCE_S)
         reason = r"the engine has ended by a fault, RuntimeError: a fault that goes on; make a new LLM"
         for call in (last(llm.generate("Hello", PARAMS)), llm.add_schema(SCHEMA), llm.check_health()):
             with pytest.raises(EngineDeadError, match=reason):
@@ -231,7 +231,7 @@ def test_what_was_posted_during_a_pass_ends_with_the_shutdown(monkeypatch):
     async def ask() -> None:
         llm = engine()
         computing, go_on, posted = threading.Event(), threading.Event(), threading.Semaphore(0)
-        compute, post = llm._engine._runner.run, llm._thread._post
+        compute, post = llm.client.engine._runner.run, llm.client.thread._post
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             computing.set()
@@ -242,10 +242,10 @@ def test_what_was_posted_during_a_pass_ends_with_the_shutdown(monkeypatch):
             post(order)
             posted.release()
 
-        monkeypatch.setattr(llm._engine._runner, "run", slow)
+        monkeypatch.setattr(llm.client.engine._runner, "run", slow)
         running = asyncio.create_task(last(llm.generate("Hello", LONG)))
         await asyncio.to_thread(computing.wait)
-        monkeypatch.setattr(llm._thread, "_post", noted)
+        monkeypatch.setattr(llm.client.thread, "_post", noted)
         newcomer = asyncio.create_task(last(llm.generate("Another", PARAMS)))
         encoding = asyncio.create_task(llm.add_schema(SCHEMA))
         for _ in range(2):

@@ -13,8 +13,9 @@ from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import TextRun, lay_out_schema
-from inlay.prompt.placement import ContentPart, Placed, lay_out_ids, lay_out_prompt
-from inlay.prompt.splice import Cached, splice_exact, splice_modules
+from inlay.prompt.placement import lay_out_ids, lay_out_prompt
+from inlay.prompt.request import PromptPart
+from inlay.prompt.splice import Cached, splice_parts
 from inlay.prompt.tokens import TextEncoder
 from tests.tokenizers_for_tests import family
 
@@ -32,21 +33,25 @@ def seconds(function: Callable[[], Any]) -> float:
 
 def test_parts_that_become_one_run():
     ids = tuple(range(20))
-    parts = [Placed(ids, 20 * n, None if n % 2 else ContentPart(marked=False)) for n in range(20_000)]
-    assert seconds(lambda: splice_exact(parts)) < 2.5  # 0.1; quadratic: 20
+    parts = [PromptPart(ids, 20 * n, owned=bool(n % 2)) for n in range(20_000)]
+    assert seconds(lambda: splice_parts(parts)) < 2.5  # 0.1; quadratic: 20
 
 
 def test_every_module_of_a_large_schema_in_one_prompt():
     text = "".join(f'x<module name="m{n}">y{n}</module>' for n in range(4000))
     layout = lay_out_schema(Schema.from_string(f'<schema name="s">{text}</schema>'), ENCODER, TEMPLATE)
-    specs = SchemaSpecs(layout, "anchored", packed=True, movable=True, keys=KEYS)
+    specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     parts, at = [], 0
     for run in layout.entries:
         assert isinstance(run, TextRun)
-        parts.append(Placed(run.ids, at, run))
+        parts.append((run, at))
         at += len(run.ids)
+
+    def read(runs):
+        return [PromptPart(run.ids, at, candidates=(specs.spec(run, frozenset()),), encode=True) for run, at in runs]
+
     splice: list[Cached] = []
-    assert seconds(lambda: splice.extend(splice_modules(parts, lambda part: specs.spec(part.origin, frozenset())))) < 6
+    assert seconds(lambda: splice.extend(splice_parts(read(parts)))) < 6
     # text behind the first module is encoded without it, and so it and all that attends to it stand elsewhere
     assert [part.displaced for part in splice] == [False] * 2 + [True] * 7998
 
@@ -57,7 +62,7 @@ def test_many_new_texts_in_one_prompt():
     prompt = Prompt.from_json({"schema": "s", "content": ["some new words. "] * 40_000})
     resolved = resolve(schema, prompt)
     placed = []
-    took = seconds(lambda: placed.append(lay_out_prompt(resolved, layout, ENCODER, TEMPLATE, positions="packed")))
+    took = seconds(lambda: placed.append(lay_out_prompt(resolved, layout, ENCODER, TEMPLATE, packed=True)))
     assert took < 5
     assert [len(part.ids) for part in placed[0].parts] == [5, 16 * 40_000]
 

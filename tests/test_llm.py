@@ -176,22 +176,22 @@ def test_calls_in_the_middle_of_a_stream_mix_nothing_up(llm):
         steps = [step.outputs[0].token_ids for step in stream]
         assert steps[-1] == answer
         assert all(answer[: len(step)] == step for step in steps)
-    assert not llm._engine.busy
+    assert not llm.client.engine.busy
 
 
 def test_a_failed_step_ends_the_answers_in_it_and_no_others(llm, monkeypatch):
     stream = llm.stream("One", GREEDY)
     next(stream)
-    run = llm._engine._runner.run
+    run = llm.client.engine._runner.run
 
     def fail(*args, **kwargs):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(llm._engine._runner, "run", fail)
+    monkeypatch.setattr(llm.client.engine._runner, "run", fail)
     with pytest.raises(RuntimeError, match="broken"):
         llm.generate("Another", GREEDY)
-    monkeypatch.setattr(llm._engine._runner, "run", run)
-    assert not llm._engine.busy
+    monkeypatch.setattr(llm.client.engine._runner, "run", run)
+    assert not llm.client.engine.busy
     with pytest.raises(RuntimeError, match="broken"):
         list(stream)
     assert tokens(llm.generate("One", GREEDY))
@@ -251,7 +251,7 @@ def test_end_of_sequence_ends_an_answer_unless_told_otherwise():
     llm = LLM(tiny("llama"), kv_memory="16MiB")
     (free,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     last = free.outputs[0].token_ids[-1]
-    llm._intake._stop_ids = frozenset([last])
+    llm.client.factory.stop_ids = frozenset([last])
     (ended,) = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=5))
     assert len(ended.outputs[0].token_ids) == free.outputs[0].token_ids.index(last) + 1
     assert ended.outputs[0].finish_reason == "stop"
@@ -287,7 +287,7 @@ def test_wrong_prompts(llm, prompt, sentence):
     with pytest.raises(ParameterError, match=sentence):
         llm.generate([prompt] if prompt == [] else prompt)
     assert llm.store.pool.free_chunks == free
-    assert not llm._engine.busy
+    assert not llm.client.engine.busy
 
 
 def test_a_prompt_beyond_the_context(llm):
@@ -370,14 +370,14 @@ def test_a_fault_in_a_step_gives_everything_back(llm, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("broken")
 
-    run = llm._engine._runner.run
-    monkeypatch.setattr(llm._engine._runner, "run", fail)
+    run = llm.client.engine._runner.run
+    monkeypatch.setattr(llm.client.engine._runner, "run", fail)
     with pytest.raises(RuntimeError, match="broken"):
         llm.generate("Hello", GREEDY)
     assert llm.store.pool.free_chunks == free
     with pytest.raises(RuntimeError, match="broken"):
         llm.add_schema(SCHEMA)
-    monkeypatch.setattr(llm._engine._runner, "run", run)
+    monkeypatch.setattr(llm.client.engine._runner, "run", run)
     assert (llm.store.pool.free_chunks, len(llm.store)) == (free, 0)
     llm.add_schema(SCHEMA)
     assert tokens(llm.generate("Hello", GREEDY))
@@ -390,15 +390,15 @@ def test_an_interrupt_stops_the_caller_and_loses_nothing(llm, monkeypatch, caplo
     expected = tokens(llm.generate("Hello", GREEDY))
     other = llm.stream("Quite another prompt", GREEDY)
     next(other)
-    run = llm._engine._runner.run
-    monkeypatch.setattr(llm._engine._runner, "run", interrupted)
+    run = llm.client.engine._runner.run
+    monkeypatch.setattr(llm.client.engine._runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate("Hello", GREEDY)
-    monkeypatch.setattr(llm._engine._runner, "run", run)
+    monkeypatch.setattr(llm.client.engine._runner, "run", run)
     with pytest.raises(AbortedError, match="its pass was interrupted"):
         list(other)
     assert not caplog.records
-    assert not llm._engine.busy
+    assert not llm.client.engine.busy
     assert tokens(llm.generate("Hello", GREEDY)) == expected
 
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
 
-from inlay.base import Base, removed
+from inlay.base import Base, check_salt
 from inlay.config import check_seconds
 from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import PromptInput, check_params
 from inlay.prompt.layout import SchemaLayout
-from inlay.prompt.processor import Policy
+from inlay.schemas import removed
 from inlay.types import RequestOutput, SamplingParams
 
 
@@ -73,20 +74,20 @@ class AsyncLLM(Base):
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         _check_arguments(params, request_id, priority, stream_interval)
         timeout_s = check_seconds("timeout_s", timeout_s)
-        policy = self._policy(reuse, positions, cache_salt)
+        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
         began = time.perf_counter() if arrival is None else arrival
         deadline = None if timeout_s is None else began + timeout_s
         name, under_way = self._begin(request_id)
         try:
             request = await self._prepared(
-                prompt, params, policy, deadline=deadline, priority=priority, tenant=tenant, weight=weight
+                prompt, params, policy, salt, deadline=deadline, priority=priority, tenant=tenant, weight=weight
             )
             request.rename(name)
             news = _News(asyncio.get_running_loop(), stream_interval)
-            self._thread.submit(request, news.tell)
+            self.client.submit(request, news.tell)
             under_way.request = request  # behind its submission, so that nobody aborts what is not there yet
             if under_way.aborted:
-                self._thread.abort(request)
+                self.client.abort(request)
             finished = False
             while not finished:
                 output = await news.next()
@@ -95,7 +96,7 @@ class AsyncLLM(Base):
         finally:
             del self._under_way[name]
             if under_way.request is not None and not under_way.request.answered:
-                self._thread.cancel(under_way.request)
+                self.client.cancel(under_way.request)
 
     def _begin(self, request_id: str | None) -> tuple[str, _UnderWay]:
         """Take a name before anything is waited for. Raises ParameterError where it is taken."""
@@ -106,18 +107,25 @@ class AsyncLLM(Base):
         return name, under_way
 
     async def _prepared(
-        self, prompt: PromptInput, params: SamplingParams, policy: Policy, *, deadline: float | None, **of_job: Any
+        self,
+        prompt: PromptInput,
+        params: SamplingParams,
+        policy: ReusePolicy,
+        salt: str,
+        *,
+        deadline: float | None,
+        **of_job: Any,
     ) -> Request:
         """A prompt as a request, made on other threads. Raises InlayError, DeadlineError as soon as that is so.
 
-        of_job: what the scheduler goes by; see Base._request.
+        of_job: what the scheduler goes by; see PromptProcessor.process.
         """
-        owner = policy.salt or None
+        owner = salt or None
         guide = None
         if params.structured_outputs is not None:
-            guide = await self.pools.grammars.run(self._guide, params, policy, owner=owner, deadline=deadline)
+            guide = await self.pools.grammars.run(self.client.guide, params, salt, owner=owner, deadline=deadline)
         made = partial(self._request, deadline=deadline, guide=guide, **of_job)
-        return await self.pools.prompts.run(made, prompt, params, policy, owner=owner, deadline=deadline)
+        return await self.pools.prompts.run(made, prompt, params, policy, salt, owner=owner, deadline=deadline)
 
     def abort(self, request_id: str) -> bool:
         """Give a request up; its stream ends with an error. Returns whether there was one of that name."""
@@ -126,12 +134,12 @@ class AsyncLLM(Base):
             return False
         under_way.aborted = True
         if under_way.request is not None:
-            self._thread.abort(under_way.request)
+            self.client.abort(under_way.request)
         return True
 
     async def check_health(self) -> None:
         """Raises EngineDeadError where a fault has ended the engine, and InlayError where it was shut down."""
-        self._thread.check_open()
+        self.client.check_open()
 
     async def add_schema(
         self,
@@ -151,10 +159,11 @@ class AsyncLLM(Base):
             out, then on the engine's thread.
         tenant, weight: as in ``generate``.
         """
-        policy = self._policy(reuse, positions, cache_salt)
-        layout, specs = await self.pools.schemas.run(self._schema, schema, policy, owner=cache_salt)
+        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        layout, specs = await self.pools.schemas.run(self.schemas.add, schema, policy, salt, owner=cache_salt)
         if encode:
-            await self._encode(self._encoding(layout, specs, policy, tenant, weight), progress)
+            encoding = self.schemas.encoding(layout, specs, salt=salt, tenant=tenant, weight=weight)
+            await self._encode(encoding, progress)
         return layout
 
     async def warm(
@@ -166,8 +175,8 @@ class AsyncLLM(Base):
         cache_salt: str | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        policy = self._policy(reuse, positions, cache_salt)
-        specs = await self.pools.prompts.run(self._segments_of, prompt, policy, owner=cache_salt)
+        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        specs = await self.pools.prompts.run(self._segments_of, prompt, policy, salt, owner=cache_salt)
         await self._encode(Encoding("the prompt", tuple(specs)), None)
 
     async def stored(
@@ -177,10 +186,10 @@ class AsyncLLM(Base):
 
         Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
         """
-        policy = self._policy(reuse, positions, cache_salt)
-        modules = await self.pools.schemas.run(self._modules_of, name, policy, owner=cache_salt)
+        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        modules = await self.pools.schemas.run(self.processor.module_specs, name, policy, salt, owner=cache_salt)
         specs = [spec for module in modules.values() for spec in module]
-        keys = await asyncio.wrap_future(self._thread.call(lambda: self._engine.stored(specs)))
+        keys = await asyncio.wrap_future(self.client.stored(specs))
         return {
             module: (sum(len(one.ids) for one in specs), sum(len(one.ids) for one in specs if one.key in keys))
             for module, specs in modules.items()
@@ -203,15 +212,15 @@ class AsyncLLM(Base):
         try:
             if progress is not None and encoding.specs:
                 progress(encoding.done, encoding.total)
-            self._thread.submit(encoding, heard)
+            self.client.submit(encoding, heard)
             await ended
         except AbortedError:
             raise removed(encoding) from None
         finally:
             if not encoding.finished:
                 with suppress(InlayError):  # the engine may have been shut down meanwhile
-                    self._thread.cancel(encoding)
-            self._encodings.pop(encoding, None)
+                    self.client.cancel(encoding)
+            self.schemas.ended(encoding)
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import psutil
 
 from inlay.errors import ParameterError, show
-from inlay.prompt.contexts import CONTEXTS, PLACEHOLDERS
-from inlay.prompt.placement import POSITIONS
+from inlay.policy import ReusePolicy
 
-#: How much approximation a request accepts: none and no reuse; exact prefixes; or modules in an encoding context.
-REUSE = ("off", "exact", *CONTEXTS)
-
+PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -56,11 +53,9 @@ class EngineConfig:
     generation_config: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("reuse", self.reuse, REUSE)
+        ReusePolicy.parse(self.reuse, self.positions)
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
-        if self.positions is not None:
-            check_choice("positions", self.positions, POSITIONS)
         for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

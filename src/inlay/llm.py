@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.base import Base, removed
+from inlay.base import Base, check_salt
 from inlay.engine.encoder import Encoding, Progress
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.pml import Prompt, PromptBuilder, Schema
+from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import Message, PromptInput, check_ids, check_params, is_several
 from inlay.prompt.layout import SchemaLayout
-from inlay.prompt.processor import Policy
+from inlay.schemas import removed
 from inlay.types import RequestOutput, SamplingParams
 
 
@@ -51,10 +52,10 @@ class LLM(Base):
             same name. None for everybody's.
         Raises PMLError, ParameterError, CapacityError, and AbortedError where it is removed or replaced meanwhile.
         """
-        policy = self._policy(reuse, positions, cache_salt)
-        layout, specs = self._schema(schema, policy)
+        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        layout, specs = self.schemas.add(schema, policy, salt)
         if encode:
-            self._encode(self._encoding(layout, specs, policy, "", 1.0), progress)
+            self._encode(self.schemas.encoding(layout, specs, salt=salt), progress)
         return layout
 
     def warm(
@@ -67,22 +68,22 @@ class LLM(Base):
         cache_salt: str | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        specs = self._segments_of(prompt, self._policy(reuse, positions, cache_salt))
+        specs = self._segments_of(prompt, self.policy(reuse, positions), check_salt(cache_salt))
         self._encode(Encoding("the prompt", tuple(specs)), progress)
 
     def _encode(self, encoding: Encoding, progress: Progress | None) -> None:
         seen = -1
         try:
-            self._thread.submit(encoding, lambda _: None)
+            self.client.submit(encoding, lambda _: None)
             while not encoding.finished:
-                self._thread.pump()
+                self.client.pump()
                 if progress is not None and encoding.done > seen:
                     seen = encoding.done
                     progress(seen, encoding.total)
         finally:
             if not encoding.finished:
-                self._thread.cancel(encoding)
-            self._encodings.pop(encoding, None)
+                self.client.cancel(encoding)
+            self.schemas.ended(encoding)
         if isinstance(encoding.error, AbortedError):
             raise removed(encoding)
         if encoding.error is not None:
@@ -109,7 +110,7 @@ class LLM(Base):
         Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt; and
         when all have ended for one that failed, with the others' outputs in the error's ``outputs``.
         """
-        requests = self._requests_of(prompts, sampling_params, self._policy(reuse, positions, cache_salt))
+        requests = self._requests_of(prompts, sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
         with tqdm(total=len(requests), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(requests):
                 bar.update()
@@ -125,7 +126,7 @@ class LLM(Base):
         cache_salt: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
-        (request,) = self._requests_of([prompt], sampling_params, self._policy(reuse, positions, cache_salt))
+        (request,) = self._requests_of([prompt], sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
         return self._listen(request)
 
     def chat(
@@ -163,7 +164,7 @@ class LLM(Base):
             raise ParameterError("a continuation is empty; give at least one token id")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        requests = self._requests_of(prompts, params, self._policy(reuse, positions))
+        requests = self._requests_of(prompts, params, self.policy(reuse, positions))
         for request, ids in zip(requests, forced, strict=True):
             request.force(ids)
         for _ in self._run(requests):
@@ -171,7 +172,11 @@ class LLM(Base):
         return [torch.stack(request.distributions) for request in requests]
 
     def _requests_of(
-        self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None, policy: Policy
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        policy: ReusePolicy,
+        salt: str = "",
     ) -> list[Request]:
         several = list(prompts) if is_several(prompts) else [prompts]
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
@@ -180,7 +185,7 @@ class LLM(Base):
             check_params(one)
         if len(each) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
-        return [self._request(prompt, p, policy) for prompt, p in zip(several, each, strict=True)]
+        return [self._request(prompt, p, policy, salt) for prompt, p in zip(several, each, strict=True)]
 
     def _run(self, requests: Sequence[Request]) -> Iterator[Request]:
         """Run requests to their end; yields each when it has ended. Raises what ended one of them before its time."""
@@ -192,10 +197,10 @@ class LLM(Base):
 
         try:
             for request in requests:
-                self._thread.submit(request, heard)
+                self.client.submit(request, heard)
             for _ in requests:
                 while ended.empty():
-                    self._thread.pump()
+                    self.client.pump()
                 yield ended.get()
         finally:  # also when the caller stops listening
             self._give_up(requests)
@@ -211,11 +216,11 @@ class LLM(Base):
         """What a request has come to after every token."""
         said: SimpleQueue[RequestOutput | BaseException] = SimpleQueue()
         try:
-            self._thread.submit(request, lambda request: said.put(request.failure or request.output()))
+            self.client.submit(request, lambda request: said.put(request.failure or request.output()))
             finished = False
             while not finished:
                 while said.empty():
-                    self._thread.pump()
+                    self.client.pump()
                 output = said.get()
                 if isinstance(output, BaseException):
                     raise output
@@ -228,4 +233,4 @@ class LLM(Base):
         """Waits for nobody: of an abandoned generator it is called by the garbage collector, wherever that runs."""
         for request in requests:
             if not request.answered:
-                self._thread.cancel(request)
+                self.client.cancel(request)

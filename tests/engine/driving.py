@@ -30,7 +30,7 @@ class Driver:
         settings.setdefault("chunk_size", 4)
         settings.setdefault("max_pass_s", None)  # which pass computes what depends on no clock
         self.llm = LLM(self.loaded, kv_memory=kv_tokens * per_token, seed=0, **settings)
-        self.engine = self.llm._engine
+        self.engine = self.llm.client.engine
         self.store = self.llm.store
         self.logits: dict[Request, list[Tensor]] = {}
         self.passes: list[int] = []  # the number of tokens of each
@@ -60,7 +60,7 @@ class Driver:
 
     def schema(self, schema: Schema, *, encode: bool = True, **policy: Any) -> None:
         """Make a schema known."""
-        _, specs = self.llm._schema(schema, self.llm._policy(**policy))
+        _, specs = self.llm.schemas.add(schema, self.llm.policy(**policy))
         if encode:
             self.encode(specs)
 
@@ -88,7 +88,7 @@ class Driver:
         """A request that is not queued yet; greedy unless told otherwise. forced: the text that it has to say."""
         ids = self.llm.encoder.text(forced)
         chosen = {"temperature": 0, "ignore_eos": True, "max_tokens": len(ids) or tokens} | params
-        request = self.llm._request(prompt, SamplingParams(**chosen), self.llm._policy(reuse, positions))
+        request = self.llm._request(prompt, SamplingParams(**chosen), self.llm.policy(reuse, positions))
         for member in request.family:
             member.priority, member.deadline = priority, deadline
         if ids:
@@ -121,8 +121,9 @@ class Driver:
         return [tuple(request.token_ids) for request in requests]
 
     def audit(self) -> None:
-        audit(self.store, [request.seat for request in self.engine.scheduler.running])
-        assert not any(request.seat.tail or request.seat.modules for request in self.engine.scheduler.waiting)
+        audit(self.store, [request.allocation for request in self.engine.scheduler.running])
+        waiting = [request.allocation for request in self.engine.scheduler.waiting]
+        assert not any(allocation.tail or allocation.modules for allocation in waiting)
 
     def all_free(self) -> bool:
         """Whether the pool is empty once the store has forgotten what nobody holds."""
@@ -147,5 +148,5 @@ def check_stock(driver: Driver, request: Request) -> None:
     positions = [*request.positions, *behind]
     expected = prefill(driver.loaded, [*request.ids, *answer[:-1]], positions)[len(request.ids) - 1 :]
     close(torch.stack(driver.logits[request][-len(answer) :]), expected)
-    if not request.forced and request.params.greedy:
+    if not request.sampling.forced and request.params.greedy:
         assert answer == expected.argmax(-1).tolist()

@@ -29,13 +29,13 @@ def prompt():
 def computed(llm: LLM, monkeypatch) -> list[list[int]]:
     """The lengths of the spans of every forward pass from now on."""
     passes: list[list[int]] = []
-    run = llm._engine._runner.run
+    run = llm.client.engine._runner.run
 
     def counted(packed, rows, plan=None):
         passes.append([len(work.ids) for work in packed])
         return run(packed, rows, plan)
 
-    monkeypatch.setattr(llm._engine._runner, "run", counted)
+    monkeypatch.setattr(llm.client.engine._runner, "run", counted)
     return passes
 
 
@@ -74,13 +74,13 @@ def test_the_prompt_is_computed_once(llm, monkeypatch):
 
 def test_answers_read_one_copy_of_the_prompt(llm, monkeypatch):
     plans = []
-    run = llm._engine._runner.run
+    run = llm.client.engine._runner.run
 
     def kept(packed, rows, plan=None):
         plans.append([work.part for work in packed])
         return run(packed, rows, plan)
 
-    monkeypatch.setattr(llm._engine._runner, "run", kept)
+    monkeypatch.setattr(llm.client.engine._runner, "run", kept)
     llm.generate("Tell me something.", replace(PARAMS, max_tokens=3, ignore_eos=True))
     read = [{slot for run in part.ranges for slot in range(run.first, run.end)} for part in plans[-1]]
     assert len(set.intersection(*read)) == 17
@@ -120,7 +120,7 @@ def test_every_chunk_comes_back(llm):
     stream.close()
     llm.store.clear()
     assert llm.store.pool.free_chunks == free
-    assert not llm._engine.busy
+    assert not llm.client.engine.busy
 
 
 def test_all_answers_are_streamed_together(llm):
@@ -155,7 +155,7 @@ def test_stop_strings_end_each_answer_by_itself(llm):
 
 def damage(llm: LLM, monkeypatch, place: int, value: float, from_step: int) -> None:
     """Put a value into one row of the logits, in every pass from one on."""
-    run, passes = llm._engine._runner.run, []
+    run, passes = llm.client.engine._runner.run, []
 
     def damaged(packed, rows, plan=None):
         logits = run(packed, rows, plan).clone()
@@ -164,7 +164,7 @@ def damage(llm: LLM, monkeypatch, place: int, value: float, from_step: int) -> N
             logits[place, 7] = value
         return logits
 
-    monkeypatch.setattr(llm._engine._runner, "run", damaged)
+    monkeypatch.setattr(llm.client.engine._runner, "run", damaged)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -175,7 +175,7 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
     llm.store.clear()
     free = llm.store.pool.free_chunks
     damage(llm, monkeypatch, 1, value, step)
-    requests = llm._requests_of(["One", "Two", "Three"], params, llm._policy())
+    requests = llm._requests_of(["One", "Two", "Three"], params, llm.policy())
     held = "NaN" if math.isnan(value) else "+inf"
     with pytest.raises(InlayError) as caught:
         list(llm._run(requests))
@@ -188,13 +188,13 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
     assert not any(segment.run.ids[-1] == requests[1].ids[-1] for segment in llm.store), "damaged states were kept"
     llm.store.clear()
     assert llm.store.pool.free_chunks == free
-    assert not llm._engine.busy
+    assert not llm.client.engine.busy
 
 
 def test_one_damaged_answer_of_several_leaves_the_others(llm, monkeypatch):
     expected = [one.token_ids for one in llm.generate("Tell me.", replace(PARAMS, ignore_eos=True))[0].outputs]
     damage(llm, monkeypatch, 0, math.nan, 0)
-    (leader,) = llm._requests_of(["Tell me."], replace(PARAMS, ignore_eos=True), llm._policy())
+    (leader,) = llm._requests_of(["Tell me."], replace(PARAMS, ignore_eos=True), llm.policy())
     with pytest.raises(InlayError, match="hold NaN"):
         list(llm._run([leader]))
     assert [tuple(member.token_ids) for member in leader.family] == [(), *expected[1:]]

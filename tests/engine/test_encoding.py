@@ -19,13 +19,13 @@ def schema_of(modules: int, words: str = "abcdefgh", name: str = "s") -> Schema:
 
 
 def encoding_of(driver: Driver, schema: Schema) -> Encoding:
-    _, specs = driver.llm._schema(schema, driver.llm._policy())
+    _, specs = driver.llm.schemas.add(schema, driver.llm.policy())
     return Encoding("a schema", tuple(specs))
 
 
 def held_by(driver: Driver, encoding: Encoding) -> int:
-    pool, seat = driver.store.pool, encoding.seat
-    return len({chunk for slots in (seat.modules, *seat.hold.slots()) for chunk in pool.chunks_of(slots)})
+    pool, allocation = driver.store.pool, encoding.allocation
+    return len({chunk for slots in (allocation.modules, *allocation.hold.slots()) for chunk in pool.chunks_of(slots)})
 
 
 def test_a_request_that_does_not_fit_beside_an_encoding_waits_for_it():
@@ -187,7 +187,7 @@ def test_where_positions_are_learned_what_lies_beyond_the_context_is_left_out():
     schema = Schema.from_string(f'<schema name="s">{texts}</schema>')
     driver = Driver("gpt2", kv_tokens=5000, positions="schema", reuse="isolated", record=False)
     driver.llm.add_schema(schema)
-    (found,) = [driver.llm._library.module_specs(driver.llm.schema("s"), driver.llm._policy())]
+    (found,) = [driver.llm.processor.module_specs("s", driver.llm.policy())]
     assert [driver.store.get(spec) is not None for specs in found.values() for spec in specs] == [
         True,
         True,

@@ -26,13 +26,13 @@ def work(length: int, slot: int = 0) -> Work:
 def passes(llm: LLM, monkeypatch) -> list[int]:
     """The number of tokens of every forward pass from now on."""
     sizes: list[int] = []
-    run = llm._engine._runner.run
+    run = llm.client.engine._runner.run
 
     def counted(packed, rows, plan=None):
         sizes.append(sum(len(w.ids) for w in packed))
         return run(packed, rows, plan)
 
-    monkeypatch.setattr(llm._engine._runner, "run", counted)
+    monkeypatch.setattr(llm.client.engine._runner, "run", counted)
     return sizes
 
 
@@ -100,7 +100,7 @@ def test_every_chunk_comes_back():
     llm.add_schema(MODULES)
     prompts = [MODULES.prompt().use(f"m{n}").text("And?") for n in range(6)]
     llm.generate(prompts, [SamplingParams(max_tokens=1 + 3 * n, ignore_eos=True) for n in range(6)])
-    assert not llm._engine.busy
+    assert not llm.client.engine.busy
     assert not any(segment.holds for segment in llm.store)
     llm.store.clear()
     assert llm.store.pool.free_chunks == llm.store.pool.chunks

@@ -111,7 +111,7 @@ def test_the_more_urgent_goes_first():
     driver.step()
     driver.add(late, urgent)
     driver.finish()
-    assert running.first_token_at < urgent.first_token_at < late.first_token_at
+    assert running.answer.first_token_at < urgent.answer.first_token_at < late.answer.first_token_at
 
 
 def test_a_request_past_its_deadline_ends_and_the_others_go_on():
@@ -126,7 +126,7 @@ def test_a_request_past_its_deadline_ends_and_the_others_go_on():
     for request in (running, waiting):
         assert isinstance(request.error, DeadlineError)
         assert str(request.error) == f"request {request.id}: its deadline has passed"
-        assert not request.seat.tail
+        assert not request.allocation.tail
     assert driver.engine.scheduler.running == [other]
     driver.finish()
     check_stock(driver, other)
@@ -209,7 +209,7 @@ def test_modules_that_a_cancelled_request_had_computed_are_found_by_the_next(ste
     first, again = driver.request(prompt_of("ab"), 4), driver.request(prompt_of("ab"), 4)
     driver.add(first)
     driver.step(steps)
-    modules = [prefill for prefill in first.seat.prefill if prefill.module]
+    modules = [prefill for prefill in first.allocation.prefill if prefill.module]
     left = sum(len(prefill.keep.ids) for prefill in modules)
     own = first.prompt_left - sum(prefill.tokens_left for prefill in modules)
     driver.engine.release(first)
@@ -275,7 +275,7 @@ def test_an_answer_of_no_given_length_that_fills_the_pool_is_as_long_as_it_gets(
     request, small = driver.request(ids(20), max_tokens=None, n=n, temperature=n - 1.0), driver.request(ids(9, 1), 10)
     driver.run(request, small)
     for member in request.family:
-        assert (member.finish_reason, member.error) == ("length", None)
+        assert (member.answer.finish_reason, member.error) == ("length", None)
         assert 40 < len(member.token_ids) < 50
         check_stock(driver, member)
     assert request.output().finished

@@ -44,8 +44,8 @@ def test_prompts_that_begin_alike_read_one_copy_without_a_hint(name):
     driver.step(2)
     driver.add(other)
     driver.step()
-    assert slots(one.seat.context, 30) == slots(other.seat.context, 30)
-    assert slots(one.seat.context, 31)[-1] != slots(other.seat.context, 31)[-1]
+    assert slots(one.allocation.context, 30) == slots(other.allocation.context, 30)
+    assert slots(one.allocation.context, 31)[-1] != slots(other.allocation.context, 31)[-1]
     driver.finish()
     assert (usage(one), usage(other)) == ((0, 0, 41), (30, 0, 7))
     check_stock(driver, one)
@@ -61,7 +61,7 @@ def test_prompts_that_arrive_in_the_same_step_share_too():
     driver.step()
     assert driver.engine.scheduler.running == [requests[0], alone]  # the others wait for the first alone
     driver.step()
-    assert len({tuple(slots(request.seat.context, 30)) for request in requests}) == 1
+    assert len({tuple(slots(request.allocation.context, 30)) for request in requests}) == 1
     driver.finish()
     assert [request.usage.cached_tokens for request in requests] == [0, 30, 30]
     assert driver.passes[:2] == [35 + 9, 1 + 1 + 6 + 7]
@@ -157,7 +157,7 @@ def test_several_answers_share_their_prompt():
     driver.add(leader)
     driver.step(2)
     assert driver.passes == [33, 1 + 2]
-    assert len({tuple(slots(member.seat.context, 32)) for member in leader.family}) == 1
+    assert len({tuple(slots(member.allocation.context, 32)) for member in leader.family}) == 1
     driver.finish()
     assert leader.answered
 
@@ -297,7 +297,7 @@ def test_off_neither_finds_nor_stores():
     one, other = driver.request(prompt), driver.request(prompt)
     driver.add(one, other)
     driver.step()
-    assert not set(slots(one.seat.context, 30)) & set(slots(other.seat.context, 30))
+    assert not set(slots(one.allocation.context, 30)) & set(slots(other.allocation.context, 30))
     driver.finish()
     assert (usage(one), usage(other)) == ((0, 0, 30), (0, 0, 30))
     assert driver.store.tokens == stored
@@ -337,7 +337,7 @@ def test_missing_modules_are_computed_once_for_all_who_arrive_together(reuse):
     driver.add(*requests)
     driver.step(3)
     modules = len(requests[0].ids) - len("Well?")
-    assert len({tuple(slots(request.seat.context, modules)) for request in requests}) == 1
+    assert len({tuple(slots(request.allocation.context, modules)) for request in requests}) == 1
     driver.finish()
     assert [request.usage.cached_tokens for request in requests] == [0, modules, modules]
     for request, text in zip(requests, texts, strict=True):

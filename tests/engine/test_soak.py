@@ -108,7 +108,7 @@ def soak(count: int, seed: int, compare_every: int) -> Counter[str]:
             check_books(driver)
     check_books(driver)
     assert driver.all_free()
-    assert not driver.engine._placing._pending
+    assert not driver.engine.kv_manager._pending
     return seen
 
 
@@ -117,7 +117,7 @@ def check_books(driver: Driver) -> None:
     driver.audit()
     assert not any(segment.holds for segment in driver.store)
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is Request and one.seat.tail]
+    assert not [one for one in gc.get_objects() if type(one) is Request and one.allocation.tail]
 
 
 def living() -> int:

@@ -269,7 +269,7 @@ def test_what_no_answer_can_be_in_is_refused_before_anything_runs(structure, sen
     with pytest.raises(ParameterError) as caught:
         llm.generate(["fine", "x"], [SamplingParams(), SamplingParams(structured_outputs=structure)])
     assert str(caught.value) == sentence
-    assert not llm._engine.busy
+    assert not llm.client.engine.busy
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
@@ -324,7 +324,7 @@ def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
 
 def test_requests_bring_their_tenant_s_salt(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
-    texts = _compiled(llm._intake._grammars, monkeypatch)
+    texts = _compiled(llm.client.factory.grammars, monkeypatch)
     params = SamplingParams(max_tokens=2, n=2, structured_outputs={"regex": "[a-c]+"})
     for salt in ("a", "a", "b", None):
         llm.generate("x", params, cache_salt=salt)

@@ -11,7 +11,7 @@ import pytest
 
 from inlay import LLM, InlayError, SamplingParams, Schema
 from inlay.engine import core as engine_module
-from inlay.engine.orders import Order, Orders
+from inlay.engine.inbox import Command, Inbox
 
 from ..conftest import tiny
 from .driving import Driver, ids
@@ -40,9 +40,9 @@ def inside(monkeypatch: pytest.MonkeyPatch, llm: LLM, moment: str, do: Callable[
     """Have something happen once, in the middle of the next step: at admission, before or behind the model, or behind
     sampling."""
     owner, name = {
-        "admission": (llm._engine._placing, "admit"),
-        "before the model": (llm._engine._runner, "run"),
-        "behind the model": (llm._engine._runner, "run"),
+        "admission": (llm.client.engine.kv_manager, "admit"),
+        "before the model": (llm.client.engine._runner, "run"),
+        "behind the model": (llm.client.engine._runner, "run"),
         "sampling": (engine_module, "sample"),
     }[moment]
     real, left = getattr(owner, name), [do]
@@ -191,59 +191,59 @@ def test_callers_on_several_threads_get_their_answers():
     check_nothing_held(llm)
 
 
-# Orders
+# Inbox
 
 
-def order(done: list[object], name: object) -> Order:
-    return Order(lambda: done.append(name), lambda error: done.append((name, str(error))))
+def command(done: list[object], name: object) -> Command:
+    return Command(lambda: done.append(name), lambda error: done.append((name, str(error))))
 
 
 def test_orders_are_carried_out_in_order():
-    orders, done = Orders(interruptible=False), []
+    inbox, done = Inbox(interruptible=False), []
     for name in ("a", "b"):
-        orders.put(order(done, name))
-    assert orders.waiting
-    orders.carry_out()
+        inbox.put(command(done, name))
+    assert inbox.waiting
+    inbox.carry_out()
     assert done == ["a", "b"]
-    assert not orders.waiting
+    assert not inbox.waiting
 
 
 def test_an_order_that_comes_behind_the_end_fails_at_once():
-    orders, done = Orders(interruptible=False), []
-    orders.put(order(done, "done"))
-    orders.carry_out()
-    orders.put(order(done, "left"))
-    orders.refuse(lambda: InlayError("it is over"))
-    orders.close(InlayError("it ends"))
-    orders.put(order(done, "late"))  # its sender had looked before
+    inbox, done = Inbox(interruptible=False), []
+    inbox.put(command(done, "done"))
+    inbox.carry_out()
+    inbox.put(command(done, "left"))
+    inbox.refuse(lambda: InlayError("it is over"))
+    inbox.close(InlayError("it ends"))
+    inbox.put(command(done, "late"))  # its sender had looked before
     assert done == ["done", ("left", "it ends"), ("late", "it is over")]
     with pytest.raises(InlayError, match="it is over"):
-        orders.check_open()
+        inbox.check_open()
 
 
 def test_an_order_with_a_fault_fails_alone():
-    orders, done = Orders(interruptible=False), []
+    inbox, done = Inbox(interruptible=False), []
 
     def broken() -> None:
         raise BaseException("broken")
 
-    orders.put(Order(broken, lambda error: done.append(repr(error))))
-    orders.put(order(done, "next"))
-    orders.carry_out()
+    inbox.put(Command(broken, lambda error: done.append(repr(error))))
+    inbox.put(command(done, "next"))
+    inbox.carry_out()
     assert done == ["RuntimeError('BaseException: broken')", "next"]
 
 
 def test_what_stops_a_caller_is_raised_when_its_order_has_failed():
-    orders, done = Orders(interruptible=True), []
+    inbox, done = Inbox(interruptible=True), []
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    orders.put(Order(interrupted, lambda error: done.append(repr(error))))
-    orders.put(order(done, "next"))
+    inbox.put(Command(interrupted, lambda error: done.append(repr(error))))
+    inbox.put(command(done, "next"))
     with pytest.raises(KeyboardInterrupt):
-        orders.carry_out()
-    orders.carry_out()
+        inbox.carry_out()
+    inbox.carry_out()
     assert done == ["RuntimeError('KeyboardInterrupt: ')", "next"]
 
 
@@ -257,7 +257,7 @@ class Clock:
         self.now = 0.0
         self.passes: list[float] = []
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        run = llm._engine._runner.run
+        run = llm.client.engine._runner.run
 
         def timed(work: Any, rows: Any, plan: Any = None) -> Any:
             took = 0.02 + 0.001 * sum(one.span.length for one in work)
@@ -265,7 +265,7 @@ class Clock:
             self.now += took
             return run(work, rows, plan)
 
-        monkeypatch.setattr(llm._engine._runner, "run", timed)
+        monkeypatch.setattr(llm.client.engine._runner, "run", timed)
 
 
 def test_nobody_waits_for_a_long_pass(monkeypatch):

@@ -17,7 +17,7 @@ class Recorder:
     def __init__(self, loaded: LoadedModel, **settings: Any) -> None:
         self.llm = LLM(loaded, kv_memory="64MiB", chunk_size=settings.pop("chunk_size", 16), **settings)
         self.logits: dict[str, list[Tensor]] = {}
-        engine = self.llm._engine
+        engine = self.llm.client.engine
         run = engine._runner.run
         pass_of = engine._pass
 

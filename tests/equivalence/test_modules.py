@@ -53,10 +53,10 @@ def use(name, *children, **arguments):
 
 def oracle_logits(loaded: LoadedModel, llm, prompt, answer: list[int], reuse: str, positions: str):
     """The logits of every answer token, from modules encoded by the stock model one at a time."""
-    library = llm._library
-    layout = library.layout("s")
+    processor = llm.processor
+    layout = llm.schema("s")
     resolved = resolve(layout.schema, prompt.build(), moves=True)
-    placed = lay_out_prompt(resolved, layout, library.encoder, library.template, positions=positions)
+    placed = lay_out_prompt(resolved, layout, processor.encoder, processor.template, packed=positions == "packed")
     oracle = PromptCacheOracle(loaded)
     parts = list(placed.parts)
     for number, part in enumerate(parts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from inlay.engine.allocation import Seat
+from inlay.engine.allocation import SequenceAllocation
 from inlay.kv.segment import Hold
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange
@@ -13,23 +13,26 @@ from inlay.slots import SlotRange
 
 def audit(
     store: SegmentStore,
-    seats: Iterable[Seat] = (),
+    allocations: Iterable[SequenceAllocation] = (),
     *,
     holds: Iterable[Hold] = (),
     blocks: Iterable[Sequence[SlotRange]] = (),
 ) -> None:
-    """Check that the pool's owner counts are just what the index, these seats and these blocks of slots add up to, that
-    segments are held by these seats and holds and nobody else, and that all stand where the index looks for them."""
-    seats = list(seats)
-    _audit_owners(store, seats, blocks)
-    _audit_holds(store, [*holds, *(seat.hold for seat in seats)])
+    """Check that the pool's owner counts are just what the index, these allocations and these blocks of slots add
+    up to, that segments are held by these allocations and holds and nobody else, and that all stand where the index
+    looks for them."""
+    allocations = list(allocations)
+    _audit_owners(store, allocations, blocks)
+    _audit_holds(store, [*holds, *(allocation.hold for allocation in allocations)])
     _audit_index(store)
 
 
-def _audit_owners(store: SegmentStore, seats: list[Seat], blocks: Iterable[Sequence[SlotRange]]) -> None:
+def _audit_owners(
+    store: SegmentStore, allocations: list[SequenceAllocation], blocks: Iterable[Sequence[SlotRange]]
+) -> None:
     pool = store.pool
     owners: Counter[int] = Counter()
-    for runs in [*(s.slots for s in store), *(s.modules for s in seats), *(s.tail for s in seats), *blocks]:
+    for runs in [*(s.slots for s in store), *(s.modules for s in allocations), *(s.tail for s in allocations), *blocks]:
         owners.update(pool.chunks_of(runs))
     assert [pool.owners(chunk) for chunk in range(pool.chunks)] == [owners[chunk] for chunk in range(pool.chunks)]
     free = [chunk for chunks in pool.free_ranges for chunk in range(chunks.first, chunks.end)]
@@ -37,8 +40,8 @@ def _audit_owners(store: SegmentStore, seats: list[Seat], blocks: Iterable[Seque
     assert pool.free_chunks == len(free)
     slots = [slot for segment in store for run in segment.slots for slot in range(run.first, run.end)]
     assert len(slots) == len(set(slots)), "two segments lie in one slot"
-    for seat in seats:
-        assert seat.tokens <= seat.room
+    for allocation in allocations:
+        assert allocation.tokens <= allocation.room
 
 
 def _audit_holds(store: SegmentStore, holds: list[Hold]) -> None:

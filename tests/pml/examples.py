@@ -128,7 +128,7 @@ def _prompt(mode: str) -> Iterable[str]:
     if not mode:
         return _items(resolved.items)
     layout, encoder, template = _laid_out(schema)
-    placed = lay_out_prompt(resolved, layout, encoder, template, positions=mode)
+    placed = lay_out_prompt(resolved, layout, encoder, template, packed=mode == "packed")
     return (_positions(part.start, _part(part)) for part in placed.parts)
 
 

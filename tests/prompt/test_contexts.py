@@ -10,9 +10,10 @@ import pytest
 from inlay import Schema
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.models.random import bytes_tokenizer
+from inlay.policy import CONTEXTS
 from inlay.prompt import contexts
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.contexts import CONTEXTS, SchemaSpecs, in_encoding_order
+from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.prompt.tokens import TextEncoder
 
@@ -41,7 +42,7 @@ def many(modules: int) -> SchemaLayout:
 def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
     """The spec of an entry, from the definition: all that its owners may see before it, one behind the other."""
     owners = {entry.owner}
-    if specs.context == "anchored":
+    if specs.anchored:
         owners |= {entry.owner[:depth] for depth in range(len(entry.owner))}
     schema = specs.layout.schema
     complete = [
@@ -68,7 +69,9 @@ def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_contexts_are_those_of_the_definition(context, packed, movable, unk_id, imported):
     layout = laid_out(SCHEMA)
-    specs = SchemaSpecs(layout, context, packed=packed, movable=movable, keys=KEYS, unk_id=unk_id)
+    specs = SchemaSpecs(
+        layout, anchored=context == "anchored", packed=packed, movable=movable, keys=KEYS, unk_id=unk_id
+    )
     for entry in reversed(layout.entries):  # the last first: what it sees is then met again in other views
         spec, expected = specs.spec(entry, frozenset(imported)), put_together(specs, entry, frozenset(imported))
         assert (spec.ids, spec.start, spec.digest, spec.key) == (
@@ -87,7 +90,7 @@ def test_all_specs_of_a_schema_take_time_in_proportion_to_it(reuse, monkeypatch)
     for modules in (20, 400):
         layout = many(modules)
         made.clear()
-        specs = SchemaSpecs(layout, reuse, packed=True, movable=True, keys=KEYS)
+        specs = SchemaSpecs(layout, anchored=reuse == "anchored", packed=True, movable=True, keys=KEYS)
         found = [spec for module in specs.by_module().values() for spec in module]
         assert len(made) == len(layout.entries), "each run once, however many attend to it"
         assert len(found[-1].context) == (modules if reuse == "anchored" else 0)
@@ -100,7 +103,7 @@ def test_members_of_a_scaffold_share_what_they_see(monkeypatch):
     layout = laid_out(f'<schema name="s">{text}<scaffold modules="{" ".join(modules)}"/></schema>')
     made = []
     monkeypatch.setattr(contexts, "specify", lambda *args: made.append(args) or specify(*args))
-    specs = SchemaSpecs(layout, "anchored", packed=True, movable=True, keys=KEYS)
+    specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     last = [specs.spec(entry, frozenset(modules)) for entry in layout.entries][-1]
     assert len(last.context) == 399
     assert len(made) <= 2 * len(layout.entries), "text outside also stands for itself"
@@ -108,7 +111,7 @@ def test_members_of_a_scaffold_share_what_they_see(monkeypatch):
 
 def test_encoding_order_is_found_in_one_walk(monkeypatch):
     layout = many(3000)
-    specs = SchemaSpecs(layout, "anchored", packed=True, movable=True, keys=KEYS)
+    specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     found = [spec for module in specs.by_module().values() for spec in module]
     whole = property(lambda spec: pytest.fail("a context was put together"))
     monkeypatch.setattr(SegmentSpec, "context", whole)
@@ -130,7 +133,7 @@ def test_encoding_order_holds_what_equal_segments_attend_to_in_other_pieces():
 
 def test_threads_that_ask_at_the_same_time_get_the_same():
     layout = many(300)
-    specs = SchemaSpecs(layout, "anchored", packed=True, movable=True, keys=KEYS)
+    specs = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     answers: list[list[bytes]] = []
     begin = threading.Barrier(4)
 
@@ -148,5 +151,5 @@ def test_threads_that_ask_at_the_same_time_get_the_same():
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    alone = SchemaSpecs(layout, "anchored", packed=True, movable=True, keys=KEYS)
+    alone = SchemaSpecs(layout, anchored=True, packed=True, movable=True, keys=KEYS)
     assert answers == [[alone.spec(entry, frozenset()).key for entry in layout.entries]] * 4

@@ -25,7 +25,7 @@ def place(schema: str, prompt: str, positions: str = "packed", tokenizer=None, t
     layout = lay_out_schema(Schema.from_string(f'<schema name="s">{schema}</schema>'), encoder, template)
     parsed = Prompt.from_string(f'<prompt schema="s">{prompt}</prompt>', source="p.xml")
     resolved = resolve(layout.schema, parsed, moves=positions == "packed")
-    return lay_out_prompt(resolved, layout, encoder, template, positions=positions)
+    return lay_out_prompt(resolved, layout, encoder, template, packed=positions == "packed")
 
 
 def shown(placed: PromptLayout, tokenizer=None) -> list[str]:

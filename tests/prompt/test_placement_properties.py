@@ -106,7 +106,7 @@ def cases(draw: st.DrawFn) -> tuple[str, str]:
 def placed_in(layout: SchemaLayout, prompt: Prompt, name: str, positions: str) -> PromptLayout | None:
     try:
         resolved = resolve(layout.schema, prompt, moves=False)
-        return lay_out_prompt(resolved, layout, ENCODERS[name], TEMPLATES[name], positions=positions)
+        return lay_out_prompt(resolved, layout, ENCODERS[name], TEMPLATES[name], packed=positions == "packed")
     except InlayError:
         return None
 
@@ -172,7 +172,7 @@ def test_without_a_warning_a_prompt_is_what_its_template_writes(case: tuple[str,
     try:
         layout = lay_out_schema(Schema.from_string(case[0]), ENCODERS["llama3"], template)
         resolved = resolve(layout.schema, Prompt.from_string(case[1]))
-        placed = lay_out_prompt(resolved, layout, ENCODERS["llama3"], template, positions="packed")
+        placed = lay_out_prompt(resolved, layout, ENCODERS["llama3"], template, packed=True)
     except InlayError:
         return
     starts = [item for item in resolved.items if isinstance(item, TurnStart)]

@@ -7,11 +7,11 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay import LLM, Schema
+from inlay import LLM, SamplingParams, Schema
 from inlay.engine.request import usage_of
 from inlay.kv.identity import KeyMaker, specify
-from inlay.prompt.placement import Placed
-from inlay.prompt.splice import Cached, Fresh, splice_exact, splice_modules
+from inlay.prompt.request import PromptPart
+from inlay.prompt.splice import Cached, Fresh, splice_of, splice_parts
 from tests.conftest import tiny
 
 KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
@@ -23,9 +23,9 @@ SCHEMA = Schema.from_string(
 
 def splice(prompt, reuse: str, positions: str = "packed"):
     llm = LLM(tiny("llama"), kv_memory="1MiB")
-    policy = llm._policy(reuse, positions)
-    llm._library.add(llm._library.lay_out(SCHEMA))
-    return llm._library.splice(llm._library.place(prompt.build(), policy), policy)
+    policy = llm.policy(reuse, positions)
+    llm.add_schema(SCHEMA, encode=False)
+    return splice_of(llm.processor.process(prompt, SamplingParams(), policy))
 
 
 def told(parts):
@@ -120,20 +120,20 @@ def test_usage_counts_beginnings_of_fresh_runs_as_exact():
 def test_exact_knows_no_borders(tokens, cuts, start):
     """However a prompt's text is put together, the exact splice of it is the same."""
     borders = [0, *sorted(c for c in cuts if c < len(tokens)), len(tokens)]
-    parts = [Placed(tuple(tokens[a:b]), start + a, None) for a, b in pairwise(borders)]
-    (part,) = splice_exact(parts)
+    parts = [PromptPart(tuple(tokens[a:b]), start + a) for a, b in pairwise(borders)]
+    (part,) = splice_parts(parts)
     assert (part.ids, part.start, part.run.digest) == (tuple(tokens), start, b"")
 
 
 def test_what_follows_two_modules_is_no_exact_continuation():
     """The record says how each token was made: two modules side by side are not the same text in one go."""
     llm = LLM(tiny("llama"), kv_memory="1MiB")
-    llm._library.add(llm._library.lay_out(SCHEMA))
+    llm.add_schema(SCHEMA, encode=False)
     runs = {}
     for reuse in ("isolated", "anchored", "exact"):
-        policy = llm._policy(reuse, "packed")
+        policy = llm.policy(reuse, "packed")
         prompt = SCHEMA.prompt().use("a", p="two").use("b").text("Q")
-        runs[reuse] = llm._library.splice(llm._library.place(prompt.build(), policy), policy)[-1].run
+        runs[reuse] = splice_of(llm.processor.process(prompt, SamplingParams(), policy))[-1].run
     whole = runs["exact"].rest(len(runs["exact"].ids) - 1)
     digests = {runs["isolated"].digest, runs["anchored"].digest, whole.digest}
     assert len(digests) == 3
@@ -149,10 +149,10 @@ CHAINED += [specify((token,), 3, CHAINED[:3], KEYS) for token in (7, 8)]  # besi
 def test_a_segment_is_displaced_where_any_that_it_attends_to_is_moved_otherwise(order, gaps):
     parts, at = [], 0
     for number, gap in zip(order, gaps, strict=True):
-        parts.append((Placed(CHAINED[number].ids, at + gap, None), CHAINED[number]))
+        spec = CHAINED[number]
+        parts.append((PromptPart(spec.ids, at + gap, candidates=(spec,), encode=True), spec))
         at += 1 + gap
-    pairs = [(part.start, spec) for part, spec in parts]
-    told = splice_modules([part for part, _ in parts], lambda part: dict(pairs)[part.start])
+    told = splice_parts([part for part, _ in parts])
     shifts: dict[bytes, int] = {}
     for (part, spec), cached in zip(parts, told, strict=True):
         shift = part.start - spec.start

@@ -55,7 +55,7 @@ def asking(
     llm: AsyncLLM, tenants: Any = TENANTS, limits: ShelfLimits | None = None, **given: Any
 ) -> Iterator[TestClient]:
     """A client of a new server around a model with an empty store; the schemas that it makes are gone at the end."""
-    llm._thread.call(llm.store.clear).result()
+    llm.client.thread.call(llm.store.clear).result()
     made = service(llm, tenants, **given)
     made.schemas = SchemaShelf(llm, limits)
     with TestClient(server(made), raise_server_exceptions=False) as client:
@@ -490,7 +490,7 @@ class TestWarming:
         modules = "".join(f'<module name="m{n}">{"Some text. " * 40}</module>' for n in range(6))
         made(client, {"pml": f'<schema name="long">{modules}</schema>', "encode": False})
         for ask in ({"params": {"stream": "true"}, **as_("ann")}, as_("ann", Accept="text/event-stream")):
-            client.portal.call(lambda: asyncio.wrap_future(llm._thread.call(llm.store.clear)))
+            client.portal.call(lambda: asyncio.wrap_future(llm.client.thread.call(llm.store.clear)))
             assert client.get("/v1/schemas/long", **as_("ann")).json()["encoded"]["tokens"] == 0
             response = client.post("/v1/schemas/long/warm", **ask)
             assert response.headers["content-type"].startswith("text/event-stream")
@@ -560,7 +560,7 @@ class TestWarming:
         else:
             client.put("/v1/schemas/long", json={"pml": '<schema name="long">Other.</schema>'}, **as_("ann"))
         assert client.portal.call(llm.stats).running == 0
-        client.portal.call(wait_for, lambda: not llm._encodings)
+        client.portal.call(wait_for, lambda: not llm.schemas.encodings)
         if change == "delete":
             shown = made(client, {"pml": pml, "encode": False})
             assert shown["encoded"]["tokens"] < shown["encoded"]["of"]

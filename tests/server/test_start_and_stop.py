@@ -51,8 +51,8 @@ def test_what_a_request_does_not_say_is_the_models():
 def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
     llm = small_model()
     app, go_on = build_app(llm, ServerSettings(served_names=("tiny",)), [SCHEMA]), threading.Event()
-    step = llm._engine.step
-    monkeypatch.setattr(llm._engine, "step", lambda **how: (go_on.wait(20), step(**how))[1])
+    step = llm.client.engine.step
+    monkeypatch.setattr(llm.client.engine, "step", lambda **how: (go_on.wait(20), step(**how))[1])
     is_ready = threading.Event()
     with listen("127.0.0.1", 0, network=False) as listener:
         server = Server(app, is_ready.set)
@@ -197,8 +197,8 @@ def test_a_server_whose_engine_has_ended_says_so(monkeypatch: pytest.MonkeyPatch
         def broken(*_: object) -> None:
             raise RuntimeError("a fault that goes on")
 
-        monkeypatch.setattr(llm._engine, "release", broken)
-        monkeypatch.setattr(llm._engine.scheduler, "step", broken)
+        monkeypatch.setattr(llm.client.engine, "release", broken)
+        monkeypatch.setattr(llm.client.engine.scheduler, "step", broken)
         text = b""
         while b'"internal_error"' not in text and (part := streamed.recv(65536)):
             text += part

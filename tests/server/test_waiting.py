@@ -50,7 +50,7 @@ def llm() -> Iterator[AsyncLLM]:
 def test_a_prompt_that_is_laid_out_keeps_nobody_waiting(monkeypatch):
     async def ask() -> None:
         llm = engine()
-        held = Held(monkeypatch, llm, "_place", unless=lambda prompt, _: prompt != "slow")
+        held = Held(monkeypatch, llm.processor, "lay_out", unless=lambda prompt, *_: prompt != "slow")
         slow = asyncio.create_task(last(llm.generate("slow", PARAMS)))
         await asyncio.to_thread(held.begun.acquire, timeout=LONG_S)
         other = await asyncio.wait_for(last(llm.generate("quick", PARAMS)), LONG_S / 2)
@@ -67,7 +67,7 @@ def test_a_prompt_that_is_laid_out_keeps_nobody_waiting(monkeypatch):
 def test_grammars_of_one_tenant_keep_no_other_from_anything(monkeypatch):
     async def ask() -> None:
         llm = engine()
-        held = Held(monkeypatch, llm, "_guide", unless=lambda params, policy: policy.salt != "mallory")
+        held = Held(monkeypatch, llm.client, "guide", unless=lambda params, salt: salt != "mallory")
         structured = SamplingParams(max_tokens=2, structured_outputs={"choice": ["a", "b"]})
         streams = [llm.generate(f"{n}", structured, cache_salt="mallory") for n in range(12)]
         bombs = [asyncio.create_task(last(stream)) for stream in streams]
@@ -91,11 +91,11 @@ def test_time_counts_from_the_arrival(llm):
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("held_name", ["_place", "_guide"])
+@pytest.mark.parametrize("held_name", ["lay_out", "guide"])
 def test_a_deadline_passes_while_a_request_is_made_ready(llm, monkeypatch, held_name):
-    structured = {"response_format": {"type": "json_object"}} if held_name == "_guide" else {}
+    structured = {"response_format": {"type": "json_object"}} if held_name == "guide" else {}
     with running(llm) as site:
-        held = Held(monkeypatch, llm, held_name)
+        held = Held(monkeypatch, llm.client if held_name == "guide" else llm.processor, held_name)
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **structured}
         began = time.monotonic()
         status, heads, answer = site.call("POST", CHAT, body, X_Request_Timeout="0.2")
@@ -170,8 +170,8 @@ def test_a_second_signal_ends_the_process_whatever_its_threads_do():
 
             def ask():
                 assert ready.wait(60)
-                llm._place = lambda *given: (begun.set(), time.sleep(600))
-                llm._thread.call(lambda: time.sleep(600))
+                llm.processor.lay_out = lambda *given: (begun.set(), time.sleep(600))
+                llm.client.thread.call(lambda: time.sleep(600))
                 connection = socket.create_connection(listener.getsockname())
                 body = b'{"prompt": "x"}'
                 heads = b"Host: localhost\\r\\nContent-Type: application/json\\r\\nContent-Length: %d" % len(body)

@@ -10,6 +10,7 @@ import typer
 from inlay.cli.bench_tables import make_table, number, show
 from inlay.cli.options import AsJson, DType, Model, Plot, Quick, Runs, check_plot, counts
 from inlay.errors import ParameterError
+from inlay.policy import CONTEXTS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +42,7 @@ def ttft(
 ) -> None:
     """Time to first token with cached modules, against a full prefill and against the new tokens alone."""
     for name, value, allowed in (
-        ("--reuse", reuse, ("isolated", "anchored")),
+        ("--reuse", reuse, CONTEXTS),
         ("--baseline", baseline, ("transformers", "none")),
     ):
         if value not in allowed:

@@ -1,4 +1,4 @@
-"""A request's seat: where what it attends to lies, what of its prompt is left to compute, and its open tail."""
+"""A request's place in the KV pool: where what it attends to lies, what is left to compute of it, and its open tail."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class Prefill:
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
+class SequenceAllocation:
     """A running request's place in the pool; an empty one for a request that waits.
 
     modules: slots that it owns for modules that it computes. tail: those of its own tokens, stored and to come.
-    tokens: how many slots of the tail are taken. decoded: how many of them by tokens said since it sat down.
+    tokens: how many slots of the tail are taken. decoded: how many of them by tokens said since it was admitted.
     context: what the token behind its prompt sees. hold: the stored segments that it reads.
-    prefill: parts that are not computed, or not known to be. since: when it sat down, seconds of ``perf_counter``.
+    prefill: parts that are not computed, or not known to be. since: when it was admitted, seconds of ``perf_counter``.
     last: the run of tokens that an answer carries on, with its slots; None where nothing may be kept of it.
     """
 
@@ -139,7 +139,7 @@ class Seat:
         self.decoded += 1
 
     def kept(self, said: tuple[int, ...]) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
-        """What the store may keep of an answer. said: all its tokens since it sat down, computed or not."""
+        """What the store may keep of an answer. said: all its tokens since it was admitted, computed or not."""
         if self.last is None or self.prefill or not self.decoded:
             return None
         run, slots = self.last

@@ -11,7 +11,7 @@ from torch import Tensor
 from inlay.attention.plan import Plan, advance, build_plan
 from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
-from inlay.engine.kv_manager import Placing
+from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
@@ -72,22 +72,24 @@ class Engine:
         self._runner = runner
         self._max_tokens = max_tokens
         self._budget = PassBudget(max_pass_s)
-        self._placing = Placing(store)
-        self.scheduler: Scheduler[Task] = Scheduler(max_requests, max_tokens, prefill_chunk, max_waiting, self._placing)
+        self.kv_manager = KVCacheManager(store)
+        self.scheduler: Scheduler[Task] = Scheduler(
+            max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
+        )
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
         self._steps = self._preemptions = 0
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""
-        return frozenset(spec.key for spec in specs if self.store.get(spec) is not None)
+        return self.kv_manager.stored(specs)
 
     def stats(self) -> EngineStats:
         """What is going on; may be called from any thread."""
         running, pool = list(self.scheduler.running), self.store.pool
         held: set[int] = set()
         for task in running:
-            seat = task.seat
-            for slots in (seat.modules, seat.tail, *seat.hold.slots()):
+            allocation = task.allocation
+            for slots in (allocation.modules, allocation.tail, *allocation.hold.slots()):
                 held.update(pool.chunks_of(slots))
         return EngineStats(
             running=sum(isinstance(task, Request) for task in running),
@@ -107,7 +109,7 @@ class Engine:
         Raises QueueFullError, and CapacityError for an encoding larger than the pool; then none of it is queued.
         """
         if isinstance(task, Encoding):
-            self._placing.check(task)
+            self.kv_manager.check(task)
         try:
             for member in task.family:
                 self.scheduler.add(member)
@@ -179,7 +181,7 @@ class Engine:
         for request in made.decode:
             made.add(request, [request.decode_work()])
         for task, tokens in step.prefill:
-            work, completed = task.seat.take(tokens)
+            work, completed = task.allocation.take(tokens)
             made.add(task, work)
             made.completed += [(task, prefill) for prefill in completed]
         return made
@@ -187,7 +189,7 @@ class Engine:
     def _compute(self, made: _Pass) -> list[Task]:
         logits = self._runner.run(made.work, [row for _, row in made.sampled], self._plan(made))
         for task, prefill in made.completed:
-            self._placing.computed(task, prefill)
+            self.kv_manager.computed(task, prefill)
         for request in made.decode:
             request.decoded()
         for encoding in made.encodings:
@@ -209,9 +211,9 @@ class Engine:
         if not made.sampled:
             return []
         advanced = [request for request, _ in made.sampled]
-        tokens = sample(logits, [request.row for request in advanced])
+        tokens = sample(logits, [request.sampling.row for request in advanced])
         for request, token, row in zip(advanced, tokens, logits, strict=True):
-            request.accept(request.choose(row, token))
+            request.accept(row, token)
             if request.finished:
                 self.release(request)
         return advanced

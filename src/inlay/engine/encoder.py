@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inlay.engine.allocation import Prefill, Seat
+from inlay.engine.allocation import Prefill, SequenceAllocation
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
 
@@ -36,7 +36,7 @@ class Encoding:
     arrival: float = field(default_factory=time.perf_counter)
     deadline: float | None = None
     sequences: int = 0
-    seat: Seat = field(default_factory=Seat)
+    allocation: SequenceAllocation = field(default_factory=SequenceAllocation)
     left: dict[bytes, SegmentSpec] = field(default_factory=dict)
     complete: bool = False
     error: BaseException | None = None
@@ -49,12 +49,12 @@ class Encoding:
     @property
     def prompt_left(self) -> int:
         """See scheduler.Job."""
-        return self.seat.prompt_left
+        return self.allocation.prompt_left
 
     @property
     def done(self) -> int:
         """How many of the ``total`` tokens are computed, or were stored."""
-        begun = sum(len(p.keep.ids) - p.tokens_left for p in self.seat.prefill if p.key in self.left and p.keep)
+        begun = sum(len(p.keep.ids) - p.tokens_left for p in self.allocation.prefill if p.key in self.left and p.keep)
         return sum(len(spec.ids) for spec in self.specs if spec.key not in self.left) + begun
 
     # What the engine's thread asks of a request, whose answers may be several.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inlay.attention.plan import Item, Part, items_at
-from inlay.engine.allocation import Prefill, Seat, Work, pieces
+from inlay.engine.allocation import Prefill, SequenceAllocation, Work, pieces
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
@@ -32,8 +32,8 @@ _ENCODING_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Survey:
-    """A splice as the store has it.
+class _Lookup:
+    """What of a splice the store has.
 
     modules: every module segment that the splice reads or encodes behind, and what is stored of its beginning.
     beginnings: for each part of the splice, what is stored of a fresh run's beginning; None for modules.
@@ -57,17 +57,21 @@ class _Survey:
         return sum(len(spec.ids) - found.tokens for spec, found in self.missing)
 
 
-class Placing:
-    """Seats requests and encodings over one store; the scheduler's memory."""
+class KVCacheManager:
+    """Gives requests and encodings their place in the pool of one store; the scheduler's memory."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
         self._pending: dict[int, list[Prefill]] = {}  # first token → what somebody is computing
-        self._encoding: Encoding | None = None  # the one that has a seat
+        self._encoding: Encoding | None = None  # the one that has slots
 
     def admit(self, task: Task) -> Admission:
         """See scheduler.Memory."""
         return self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+
+    def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
+        """The keys of those segments that are stored."""
+        return frozenset(spec.key for spec in specs if self._store.get(spec) is not None)
 
     def check(self, encoding: Encoding) -> None:
         """Raises CapacityError where the pool never holds all that is to be encoded, of which nothing is then."""
@@ -90,21 +94,21 @@ class Placing:
         batch = encoding.batch(self._is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
         if not batch:
             return Admission.DONE
-        survey = self._survey_modules(batch)
-        if self._somebody_computes((), survey):
+        lookup = self._look_up_modules(batch)
+        if self._somebody_computes((), lookup):
             return Admission.LATER
-        if self._chunks_needed((), survey) > pool.chunks:  # as below
-            survey = self._survey_modules(batch, find=False)
+        if self._chunks_needed((), lookup) > pool.chunks:  # as below
+            lookup = self._look_up_modules(batch, find=False)
             self._check_capacity(
-                self._chunks_needed((), survey), f"a module of {encoding.id}, with what it attends to,"
+                self._chunks_needed((), lookup), f"a module of {encoding.id}, with what it attends to,"
             )
-        hold = self._store.hold(*survey.found)
-        slots = self._room((), survey)
+        hold = self._store.hold(*lookup.found)
+        slots = self._room((), lookup)
         if slots is None:
             hold.release()
             return Admission.NO_ROOM
-        encoding.seat = _seat((), survey, *slots, hold)
-        self._promise(encoding.seat.prefill)
+        encoding.allocation = _allocation((), lookup, *slots, hold)
+        self._promise(encoding.allocation.prefill)
         self._encoding = encoding
         return Admission.ADMITTED
 
@@ -118,39 +122,40 @@ class Placing:
                 self._pending.setdefault(prefill.pending.ids[0], []).append(prefill)
 
     def _admit_request(self, request: Request) -> Admission:
-        """The request's usage is that of its first admission."""
+        """The request's splice and its usage are those of its first admission."""
         since = time.perf_counter()
+        request.prompt.choose(self.stored)
         splice = request.splice_now()
-        survey = self._survey(splice)
-        if self._publish(splice, survey):
-            survey = self._survey(splice)
-        if self._somebody_computes(splice, survey):
+        lookup = self._look_up(splice)
+        if self._publish(splice, lookup):
+            lookup = self._look_up(splice)
+        if self._somebody_computes(splice, lookup):
             return Admission.LATER
-        if self._chunks_needed(splice, survey) > self._store.pool.chunks:
+        if self._chunks_needed(splice, lookup) > self._store.pool.chunks:
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
-            survey = self._survey(splice, find=False)
-            self._check_capacity(self._chunks_needed(splice, survey), "the request")
-        known = request.seated is None and self._knows_last(splice, survey)
-        hold = self._store.hold(*survey.found)  # before room is made: what is read must not be evicted for it
-        slots = self._room(splice, survey)
+            lookup = self._look_up(splice, find=False)
+            self._check_capacity(self._chunks_needed(splice, lookup), "the request")
+        known = request.prefill.admitted_at is None and self._knows_last(splice, lookup)
+        hold = self._store.hold(*lookup.found)  # before room is made: what is read must not be evicted for it
+        slots = self._room(splice, lookup)
         if slots is None:
             hold.release()
             return Admission.NO_ROOM
-        seat = _seat(splice, survey, *slots, hold)
-        self._promise(seat.prefill)
-        if request.seated is None:
-            request.count(survey.modules, survey.beginnings, known)
-            request.fetch_s = time.perf_counter() - since
-        request.sit(seat)
+        allocation = _allocation(splice, lookup, *slots, hold)
+        self._promise(allocation.prefill)
+        if request.prefill.admitted_at is None:
+            request.count(lookup.modules, lookup.beginnings, known)
+            request.prefill.fetch_s = time.perf_counter() - since
+        request.attach(allocation)
         return Admission.ADMITTED
 
     def grow(self, task: Task) -> bool:
         """See scheduler.Memory."""
-        seat = task.seat
-        if seat.room > seat.tokens:
+        allocation = task.allocation
+        if allocation.room > allocation.tokens:
             return True
         try:
-            seat.extend(self._store.allocate(1, after=seat.tail[-1]))
+            allocation.extend(self._store.allocate(1, after=allocation.tail[-1]))
         except CapacityError:
             return False
         return True
@@ -161,34 +166,34 @@ class Placing:
         That is also a prompt that is computed in part, unless the request has failed; a module stays as a whole alone.
         Nothing stays of a request whose logits were damaged: its keys and values may be, too.
         """
-        seat = task.seat
-        for prefill in seat.prefill:
+        allocation = task.allocation
+        for prefill in allocation.prefill:
             self._forget(prefill)
             begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # a failed pass would have computed some of it, and did not
                 self._store.insert(*begun)
         if isinstance(task, Request):
             self._release_answer(task)
-        self._store.pool.free(seat.modules)
-        self._store.pool.free(seat.tail)
-        suspect = self._own(seat, seat.hold.tokens) if isinstance(task, Request) and task.damaged else []
-        seat.hold.release()
+        self._store.pool.free(allocation.modules)
+        self._store.pool.free(allocation.tail)
+        suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
+        allocation.hold.release()
         self._store.discard(suspect)
-        task.seat = Seat()
+        task.allocation = SequenceAllocation()
         if task is self._encoding:
             self._encoding = None
 
     def _release_answer(self, request: Request) -> None:
         """Let the store keep what a request has said."""
-        seat = request.seat
-        kept = None if request.damaged else seat.kept(tuple(request.token_ids[request.seated_at :]))
-        if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - seat.decoded):
+        allocation = request.allocation
+        kept = None if request.damaged else allocation.kept(tuple(request.token_ids[request.tokens_attached :]))
+        if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
             self._store.insert(*kept)
 
-    def _own(self, seat: Seat, segments: Iterable[Segment]) -> set[Segment]:
-        """Those segments that lie in chunks of the seat's own: they were computed there, and kept by the store."""
+    def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
+        """Those segments that lie in chunks of the request's own: they were computed there, and kept by the store."""
         pool = self._store.pool
-        own = set(pool.chunks_of(seat.modules + seat.tail))
+        own = set(pool.chunks_of(allocation.modules + allocation.tail))
         return {segment for segment in segments if own.issuperset(pool.chunks_of(segment.slots))}
 
     def computed(self, task: Task, prefill: Prefill) -> None:
@@ -197,19 +202,19 @@ class Placing:
         The request reads it in its own slots, and holds just that: where another copy is stored already, that one may
         go.
         """
-        seat = task.seat
-        seat.prefill.remove(prefill)
+        allocation = task.allocation
+        allocation.prefill.remove(prefill)
         if prefill.keep is not None:
             self._forget(prefill)
             kept = self._store.insert(prefill.keep, prefill.slots)
-            own = self._own(seat, kept.segments)
+            own = self._own(allocation, kept.segments)
             for each in kept.ranges:
                 if each.segment in own:
-                    seat.hold.add(each.segment, each.end)
+                    allocation.hold.add(each.segment, each.end)
         if isinstance(task, Encoding):
             task.computed(prefill)
         elif prefill.module:
-            task.encode_s = time.perf_counter() - seat.since
+            task.prefill.encode_s = time.perf_counter() - allocation.since
 
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
         """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""
@@ -222,52 +227,52 @@ class Placing:
             if not self._pending[first]:
                 del self._pending[first]
 
-    def _survey(self, splice: Splice, *, find: bool = True) -> _Survey:
+    def _look_up(self, splice: Splice, *, find: bool = True) -> _Lookup:
         """What is stored of a splice; nothing of it where ``find`` is False."""
         specs = [part.spec for part in splice if isinstance(part, Cached)]
         beginnings = [
             self._store.longest(part.run, most=most) if find and isinstance(part, Fresh) and part.run else None
             for part, most in zip(splice, _readable(splice), strict=True)
         ]
-        return _Survey(self._survey_modules(specs, find=find).modules, tuple(beginnings))
+        return _Lookup(self._look_up_modules(specs, find=find).modules, tuple(beginnings))
 
-    def _survey_modules(self, specs: Sequence[SegmentSpec], *, find: bool = True) -> _Survey:
+    def _look_up_modules(self, specs: Sequence[SegmentSpec], *, find: bool = True) -> _Lookup:
         """What is stored of modules, and of what the missing ones attend to."""
         wanted = {spec.key for spec in specs}
         ordered = in_encoding_order(specs)
-        survey = _Survey({spec.key: (spec, self._begun(spec) if find else Found(())) for spec in ordered}, ())
-        needed = {spec.key for spec in in_encoding_order(spec for spec, _ in survey.missing if spec.key in wanted)}
-        return _Survey({key: entry for key, entry in survey.modules.items() if key in wanted | needed}, ())
+        lookup = _Lookup({spec.key: (spec, self._begun(spec) if find else Found(())) for spec in ordered}, ())
+        needed = {spec.key for spec in in_encoding_order(spec for spec, _ in lookup.missing if spec.key in wanted)}
+        return _Lookup({key: entry for key, entry in lookup.modules.items() if key in wanted | needed}, ())
 
     def _begun(self, spec: SegmentSpec) -> Found:
         """What is stored of a module; not a few tokens of it, for which a chunk would be held that others share."""
         found = self._store.longest(spec)
         return found if found.tokens >= min(self._store.pool.chunk_size, len(spec.ids)) else Found(())
 
-    def _knows_last(self, splice: Splice, survey: _Survey) -> bool:
+    def _knows_last(self, splice: Splice, lookup: _Lookup) -> bool:
         """Whether the KV of a prompt's last token is stored, and computed again for the logits behind it."""
-        last, found = splice[-1], survey.beginnings[-1]
+        last, found = splice[-1], lookup.beginnings[-1]
         if isinstance(last, Fresh) and last.run is not None:
             almost = found is not None and found.tokens == len(last.ids) - 1
             return almost and self._store.longest(last.run).tokens == len(last.ids)
         before = splice[-2] if len(splice) > 1 else None  # open_end took the last token of this module
-        return isinstance(before, Cached) and survey.modules[before.spec.key][1].tokens == len(before.spec.ids)
+        return isinstance(before, Cached) and lookup.modules[before.spec.key][1].tokens == len(before.spec.ids)
 
-    def _somebody_computes(self, splice: Splice, survey: _Survey) -> bool:
+    def _somebody_computes(self, splice: Splice, lookup: _Lookup) -> bool:
         return any(
             prefill.computed < common
-            for run, done, most in _wanted(splice, survey)
+            for run, done, most in _wanted(splice, lookup)
             for prefill, common in self._computing(run, done, most)
         )
 
-    def _publish(self, splice: Splice, survey: _Survey) -> bool:
+    def _publish(self, splice: Splice, lookup: _Lookup) -> bool:
         """Keep what others have computed by now, where that is all that this splice shares with them.
 
         So nobody waits for the end of a prompt that goes on otherwise. Returns whether there was any.
         """
         shared = [
             prefill
-            for run, done, most in _wanted(splice, survey)
+            for run, done, most in _wanted(splice, lookup)
             for prefill, common in self._computing(run, done, most)
             if prefill.computed >= common
         ]
@@ -296,11 +301,11 @@ class Placing:
                 if self._store.place(prefill.pending) == place:
                     yield prefill, common
 
-    def _chunks_needed(self, splice: Splice, survey: _Survey) -> int:
-        """The chunks that it holds when it sits down, those of what it finds and those of its own."""
+    def _chunks_needed(self, splice: Splice, lookup: _Lookup) -> int:
+        """The chunks that it holds when it is admitted, those of what it finds and those of its own."""
         pool = self._store.pool
-        held = {chunk for found in survey.found for chunk in pool.chunks_of(found.slots)}
-        return len(held) + pool.chunks_for(survey.missing_tokens) + pool.chunks_for(_tail_tokens(splice, survey))
+        held = {chunk for found in lookup.found for chunk in pool.chunks_of(found.slots)}
+        return len(held) + pool.chunks_for(lookup.missing_tokens) + pool.chunks_for(_tail_tokens(splice, lookup))
 
     def _check_capacity(self, needed: int, who: str) -> None:
         pool = self._store.pool
@@ -311,73 +316,75 @@ class Placing:
                 f"{needed * pool.chunk_size * pool.bytes_per_token / 2**20:.0f} MiB"
             )
 
-    def _room(self, splice: Splice, survey: _Survey) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
+    def _room(self, splice: Splice, lookup: _Lookup) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
         """Slots for missing modules and for the open tail; None, and nothing evicted, where there is no room now."""
         pool = self._store.pool
-        modules = pool.chunks_for(survey.missing_tokens) * pool.chunk_size
+        modules = pool.chunks_for(lookup.missing_tokens) * pool.chunk_size
         try:
-            room = self._store.allocate(modules + _tail_tokens(splice, survey))
+            room = self._store.allocate(modules + _tail_tokens(splice, lookup))
         except CapacityError:
             return None
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
 
 
-def _seat(
-    splice: Splice, survey: _Survey, modules: tuple[SlotRange, ...], tail: tuple[SlotRange, ...], hold: Hold
-) -> Seat:
-    """A splice as a seat: what it reads, and what it computes."""
-    seat = Seat(modules=modules, tail=tail, hold=hold)
-    encoded = _lay_modules(survey, modules, seat)
-    for part, found in zip(splice, survey.beginnings, strict=True):
+def _allocation(
+    splice: Splice, lookup: _Lookup, modules: tuple[SlotRange, ...], tail: tuple[SlotRange, ...], hold: Hold
+) -> SequenceAllocation:
+    """The allocation of a splice: what it reads, and what it computes."""
+    allocation = SequenceAllocation(modules=modules, tail=tail, hold=hold)
+    encoded = _lay_modules(lookup, modules, allocation)
+    for part, found in zip(splice, lookup.beginnings, strict=True):
         if isinstance(part, Fresh):
-            _lay_fresh(part, found, seat)
+            _lay_fresh(part, found, allocation)
             continue
-        seat.context += _module_pieces(part.spec, survey, encoded, part.start, part.length)
-    return seat
+        allocation.context += _module_pieces(part.spec, lookup, encoded, part.start, part.length)
+    return allocation
 
 
-def _lay_modules(survey: _Survey, slots: tuple[SlotRange, ...], seat: Seat) -> dict[bytes, tuple[SlotRange, ...]]:
+def _lay_modules(
+    lookup: _Lookup, slots: tuple[SlotRange, ...], allocation: SequenceAllocation
+) -> dict[bytes, tuple[SlotRange, ...]]:
     """Prefill work for what is missing of modules, side by side; returns where that goes."""
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
-    for spec, found in survey.missing:
+    for spec, found in lookup.missing:
         done, left = found.tokens, len(spec.ids) - found.tokens
         own = encoded[spec.key] = cut(slots, at, left)
         at += left
         context: tuple[Item, ...] = ()
         for other in spec.context:
-            context += _module_pieces(other, survey, encoded, other.start, len(other.ids))
+            context += _module_pieces(other, lookup, encoded, other.start, len(other.ids))
         context += pieces(found, spec.start, done)
         work = Work(spec.ids[done:], Part.of(spec.start + done, left, context, own))
-        seat.prefill.append(Prefill(work, spec, found.slots + own, spec.rest(done), spec.key))
+        allocation.prefill.append(Prefill(work, spec, found.slots + own, spec.rest(done), spec.key))
     return encoded
 
 
 def _module_pieces(
-    spec: SegmentSpec, survey: _Survey, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, length: int
+    spec: SegmentSpec, lookup: _Lookup, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, length: int
 ) -> tuple[Item, ...]:
     """The first ``length`` tokens of a module, read from ``start`` on: what is stored of them, and what is computed."""
-    found = survey.modules[spec.key][1]
+    found = lookup.modules[spec.key][1]
     rest = cut(encoded.get(spec.key, ()), 0, max(0, length - found.tokens))
     return pieces(found, start, length) + items_at(rest, spec.start + found.tokens, start - spec.start)
 
 
-def _lay_fresh(part: Fresh, found: Found | None, seat: Seat) -> None:
+def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation) -> None:
     """A run of the request's own tokens: read what is stored of it, compute the rest."""
     done = 0 if found is None else found.tokens
     if found is not None and done:
-        seat.context += pieces(found, part.start, done)
-    slots = cut(seat.tail, seat.tokens, len(part.ids) - done)
-    seat.last = _whole(part, found, slots)
+        allocation.context += pieces(found, part.start, done)
+    slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
+    allocation.last = _whole(part, found, slots)
     if done == len(part.ids):
         return
     start = part.start + done
-    rows = Part.of(start, len(part.ids) - done, seat.context, slots)
-    keep, lies = seat.last or (None, ())
+    rows = Part.of(start, len(part.ids) - done, allocation.context, slots)
+    keep, lies = allocation.last or (None, ())
     pending = None if keep is None else keep.rest(done)
-    seat.prefill.append(Prefill(Work(part.ids[done:], rows), keep, lies, pending))
-    seat.context += items_at(slots, start)
-    seat.tokens += len(part.ids) - done
+    allocation.prefill.append(Prefill(Work(part.ids[done:], rows), keep, lies, pending))
+    allocation.context += items_at(slots, start)
+    allocation.tokens += len(part.ids) - done
 
 
 def _whole(
@@ -389,18 +396,18 @@ def _whole(
     return part.run, (() if found is None else found.slots) + slots
 
 
-def _tail_tokens(splice: Splice, survey: _Survey) -> int:
+def _tail_tokens(splice: Splice, lookup: _Lookup) -> int:
     """What a request computes of its own text, and its next token; an encoding has neither."""
-    found = zip(splice, survey.beginnings, strict=True)
+    found = zip(splice, lookup.beginnings, strict=True)
     own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if isinstance(part, Fresh)]
     return sum(own) + 1 if own else 0
 
 
-def _wanted(splice: Splice, survey: _Survey) -> Iterator[tuple[TokenRun, int, int]]:
+def _wanted(splice: Splice, lookup: _Lookup) -> Iterator[tuple[TokenRun, int, int]]:
     """What is read and not stored, as runs: with how many of their tokens are stored, and how many are read."""
-    for spec, found in survey.missing:
+    for spec, found in lookup.missing:
         yield spec, found.tokens, len(spec.ids)
-    for part, begun, most in zip(splice, survey.beginnings, _readable(splice), strict=True):
+    for part, begun, most in zip(splice, lookup.beginnings, _readable(splice), strict=True):
         if isinstance(part, Fresh) and part.run is not None and begun is not None:
             yield part.run, begun.tokens, most
 

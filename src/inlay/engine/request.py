@@ -1,48 +1,88 @@
-"""One request on its way through the engine: what it attends to, what is left to compute, what it has said."""
+"""One request on its way through the engine: where it stands, and the parts that its state falls into."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
-from inlay.engine.allocation import Seat, Work
-from inlay.engine.sampler.row import Row
+from inlay.engine.allocation import SequenceAllocation, Work
+from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.sampler.sampler import Sampled
-from inlay.engine.stream import TextStream
 from inlay.errors import CapacityError, ContextError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found
-from inlay.prompt.splice import Fresh, Splice
-from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams, Usage
+from inlay.prompt.request import EngineRequest
+from inlay.prompt.splice import Fresh, Splice, splice_of
+from inlay.types import RequestMetrics, RequestOutput, SamplingParams, Usage
+
+
+class PromptState:
+    """A prompt, which all its answers share: what was asked for, and the splice that the engine has chosen for it.
+
+    Where nothing of that depends on what is stored, the splice is made at once, on the thread of whoever asks.
+    """
+
+    __slots__ = ("_open", "_splice", "_stored", "request")
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self._open = request.open_segments()
+        self._stored: frozenset[bytes] | None = None
+        self._splice = None if self._open else splice_of(request)
+
+    @property
+    def splice(self) -> Splice:
+        assert self._splice is not None, "it is chosen when the first of its answers is admitted"
+        return self._splice
+
+    def choose(self, stored: Callable[[Iterable[SegmentSpec]], frozenset[bytes]]) -> None:
+        """Choose among the candidates of its parts, by what is stored now; nothing once that is settled."""
+        if not self._open:
+            return
+        found = stored(self._open)
+        if found != self._stored:
+            self._stored, self._splice = found, splice_of(self.request, found)
+
+    def settle(self) -> None:
+        """Keep the choice: the other answers read what the first one does, and so does one that was preempted."""
+        self._open = []
+
+
+@dataclass(eq=False, slots=True)
+class PrefillRecord:
+    """How a prompt's tokens came about.
+
+    admitted_at: when the request first had a place in the pool, on the clock of its arrival. fetch_s: how long that
+    took. encode_s: how long modules took that it missed.
+    """
+
+    usage: Usage | None = None
+    admitted_at: float | None = None
+    fetch_s: float = 0.0
+    encode_s: float = 0.0
 
 
 @dataclass(eq=False)
 class Request:
-    """One answer's whole state.
+    """One answer on its way.
 
     Of several answers to one prompt, the first leads and the others follow it: each is a request of its own, and they
     share the prompt through the store like any others.
 
-    priority: who goes first; a lower number does. deadline: when it ends in any case, on the clock of ``arrival``.
-    tenant, weight, sequences: see scheduler.Job.
+    index: which of the prompt's answers it is. priority: who goes first; a lower number does.
+    deadline: when it ends in any case, on the clock of ``arrival``. tenant, weight, sequences: see scheduler.Job.
+    tokens_attached: how many tokens it had said when it was given its allocation.
+    damaged: whether its logits were no numbers to choose from. error: what ended it before its time.
     """
 
     id: str
-    prompt: str | None
-    ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    splice: Splice
-    params: SamplingParams
-    row: Row
-    stop_ids: frozenset[int]
-    limit: int  # the most tokens that may be generated
-    stream: TextStream
-    spell: Callable[[int], str]  # one token's text, for log-probabilities
-    index: int = 0  # which of the prompt's answers it is
+    prompt: PromptState
+    sampling: SamplingState
+    answer: Answer
+    index: int = 0
     leader: Request | None = None
     followers: list[Request] = field(default_factory=list)
     arrival: float = field(default_factory=time.perf_counter)
@@ -51,33 +91,49 @@ class Request:
     tenant: str = ""
     weight: float = 1.0
     sequences: int = 1
-    usage: Usage | None = None
-    seat: Seat = field(default_factory=Seat)
-    seated_at: int = 0  # how many tokens it had said when it sat down
+    allocation: SequenceAllocation = field(default_factory=SequenceAllocation)
+    tokens_attached: int = 0
+    prefill: PrefillRecord = field(default_factory=PrefillRecord)
     preemptions: int = 0
-    damaged: bool = False  # whether its logits were no numbers to choose from
-    token_ids: list[int] = field(default_factory=list)
-    forced: Sequence[int] = ()  # the tokens that it has to say, where they are given
-    distributions: list[Tensor] = field(default_factory=list)  # of forced tokens: (vocabulary,), fp32, natural logs
-    logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: Literal["stop", "length"] | None = None
-    stop_reason: int | str | None = None
-    error: BaseException | None = None  # what ended it before its time
-    encode_s: float = 0.0
-    fetch_s: float = 0.0
-    seated: float | None = None  # when it first had a seat
-    first_token_at: float | None = None
-    finished_at: float | None = None
+    damaged: bool = False
+    error: BaseException | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The prompt's."""
+        return self.prompt.request.ids
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The prompt's."""
+        return self.prompt.request.positions
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampling.params
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What it has said."""
+        return self.answer.token_ids
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.prefill.usage
+
+    @property
+    def distributions(self) -> list[Tensor]:
+        """What the model expected at each token of ``force``."""
+        return self.sampling.distributions
 
     @property
     def prompt_left(self) -> int:
         """See scheduler.Job."""
-        return self.seat.prompt_left
+        return self.allocation.prompt_left
 
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None or self.error is not None
+        return self.answer.finish_reason is not None or self.error is not None
 
     @property
     def family(self) -> tuple[Request, ...]:
@@ -101,77 +157,64 @@ class Request:
 
     def splice_now(self) -> Splice:
         """What it attends to, all that it has said included: after a preemption that is computed again."""
-        if not self.token_ids:
-            return self.splice
-        last, said = self.splice[-1], tuple(self.token_ids)
+        splice, said = self.prompt.splice, tuple(self.token_ids)
+        if not said:
+            return splice
+        last = splice[-1]
         assert isinstance(last, Fresh), "somebody computes the last token of a prompt"
         run = last.run
         longer = None if run is None else TokenRun(run.ids + said, run.start, run.before, run.continues)
-        return (*self.splice[:-1], Fresh(last.ids + said, last.start, longer))
+        return (*splice[:-1], Fresh(last.ids + said, last.start, longer))
 
-    def sit(self, seat: Seat) -> None:
-        """Take a seat in the pool."""
-        self.seat, self.seated_at = seat, len(self.token_ids)
-        self.seated = self.seated or time.perf_counter()
+    def attach(self, allocation: SequenceAllocation) -> None:
+        """Take a place in the pool."""
+        self.allocation, self.tokens_attached = allocation, len(self.token_ids)
+        self.prompt.settle()
+        self.prefill.admitted_at = self.prefill.admitted_at or time.perf_counter()
 
     def count(
         self, modules: dict[bytes, tuple[SegmentSpec, Found]], beginnings: Sequence[Found | None], known: bool
     ) -> None:
         """Say how the prompt's tokens came about.
 
-        modules, beginnings: what was stored; see placing.py. known: whether the last token was, too.
+        modules, beginnings: what was stored; see kv_manager.py. known: whether the last token was, too.
         """
-        if self.usage is None:
+        if self.prefill.usage is None:
             stored = {key: found.tokens for key, (_, found) in modules.items()}
             begun = [0 if found is None else found.tokens for found in beginnings]
-            self.usage = usage_of(self.splice, stored, begun, recomputed=int(known))
+            self.prefill.usage = usage_of(self.prompt.splice, stored, begun, recomputed=int(known))
 
     def force(self, tokens: Sequence[int]) -> None:
         """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""
-        if self.limit < len(tokens):
+        limit = self.sampling.limit
+        if limit < len(tokens):
             raise ContextError(
                 f"a prompt of {len(self.ids)} tokens and its continuation of {len(tokens)} are "
-                f"{len(tokens) - self.limit} too long for the model's context; shorten one of them"
+                f"{len(tokens) - limit} too long for the model's context; shorten one of them"
             )
-        self.forced = tokens
+        self.sampling.forced = tokens
 
     def decode_work(self) -> Work:
         """The step that computes the KV of the token said last, and the logits behind it."""
-        return Work((self.token_ids[-1],), self.seat.next_row(self.positions[-1] + len(self.token_ids)))
+        return Work((self.token_ids[-1],), self.allocation.next_row(self.positions[-1] + len(self.token_ids)))
 
     def decoded(self) -> None:
         """Note that the step of ``decode_work`` has run."""
-        self.seat.decode()
+        self.allocation.decode()
 
-    def choose(self, logits: Tensor, sampled: Sampled | InlayError) -> Sampled | InlayError:
-        """The token that comes next: the one sampled, unless the answer is given. logits: (vocabulary,)."""
-        if not self.forced or isinstance(sampled, InlayError):
-            return sampled
-        self.distributions.append(logits.float().log_softmax(dim=-1))
-        return Sampled(self.forced[len(self.token_ids)])
-
-    def accept(self, sampled: Sampled | InlayError) -> None:
-        """Take the next token, and end where it ends the answer, or where there is none."""
+    def accept(self, logits: Tensor, sampled: Sampled | InlayError) -> None:
+        """Take the next token, and end where it ends the answer, or where there is none. logits: (vocabulary,)."""
+        chosen = self.sampling.choose(logits, sampled, len(self.token_ids))
         try:
-            if isinstance(sampled, InlayError):
-                raise sampled
-            self.row.take(sampled.token_id)
+            if isinstance(chosen, InlayError):
+                raise chosen
+            self.sampling.row.take(chosen.token_id)
         except InlayError as error:
             kind = ParameterError if isinstance(error, ParameterError) else InlayError
             self.error = kind(f"request {self.id}: {error}")
             self.damaged = True
             return
-        now = time.perf_counter()
-        self.first_token_at = self.first_token_at or now
-        token = sampled.token_id
-        self.token_ids.append(token)
-        if sampled.logprob is not None:
-            self.logprob = (self.logprob or 0.0) + sampled.logprob
-            self.logprobs.append({t.token_id: Logprob(t.logprob, t.rank, self.spell(t.token_id)) for t in sampled.top})
-        self.stream.push(token)
-        self._check_end(token)
-        if self.finished:
-            self._finish(now)
+        self.answer.add(chosen, self.sampling, time.perf_counter())
 
     def refuse(self, error: Exception) -> None:
         """End it, since it can never run again.
@@ -179,67 +222,39 @@ class Request:
         An answer of no given length that has outgrown the pool is as long as it gets: what it has said stays.
         """
         if isinstance(error, CapacityError) and self.token_ids and self.params.max_tokens is None:
-            self.finish_reason = "length"
-            self._finish(time.perf_counter())
+            self.answer.finish("length", time.perf_counter())
         else:
             self.error = error
 
     def output(self) -> RequestOutput:
         """What a leader's request has come to so far."""
-        usage = self.usage or Usage(len(self.ids), 0, len(self.ids), 0, 0, 0)  # one that still waits has found nothing
-        family = self.family
-        first = min((member.first_token_at for member in family if member.first_token_at is not None), default=None)
-        last = max((member.finished_at or 0.0 for member in family), default=0.0)
-        seated = self.seated
-        metrics = RequestMetrics(
-            ttft_s=None if first is None else first - self.arrival,
-            encode_s=self.encode_s,
-            total_s=last - self.arrival if self.answered else None,
-            queue_s=None if seated is None else seated - self.arrival - self.fetch_s,
-            fetch_s=self.fetch_s,
-            compute_s=None if first is None or seated is None else first - seated,
-        )
+        asked, family = self.prompt.request, self.family
         return RequestOutput(
             request_id=self.id,
-            prompt=self.prompt,
-            prompt_token_ids=self.ids,
-            prompt_positions=self.positions,
-            outputs=[member.completion() for member in family],
+            prompt=asked.text,
+            prompt_token_ids=asked.ids,
+            prompt_positions=asked.positions,
+            outputs=[
+                member.answer.completion(member.index, logprobs=self.params.logprobs is not None) for member in family
+            ],
             finished=self.answered,
-            usage=usage,
-            metrics=metrics,
+            usage=self.usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),  # one that waits has found nothing
+            metrics=self._metrics(),
         )
 
-    def completion(self) -> CompletionOutput:
-        """The answer so far."""
-        return CompletionOutput(
-            index=self.index,
-            text=self.stream.text,
-            token_ids=tuple(self.token_ids),
-            cumulative_logprob=self.logprob,
-            logprobs=None if self.params.logprobs is None else list(self.logprobs),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+    def _metrics(self) -> RequestMetrics:
+        answers = [member.answer for member in self.family]
+        first = min((answer.first_token_at for answer in answers if answer.first_token_at is not None), default=None)
+        last = max((answer.finished_at or 0.0 for answer in answers), default=0.0)
+        admitted, fetch_s = self.prefill.admitted_at, self.prefill.fetch_s
+        return RequestMetrics(
+            ttft_s=None if first is None else first - self.arrival,
+            encode_s=self.prefill.encode_s,
+            total_s=last - self.arrival if self.answered else None,
+            queue_s=None if admitted is None else admitted - self.arrival - fetch_s,
+            fetch_s=fetch_s,
+            compute_s=None if first is None or admitted is None else first - admitted,
         )
-
-    def _finish(self, now: float) -> None:
-        self.finished_at = now
-        self.stream.finish()  # what it held back may complete a stop string
-        if self.finish_reason == "length" and self.stream.stopped is not None:
-            self.finish_reason, self.stop_reason = "stop", self.stream.stopped
-
-    def _check_end(self, token: int) -> None:
-        may_end = len(self.token_ids) >= self.params.min_tokens
-        if may_end and self.stream.stopped is not None:
-            self.finish_reason, self.stop_reason = "stop", self.stream.stopped
-        elif may_end and token in self.params.stop_ids:
-            self.finish_reason, self.stop_reason = "stop", token
-        elif may_end and token in self.stop_ids:
-            self.finish_reason = "stop"
-        elif self.row.guide is not None and self.row.guide.complete:
-            self.finish_reason = "stop"  # even before min_tokens: nothing can follow
-        elif len(self.token_ids) >= self.limit:
-            self.finish_reason = "length"
 
 
 def usage_of(splice: Splice, stored: Mapping[bytes, int], beginnings: Sequence[int], *, recomputed: int = 0) -> Usage:

@@ -137,7 +137,7 @@ class Scheduler(Generic[J]):
         if not self._jobs[job.tenant]:
             self._shares.join(job.tenant, {tenant for tenant, count in self._jobs.items() if count})
         self._jobs[job.tenant] += 1
-        self._stand(job)
+        self._line_up(job)
 
     def remove(self, job: J) -> None:
         """Forget a job, wherever it stands, and take back what it has; nothing for one that is not known."""
@@ -157,7 +157,7 @@ class Scheduler(Generic[J]):
     def requeue(self, job: J) -> None:
         """Take back what a running job has, and let it stand in line again as one that has just come."""
         self._leave(job)
-        self._stand(job)
+        self._line_up(job)
 
     def step(self, now: float, max_prefill: int | None = None) -> Step[J]:
         """Decide on the next forward pass.
@@ -306,7 +306,7 @@ class Scheduler(Generic[J]):
         self._queue(job)
         step.preempted.append(job)
 
-    def _stand(self, job: J) -> None:
+    def _line_up(self, job: J) -> None:
         """Give a job its place in line, and let it wait."""
         self._count += 1
         self._line[job] = (job.priority, job.arrival, self._count)

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from inlay.engine.core import Engine, fault_of
 from inlay.engine.encoder import Task
-from inlay.engine.orders import Order, Orders
+from inlay.engine.inbox import Command, Inbox
 from inlay.errors import AbortedError, EngineDeadError, InlayError
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class EngineThread:
     def __init__(self, engine: Engine, *, own: bool) -> None:
         self._engine = engine
         self._own = own
-        self._orders = Orders(interruptible=not own)
+        self._inbox = Inbox(interruptible=not own)
         self._turn = threading.RLock()  # among callers' threads
         self._inside = False  # whether who has the turn is at work: a call from inside a step finds it set
         self._listeners: dict[Task, Listener] = {}
@@ -71,18 +71,18 @@ class EngineThread:
             self._listeners[request] = listener
             self._end(request, error)
 
-        self._post(Order(add, refuse))
+        self._post(Command(add, refuse))
 
     def cancel(self, request: Task) -> None:
         """Give a request up, wherever it stands, with the answers that follow it; its listener hears no more of it."""
         with suppress(InlayError):  # where nothing is done any more, it has ended
-            self._post(Order(lambda: self._drop(request), _nobody_waits))
+            self._post(Command(lambda: self._drop(request), _nobody_waits))
 
     def abort(self, request: Task) -> None:
         """Give a request up and tell its listener so."""
         error = AbortedError(f"request {request.id} was aborted")
         with suppress(InlayError):
-            self._post(Order(lambda: self._end(request, error), _nobody_waits))
+            self._post(Command(lambda: self._end(request, error), _nobody_waits))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have a function called between two steps. Inside a step nobody may wait for that; see ``run``."""
@@ -96,7 +96,7 @@ class EngineThread:
             with suppress(InvalidStateError):  # whoever waited has given up
                 future.set_exception(error)
 
-        self._post(Order(do, fail))
+        self._post(Command(do, fail))
         return future
 
     def run(self, function: Callable[[], T]) -> T:
@@ -115,13 +115,13 @@ class EngineThread:
         """End the engine behind its current step; requests under way end with an error."""
         if not self._stopping:
             self._stopping = True
-            self._orders.refuse(_was_shut_down)
+            self._inbox.refuse(_was_shut_down)
         with self._starting:
             thread = self._thread
         if self._own and thread is None:  # it has never begun
             self._shut_down()
             return
-        self._orders.put(Order(self._shut_down, _nobody_waits))
+        self._inbox.put(Command(self._shut_down, _nobody_waits))
         if thread is None:
             with self._turn:  # behind whoever is at work; inside a step that is this thread, which ends it then
                 pass
@@ -131,15 +131,15 @@ class EngineThread:
 
     def check_open(self) -> None:
         """Raises InlayError, with the reason, where nothing is done any more."""
-        self._orders.check_open()
+        self._inbox.check_open()
 
     # Posting: on any thread, at any moment
 
-    def _post(self, order: Order) -> None:
+    def _post(self, command: Command) -> None:
         self.check_open()
         if self._own:
             self._start()
-        self._orders.put(order)
+        self._inbox.put(command)
         if not self._own:
             self._serve()
 
@@ -155,13 +155,13 @@ class EngineThread:
 
     def _serve(self) -> None:
         """Carry out what is posted, unless somebody is at work, who does this when that is over."""
-        while self._orders.waiting and self._turn.acquire(blocking=False):
+        while self._inbox.waiting and self._turn.acquire(blocking=False):
             try:
                 if self._inside:
                     return
                 self._inside = True
                 try:
-                    self._orders.carry_out()
+                    self._inbox.carry_out()
                 finally:
                     self._inside = False
             finally:
@@ -178,7 +178,7 @@ class EngineThread:
                 self.check_open()
                 self._inside = True
                 try:
-                    self._orders.carry_out()
+                    self._inbox.carry_out()
                     return work()
                 finally:
                     self._inside = False
@@ -187,17 +187,17 @@ class EngineThread:
 
     def _loop(self) -> None:
         try:
-            while not self._orders.closed:
+            while not self._inbox.closed:
                 if not self._engine.busy:
-                    self._orders.wait()
-                self._orders.carry_out()
+                    self._inbox.wait()
+                self._inbox.carry_out()
                 self._step()
         except BaseException as error:
             self._die(error)
 
     def _step(self) -> None:
         """Take one step if there is work, and tell those who have news."""
-        if self._orders.closed or not self._engine.busy:
+        if self._inbox.closed or not self._engine.busy:
             return
         try:
             heard = self._engine.step(on_leave=self._tell_leader, interruptible=not self._own)
@@ -269,24 +269,24 @@ class EngineThread:
     # The end
 
     def _shut_down(self) -> None:
-        if not self._orders.closed:
+        if not self._inbox.closed:
             self._close(InlayError("the engine was shut down before the request ended"))
 
     def _die(self, error: BaseException) -> None:
         logger.critical("the engine has ended by a fault", exc_info=error)
         refusal = partial(EngineDeadError, f"the engine has ended by a fault, {_said(error)}; make a new LLM")
-        self._orders.refuse(refusal)
+        self._inbox.refuse(refusal)
         self._close(refusal())
 
     def _close(self, error: InlayError) -> None:
         try:
             self._fail_all(error)
         finally:
-            self._orders.close(error)
+            self._inbox.close(error)
 
 
 def _nobody_waits(error: Exception) -> None:
-    """For an order whose failure is nobody's: what it would end has ended."""
+    """For an command whose failure is nobody's: what it would end has ended."""
 
 
 def _was_shut_down() -> InlayError:

@@ -19,9 +19,6 @@ from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 
-CONTEXTS = ("isolated", "anchored")
-PLACEHOLDERS = ("none", "unk")
-
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
@@ -64,13 +61,14 @@ class SchemaSpecs:
     Any thread may ask: what is kept is never changed, and is the same whoever was first to make it. Entries that see
     the same text share the record of it, so that all specs of a schema take time in proportion to its text.
 
+    anchored: whether the context is that one.
     packed: whether positions are consecutive along a segment's context, instead of those of the schema.
     movable: whether a segment may be encoded at a canonical start and read at a shift.
     salt: whose the schema is; b"" for everybody's.
     """
 
     layout: SchemaLayout
-    context: str
+    anchored: bool
     packed: bool
     movable: bool
     keys: KeyMaker
@@ -104,7 +102,7 @@ class SchemaSpecs:
 
     def _view(self, owner: Owner, imported: frozenset[str]) -> _View:
         scaffold = self._scaffolds_of(imported).get(owner[-1]) if owner else None
-        depths = range(len(owner) + 1) if self.context == "anchored" else [len(owner)]
+        depths = range(len(owner) + 1) if self.anchored else [len(owner)]
         others = frozenset() if scaffold is None else self._companions[scaffold].owners
         return _View(tuple(owner[:depth] for depth in depths if owner[:depth] not in others), scaffold)
 
@@ -205,8 +203,6 @@ def _begins(entries: Sequence[TextRun | Hole], entry: TextRun | Hole) -> bool:
 
 def placeholder_id(placeholders: str, unk_id: int | None) -> int | None:
     """The token that fills holes during encoding, or None for none. Raises ParameterError."""
-    if placeholders not in PLACEHOLDERS:
-        raise ParameterError(f"placeholders is '{placeholders}'; use one of {', '.join(PLACEHOLDERS)}")
     if placeholders == "unk" and unk_id is None:
         raise ParameterError("placeholders='unk' needs a tokenizer with an <unk> token; use placeholders='none'")
     return unk_id if placeholders == "unk" else None

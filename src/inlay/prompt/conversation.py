@@ -9,13 +9,14 @@ Parts of a conversation as segments: what each attends to when it is encoded, an
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.prompt.chat import ChatTemplate, Tools, Trim, Turn
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout
+from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams
 
 
@@ -113,17 +114,17 @@ _WORTH_FINDING = 16
 class ContentSpecs:
     """The specs of one conversation's parts.
 
-    context: "isolated", where a part sees itself alone, or "anchored", where it also sees what stands before the first
-        part of all: the system turn, to which the template's opening belongs.
+    anchored: whether a part sees not only itself, but also what stands before the first part of all: the system turn,
+        to which the template's opening belongs.
     movable: whether a segment may be encoded at a canonical start and read at a shift.
     salt: whose the conversation is.
     """
 
-    def __init__(self, prompt: PromptLayout, *, context: str, movable: bool, keys: KeyMaker, salt: bytes) -> None:
+    def __init__(self, prompt: PromptLayout, *, anchored: bool, movable: bool, keys: KeyMaker, salt: bytes) -> None:
         first = next(number for number, part in enumerate(prompt.parts) if part.origin is not None)
         anchor: tuple[SegmentSpec, ...] = ()
         self._by_start: dict[int, SegmentSpec] = {}
-        if context == "anchored" and first:
+        if anchored and first:
             ids = tuple(token for part in prompt.parts[:first] for token in part.ids)
             anchor = (specify(ids, 0, (), keys, salt),)
         behind = anchor[0].end if anchor else 0
@@ -131,29 +132,19 @@ class ContentSpecs:
             if isinstance(part.origin, ContentPart):
                 start = behind if movable else part.start
                 self._by_start[part.start] = specify(part.ids, start, anchor, keys, salt)
-        self.anchor = anchor[0] if anchor else None
+        self._anchor = anchor[0] if anchor else None
         self._parts = prompt.parts
 
-    def to_find(self) -> list[SegmentSpec]:
-        """Those that are segments only if they are stored."""
-        return [
-            self._by_start[part.start]
-            for part in self._parts
-            if isinstance(part.origin, ContentPart) and not part.origin.marked and len(part.ids) >= _WORTH_FINDING
-        ]
-
-    def parts(self) -> list[Placed]:
+    def parts(self) -> tuple[PromptPart, ...]:
         """The conversation's parts, the anchor as one."""
-        if self.anchor is None:
-            return list(self._parts)
-        rest = [part for part in self._parts if part.start >= self.anchor.end]
-        return [Placed(self.anchor.ids, 0, ContentPart(marked=True)), *rest]
+        if self._anchor is None:
+            return tuple(map(self._part, self._parts))
+        rest = (part for part in self._parts if part.start >= self._anchor.end)
+        return (PromptPart(self._anchor.ids, 0, True, (self._anchor,), encode=True), *map(self._part, rest))
 
-    def spec(self, part: Placed, stored: Container[bytes]) -> SegmentSpec | None:
-        """The segment that a part is, or None for text that is computed where it stands. stored: keys."""
-        if not isinstance(part.origin, ContentPart):
-            return None
-        if self.anchor is not None and part.start == 0:
-            return self.anchor
-        spec = self._by_start[part.start]
-        return spec if part.origin.marked or spec.key in stored else None
+    def _part(self, part: Placed) -> PromptPart:
+        """A part that is marked is a segment; one that is not is read from one where that is stored."""
+        origin = part.origin
+        if not isinstance(origin, ContentPart) or not (origin.marked or len(part.ids) >= _WORTH_FINDING):
+            return PromptPart(part.ids, part.start)
+        return PromptPart(part.ids, part.start, True, (self._by_start[part.start],), encode=origin.marked)

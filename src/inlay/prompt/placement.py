@@ -18,8 +18,6 @@ from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.layout import Hole, RunPart, SchemaLayout, TextRun
 from inlay.prompt.tokens import TextEncoder
 
-POSITIONS = ("schema", "packed")
-
 _SHARED = 2**20  # more tokens than vocabularies have, and more positions than prompts
 _integers: list[int] = []
 _growing = Lock()
@@ -92,9 +90,9 @@ def lay_out_ids(ids: Sequence[int], text: str) -> PromptLayout:
 
 
 def lay_out_prompt(
-    resolved: Resolved, layout: SchemaLayout, encoder: TextEncoder, template: ChatTemplate, *, positions: str
+    resolved: Resolved, layout: SchemaLayout, encoder: TextEncoder, template: ChatTemplate, *, packed: bool
 ) -> PromptLayout:
-    """Place a resolved prompt. positions: "schema" or "packed". Raises PMLError, ContextError and ModelError."""
+    """Place a resolved prompt. packed: whether it leaves no gap. Raises PMLError, ContextError and ModelError."""
     turns = _Turns.of(resolved, template)
     items = list(resolved.items)
     settled: dict[int, str] = {}
@@ -110,7 +108,7 @@ def lay_out_prompt(
     ]
     encoder.bound.check_count(sum(map(bool, new)), "new texts")
     encoder.bound.check(new, where)
-    walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, settled, positions == "packed")
+    walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, settled, packed)
     walk.begin()
     for item in items:
         walk.item(item)

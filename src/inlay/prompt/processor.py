@@ -1,108 +1,185 @@
-"""The schemas that a model knows, and prompts turned into splices over them."""
+"""PromptProcessor: prompts in any accepted form → requests that an engine takes. It has neither weights nor a store."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-from inlay.errors import ParameterError, Place, PMLError, Problem
+from transformers import PreTrainedTokenizerBase
+
+from inlay.errors import ContextError, ModelError, ParameterError, Place, PMLError, Problem, show
 from inlay.kv.identity import KeyMaker, SegmentSpec
-from inlay.pml import Prompt, Schema, resolve
+from inlay.pml import Prompt, PromptBuilder, Schema, resolve
+from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.contexts import CONTEXTS, SchemaSpecs
+from inlay.prompt.contexts import SchemaSpecs, placeholder_id
 from inlay.prompt.conversation import ContentSpecs, lay_out_conversation
-from inlay.prompt.inputs import Conversation
+from inlay.prompt.inputs import Conversation, as_prompt, check_ids, check_messages, is_conversation, unwrap
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
-from inlay.prompt.placement import ContentPart, Placed, PromptLayout, lay_out_ids, lay_out_prompt
-from inlay.prompt.splice import Splice, open_end, splice_exact, splice_fresh, splice_modules
-from inlay.prompt.tokens import TextEncoder, at_seams
+from inlay.prompt.placement import ContentPart, PromptLayout, lay_out_ids, lay_out_prompt
+from inlay.prompt.registry import PUBLIC, SchemaRegistry
+from inlay.prompt.request import EngineRequest, PromptPart
+from inlay.prompt.tokens import TextEncoder, at_seams, beyond_vocabulary
+from inlay.types import SamplingParams
 
-_Name = tuple[str, str]  # a schema's: the salt of those who know it ("" for a public one), and its own
 
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What whoever holds a model's weights publishes of it for those who prepare prompts.
 
-@dataclass(frozen=True)
-class Policy:
-    """How a request is placed, how much approximation it accepts, and whose it is.
-
-    salt: what keeps the KV of its own text, and of private schemas, from requests with another salt; "" for none.
+    vocab_size: how many tokens it knows. max_positions: its context, in tokens, answer included.
+    keys: what names its segments, with its fingerprint.
+    why_not_shift: the reason why its segments cannot be read at a shift, or None.
     """
 
-    reuse: str
-    positions: str
-    salt: str = ""
-
-    @property
-    def secret(self) -> bytes:
-        """The salt as it goes into digests."""
-        return self.salt.encode()
-
-
-@dataclass
-class Library:
-    """Schemas by name, public ones and those that only requests with some salt know.
-
-    Any thread may ask. Layouts and specs never change once they are made: they are made without a lock, and only what
-    names them is kept under one.
-
-    why_not_shift: the reason why this model's segments cannot be read at a shift, or None.
-    placeholder: the token that fills holes while modules are encoded, or None.
-    vocabulary: how many tokens the model knows.
-    """
-
-    encoder: TextEncoder
-    template: ChatTemplate
+    vocab_size: int
+    max_positions: int
     keys: KeyMaker
     why_not_shift: str | None
-    placeholder: int | None
-    vocabulary: int
-    _layouts: dict[_Name, SchemaLayout] = field(default_factory=dict)
-    _specs: dict[tuple[_Name, str, str], SchemaSpecs] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # of changes to these two
 
-    def lay_out(self, schema: Schema, salt: str = "") -> SchemaLayout:
-        """A schema's layout, that of ``add`` if there is one. Changes nothing. Raises PMLError."""
-        known = self._layouts.get((salt, schema.name))
-        if known is not None and known.schema is schema:
-            return known
-        return lay_out_schema(schema, self.encoder, self.template, vocabulary=self.vocabulary)
 
-    def add(self, layout: SchemaLayout, salt: str = "") -> None:
+@dataclass(eq=False, slots=True)
+class KnownSchema:
+    """A schema that prompts may name: its layout, whose it is, and its segments under each policy asked for so far.
+
+    Layouts and specs never change once they are made, so they are made without a lock.
+    """
+
+    layout: SchemaLayout
+    owner: str
+    specs: dict[ReusePolicy, SchemaSpecs] = field(default_factory=dict)
+
+
+class PromptProcessor:
+    """Prompts of one model and the schemas that they may name. Any thread may ask.
+
+    tokenizer: a transformers tokenizer with a ``tokenizers`` backend, and a chat template where there are turns.
+    placeholders: what fills holes while modules are encoded, "none" or "unk".
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: ModelInfo, placeholders: str = "none") -> None:
+        self.tokenizer = tokenizer
+        self.model = model
+        self.encoder = TextEncoder(tokenizer, model.max_positions)
+        self.template = ChatTemplate(tokenizer)
+        self.schemas: SchemaRegistry[KnownSchema] = SchemaRegistry()
+        self._placeholder = placeholder_id(placeholders, self.encoder.unk_id)
+        self._adding = threading.Lock()
+        if self._placeholder is not None:
+            unknown = beyond_vocabulary((self._placeholder,), model.vocab_size, self.encoder.name)
+            if unknown:
+                raise ModelError(f"placeholders='unk' fills holes with {unknown}")
+
+    def process(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        policy: ReusePolicy,
+        *,
+        salt: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> EngineRequest:
+        """A prompt as a request, with all that can be checked before it runs.
+
+        policy: one that is settled. salt, tenant, weight, priority, deadline: see EngineRequest.
+        Raises ParameterError, PMLError, ModelError, and ContextError where the prompt leaves no room for an answer.
+        """
+        check_weight(weight)
+        layout = self.lay_out(prompt, policy, salt)
+        self._check_prompt(layout)
+        self._check_tokens(params)
+        return EngineRequest(
+            text=layout.text or None,
+            ids=layout.ids,
+            positions=layout.positions,
+            parts=self.parts(layout, policy, salt),
+            policy=policy,
+            params=params,
+            fingerprint=self.model.keys.fingerprint,
+            salt=salt,
+            tenant=tenant,
+            weight=weight,
+            priority=priority,
+            deadline=deadline,
+        )
+
+    # Schemas
+
+    def lay_out_schema(self, schema: Schema, owner: str = PUBLIC) -> SchemaLayout:
+        """A schema's layout, that of ``add_schema`` if there is one. Changes nothing. Raises PMLError."""
+        known = self.schemas.get(schema.name, owner)
+        if known is not None and known.layout.schema is schema:
+            return known.layout
+        return lay_out_schema(schema, self.encoder, self.template, vocabulary=self.model.vocab_size)
+
+    def add_schema(self, layout: SchemaLayout, owner: str = PUBLIC) -> None:
         """Keep a schema under its name, in place of one that had that name."""
-        name = (salt, layout.schema.name)
-        with self._lock:
-            if self._layouts.get(name) is not layout:
-                self._forget(name)
-                self._layouts[name] = layout
+        name = layout.schema.name
+        with self._adding:
+            known = self.schemas.get(name, owner)
+            if known is None or known.layout is not layout:
+                self.schemas.put(name, owner, KnownSchema(layout, owner))
 
-    def remove(self, name: str, salt: str = "") -> bool:
-        """Forget a schema. Returns whether there was one."""
-        with self._lock:
-            return self._forget((salt, name))
+    def schema(self, name: str, salt: str = "") -> SchemaLayout | None:
+        """The layout of the schema of that name, as requests with this salt see it."""
+        known = self.schemas.find(name, salt)
+        return None if known is None else known.layout
 
-    def _forget(self, name: _Name) -> bool:
-        self._specs = {key: specs for key, specs in self._specs.items() if key[0] != name}
-        return self._layouts.pop(name, None) is not None
+    def module_specs(self, name: str, policy: ReusePolicy, salt: str = "") -> dict[str, list[SegmentSpec]]:
+        """Every segment of a schema that can be encoded before a prompt asks for it, by module; "" for text outside.
 
-    def layout(self, name: str, salt: str = "") -> SchemaLayout | None:
-        """The layout of the schema of that name: the salt's own, else the public one."""
-        return self._layouts.get((salt, name)) or self._layouts.get(("", name))
+        Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
+        """
+        known = self.schemas.find(name, salt)
+        if known is None:
+            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first")
+        return self._specs(known, policy).by_module() if policy.modular else {}
 
-    def policy(self, reuse: str, positions: str | None, salt: str = "") -> Policy:
-        """Settle the positions of a policy. Raises ParameterError where the model cannot do what is asked."""
-        modular = reuse in CONTEXTS
-        if modular and positions == "packed" and self.why_not_shift is not None:
-            raise ParameterError(
-                f"positions 'packed' with reuse '{reuse}' reads segments at a shift, which this model does not allow: "
-                f"{self.why_not_shift}; use positions 'schema'"
-            )
-        default = "schema" if modular and self.why_not_shift is not None else "packed"
-        return Policy(reuse, positions or default, salt)
+    def all_specs(self, layout: SchemaLayout, policy: ReusePolicy, owner: str = PUBLIC) -> list[SegmentSpec]:
+        """All of them, of a schema that is known or was a moment ago."""
+        modules = self._specs(self._known(layout, owner), policy).by_module() if policy.modular else {}
+        return [spec for specs in modules.values() for spec in specs]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], encode: Callable[[str], list[int]]) -> PromptLayout:
-        """Chat messages as the template writes them, without a schema. encode: the tokenizer's own, for whole texts.
+    # Prompts
+
+    def lay_out(self, prompt: Any, policy: ReusePolicy, salt: str = "") -> PromptLayout:
+        """Token ids and positions of a prompt in any form. Raises ParameterError, PMLError and ModelError."""
+        if isinstance(prompt, (Prompt, PromptBuilder)):
+            return self._lay_out_pml(as_prompt(prompt), policy, salt)
+        if isinstance(prompt, Mapping):
+            prompt = unwrap(prompt)
+        if isinstance(prompt, str):
+            self.encoder.bound.check([prompt])
+            return lay_out_ids(self.tokenizer.encode(prompt), prompt)
+        if is_conversation(prompt):
+            check_messages(prompt)
+            return self._lay_out_chat(prompt)
+        if isinstance(prompt, Sequence):
+            return lay_out_ids(check_ids(prompt, self.model.vocab_size), "")
+        raise ParameterError(
+            f"a prompt is a {type(prompt).__name__}; give text, token ids, chat messages or an inlay.Prompt"
+        )
+
+    def parts(self, layout: PromptLayout, policy: ReusePolicy, salt: str = "") -> tuple[PromptPart, ...]:
+        """A placed prompt as what it may be read from."""
+        if policy.modular and layout.schema is not None:
+            return self._module_parts(layout, layout.schema, policy, salt)
+        if policy.modular and any(isinstance(part.origin, ContentPart) for part in layout.parts):
+            movable = self.model.why_not_shift is None
+            keys, secret = self.model.keys, salt.encode()
+            return ContentSpecs(layout, anchored=policy.anchored, movable=movable, keys=keys, salt=secret).parts()
+        return tuple(
+            PromptPart(part.ids, part.start, owned=part.origin is None or not layout.public) for part in layout.parts
+        )
+
+    def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
+        """Chat messages as the template writes them, without a schema.
 
         The ids are those of the whole rendering, unless a message comes in parts, which are encoded apart, or a text
         spells a special token: then the rendering is cut there, so that no text can open a role.
@@ -114,89 +191,83 @@ class Library:
         texts = at_seams(self.template.render_with_seams(messages, tools=tools))
         self.encoder.bound.check(texts)
         if len(texts) == 1:
-            return lay_out_ids(encode(texts[0]), texts[0])
+            return lay_out_ids(self.tokenizer.encode(texts[0], add_special_tokens=False), texts[0])
         return lay_out_ids([token for text in texts for token in self.encoder.template(text)], "".join(texts))
 
-    def place(self, prompt: Prompt, policy: Policy) -> PromptLayout:
-        """Token ids and positions of a prompt. Raises PMLError."""
-        layout = self.layout(prompt.schema, policy.salt)
-        if layout is None:
+    def _lay_out_pml(self, prompt: Prompt, policy: ReusePolicy, salt: str) -> PromptLayout:
+        known = self.schemas.find(prompt.schema, salt)
+        if known is None:
             message = f"schema '{prompt.schema}' is not known; add it with add_schema first"
             raise PMLError([Problem(Place(prompt.source), message)])
-        packed = policy.positions == "packed"
-        resolved = resolve(layout.schema, prompt, moves=packed)
-        laid = lay_out_prompt(resolved, layout, self.encoder, self.template, positions=policy.positions)
-        return replace(laid, place=prompt.place or Place(prompt.source), public=self._is_public(layout))
+        resolved = resolve(known.layout.schema, prompt, moves=policy.packed)
+        laid = lay_out_prompt(resolved, known.layout, self.encoder, self.template, packed=policy.packed)
+        # One that has been forgotten meanwhile is not public: what is in doubt is private.
+        public = self.schemas.get(prompt.schema, PUBLIC) is known
+        return replace(laid, place=prompt.place or Place(prompt.source), public=public)
 
-    def content(self, prompt: PromptLayout, policy: Policy) -> ContentSpecs | None:
-        """The specs of a conversation's parts, where it has any and the policy allows them."""
-        if policy.reuse not in CONTEXTS or not any(isinstance(part.origin, ContentPart) for part in prompt.parts):
-            return None
-        movable = self.why_not_shift is None
-        return ContentSpecs(prompt, context=policy.reuse, movable=movable, keys=self.keys, salt=policy.secret)
-
-    def splice(
-        self,
-        prompt: PromptLayout,
-        policy: Policy,
-        content: ContentSpecs | None = None,
-        stored: Container[bytes] = (),
-    ) -> Splice:
-        """What a placed prompt attends to, with at least one fresh token at its end.
-
-        content: that of the prompt, where it is known already. stored: the keys of what is stored of it.
-        """
-        salt, public = policy.secret, prompt.public
-        if policy.reuse == "off":
-            return splice_fresh(prompt.parts)
-        if policy.reuse in CONTEXTS and prompt.schema is not None:
-            specs = self.specs(prompt.schema, policy, public=public)
-            spec_of = partial(_schema_spec, specs, prompt.imported)
-            return open_end(splice_modules(prompt.parts, spec_of, salt=salt, public=public))
-        content = content or self.content(prompt, policy)
-        if content is None:
-            return splice_exact(prompt.parts, salt=salt, public=public)
-        spec_of = partial(content.spec, stored=stored)
-        return open_end(splice_modules(content.parts(), spec_of, salt=salt, public=False))
-
-    def all_specs(self, layout: SchemaLayout, policy: Policy) -> list[SegmentSpec]:
-        """Every segment of a schema that can be encoded before a prompt asks for it."""
-        return [spec for specs in self.module_specs(layout, policy).values() for spec in specs]
-
-    def module_specs(self, layout: SchemaLayout, policy: Policy) -> dict[str, list[SegmentSpec]]:
-        """The same by module; "" for text outside modules."""
-        if policy.reuse not in CONTEXTS:
-            return {}
-        return self.specs(layout, policy, public=self._is_public(layout)).by_module()
-
-    def specs(self, layout: SchemaLayout, policy: Policy, *, public: bool) -> SchemaSpecs:
-        """The specs of a schema under a modular policy. public: whether it is everybody's, or the policy's salt's."""
-        name = ("" if public else policy.salt, layout.schema.name)
-        memo = (name, policy.reuse, policy.positions)
-        known = self._specs.get(memo)
-        if known is not None and known.layout is layout:
-            return known
-        made = SchemaSpecs(
-            layout,
-            context=policy.reuse,
-            packed=policy.positions == "packed",
-            movable=self.why_not_shift is None,
-            keys=self.keys,
-            unk_id=self.placeholder,
-            salt=b"" if public else policy.secret,
+    def _module_parts(
+        self, layout: PromptLayout, schema: SchemaLayout, policy: ReusePolicy, salt: str
+    ) -> tuple[PromptPart, ...]:
+        owned = not layout.public
+        specs = self._specs(self._known(schema, salt if owned else PUBLIC), policy)
+        return tuple(
+            PromptPart(part.ids, part.start)
+            if not isinstance(part.origin, TextRun | Hole)
+            else PromptPart(part.ids, part.start, owned, (specs.spec(part.origin, layout.imported),), encode=True)
+            for part in layout.parts
         )
-        with self._lock:
-            if self._layouts.get(name) is not layout:
-                return made  # of one that has been forgotten meanwhile: for this request alone
-            return self._specs.setdefault(memo, made)
 
-    def _is_public(self, layout: SchemaLayout) -> bool:
-        """Not of one that has been forgotten meanwhile: what is in doubt is private."""
-        return self._layouts.get(("", layout.schema.name)) is layout
+    def _known(self, layout: SchemaLayout, owner: str) -> KnownSchema:
+        """What is known of a schema; of one that has been forgotten meanwhile, for this request alone."""
+        known = self.schemas.get(layout.schema.name, owner)
+        return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
+
+    def _specs(self, known: KnownSchema, policy: ReusePolicy) -> SchemaSpecs:
+        """The specs of a schema under a modular policy."""
+        made = known.specs.get(policy)
+        if made is not None:
+            return made
+        made = SchemaSpecs(
+            known.layout,
+            anchored=policy.anchored,
+            packed=policy.packed,
+            movable=self.model.why_not_shift is None,
+            keys=self.model.keys,
+            unk_id=self._placeholder,
+            salt=known.owner.encode(),
+        )
+        return known.specs.setdefault(policy, made)
+
+    # Checks
+
+    def _check_prompt(self, layout: PromptLayout) -> None:
+        """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody."""
+        where = f"{layout.place}: " if layout.place else ""
+        name = self.tokenizer.convert_ids_to_tokens
+        if unknown := beyond_vocabulary(layout.ids, self.model.vocab_size, name):
+            raise ParameterError(f"{where}the prompt holds {unknown}")
+        if not layout.ids:
+            raise ParameterError("a prompt is empty; give at least one token")
+        longest, end = self.model.max_positions, layout.positions[-1]
+        if end + 1 >= longest:
+            raise ContextError(
+                f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
+                "answer included; shorten the prompt, or import fewer modules"
+            )
+
+    def _check_tokens(self, params: SamplingParams) -> None:
+        last = self.model.vocab_size - 1
+        for name, tokens in (("stop_token_ids", params.stop_ids), ("logit_bias", params.logit_bias or ())):
+            for token in tokens:
+                if token > last:
+                    raise ParameterError(f"{name} holds token {show(token)}, and the model knows tokens 0 to {last}")
 
 
-def _schema_spec(specs: SchemaSpecs, imported: frozenset[str], part: Placed) -> SegmentSpec | None:
-    return specs.spec(part.origin, imported) if isinstance(part.origin, TextRun | Hole) else None
+def check_weight(weight: float) -> float:
+    """Raises ParameterError."""
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ParameterError(f"weight is {weight!r:.100}; it must be a number above 0")
+    return weight
 
 
 def check_lengths(layout: SchemaLayout, longest: int) -> None:

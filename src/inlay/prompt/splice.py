@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.kv.identity import Context, SegmentSpec, TokenRun
-from inlay.prompt.placement import Placed
+from inlay.prompt.request import EngineRequest, PromptPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +41,27 @@ class Fresh:
 Splice = tuple[Cached | Fresh, ...]
 
 
-def splice_fresh(parts: Sequence[Placed]) -> Splice:
-    """Everything computed: reuse off."""
-    return tuple(Fresh(part.ids, part.start) for part in parts)
+def splice_of(request: EngineRequest, stored: Container[bytes] = ()) -> Splice:
+    """What a request attends to, with at least one fresh token at its end.
+
+    stored: the keys of those of its candidates that are.
+    """
+    if request.policy.reads_nothing:
+        return tuple(Fresh(part.ids, part.start) for part in request.parts)
+    return open_end(splice_parts(request.parts, salt=request.salt.encode(), stored=stored))
 
 
-def splice_exact(parts: Sequence[Placed], *, salt: bytes = b"", public: bool = True) -> Splice:
-    """Everything by its exact prefix, wherever its text comes from. salt, public: see ``splice_modules``."""
-    return splice_modules(parts, lambda part: None, salt=salt, public=public)
+def splice_parts(parts: Sequence[PromptPart], *, salt: bytes = b"", stored: Container[bytes] = ()) -> Splice:
+    """Segments for the parts that have one, each as its encoding context has it; exact prefixes for the others.
 
-
-def splice_modules(
-    parts: Sequence[Placed],
-    spec_of: Callable[[Placed], SegmentSpec | None],
-    *,
-    salt: bytes = b"",
-    public: bool = True,
-) -> Splice:
-    """Segments for the parts that have a spec, each as its encoding context has it; exact prefixes for the others.
-
-    salt: whose the request is; b"" for one without an owner.
-    public: whether text that has an origin (that of the schema) is everybody's; what the request brings never is.
+    salt: whose the request is; b"" for one without an owner. stored: see ``PromptPart.segment``.
     """
     splice: list[Cached | Fresh] = []
     record = Context()  # what stands before the next part in this splice
     before = Context()  # what the part before it was made under, and that part
     shifts = _Shifts()
-    owned = (_Part.of(part, spec_of(part), salt if part.origin is None or not public else b"") for part in parts)
-    for part in _joined(owned):
+    chosen = (_Run(part.ids, part.start, part.segment(stored), salt if part.owned else b"") for part in parts)
+    for part in _joined(chosen):
         record, before = record.keep_private(part.salt), before.keep_private(part.salt)
         here, gap, spec = record.digest(part.start), part.start - record.end, part.spec
         made = here if spec is None else spec.digest
@@ -88,27 +81,23 @@ def splice_modules(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Placed tokens with their segment, if they are one, and whose they are."""
+class _Run:
+    """Tokens of a prompt with their segment, if they are one, and whose they are."""
 
     ids: tuple[int, ...]
     start: int
     spec: SegmentSpec | None
     salt: bytes
 
-    @classmethod
-    def of(cls, part: Placed, spec: SegmentSpec | None, salt: bytes) -> _Part:
-        return cls(part.ids, part.start, spec, salt)
-
-    def goes_on_in(self, other: _Part) -> bool:
+    def goes_on_in(self, other: _Run) -> bool:
         """Whether the two are one run of tokens that the request computes for itself."""
         both = self.spec is None and other.spec is None
         return both and self.salt == other.salt and self.start + len(self.ids) == other.start
 
 
-def _joined(parts: Iterable[_Part]) -> list[_Part]:
+def _joined(parts: Iterable[_Run]) -> list[_Run]:
     """The parts, those that go on in each other as one."""
-    runs: list[list[_Part]] = []
+    runs: list[list[_Run]] = []
     for part in parts:
         if runs and runs[-1][-1].goes_on_in(part):
             runs[-1].append(part)
@@ -117,7 +106,7 @@ def _joined(parts: Iterable[_Part]) -> list[_Part]:
     return [run[0] if len(run) == 1 else replace(run[0], ids=tuple(_ids(run))) for run in runs]
 
 
-def _ids(parts: Iterable[_Part]) -> Iterator[int]:
+def _ids(parts: Iterable[_Run]) -> Iterator[int]:
     return (token for part in parts for token in part.ids)
 
 

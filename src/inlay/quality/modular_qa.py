@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.config import REUSE, check_choice
+from inlay.config import check_choice
 from inlay.errors import ModelError, ParameterError
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
+from inlay.policy import POSITIONS, ReusePolicy
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.contexts import CONTEXTS
-from inlay.prompt.placement import POSITIONS
 from inlay.quality.modular_cases import Case, Round, draw_rounds
 from inlay.quality.questions import TASKS
 from inlay.types import RequestOutput, SamplingParams
@@ -92,7 +91,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in self.reuse:
-            check_choice("reuse", name, REUSE)
+            ReusePolicy.parse(name)
         for name in self.positions or ():
             check_choice("positions", name, POSITIONS)
         _require("documents", self.documents, 2, "one of the tasks compares two of them")
@@ -102,7 +101,7 @@ class Setting:
         if self.documents + self.spare_documents > _MOST_DOCUMENTS:
             together = f"{self.documents + self.spare_documents:,}"
             raise ParameterError(f"documents and spare are {together} together; use at most {_MOST_DOCUMENTS:,}")
-        if self.scaffold and not set(CONTEXTS) & set(self.reuse):
+        if self.scaffold and not any(ReusePolicy.parse(name).modular for name in self.reuse):
             told = f"scaffold changes nothing under {', '.join(self.reuse)}"
             raise ParameterError(
                 f"{told}: only modules are encoded without each other; add isolated or anchored to reuse"
@@ -210,7 +209,7 @@ def _modes(llm: LLM, setting: Setting) -> list[Mode]:
         REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(reuse, positions), scaffold)
         for reuse in setting.reuse
         for positions in setting.positions or (None,)
-        for scaffold in ((False, True) if setting.scaffold and reuse in CONTEXTS else (False,))
+        for scaffold in ((False, True) if setting.scaffold and ReusePolicy.parse(reuse).modular else (False,))
     ]
     return list(dict.fromkeys(asked))
 

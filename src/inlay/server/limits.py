@@ -29,6 +29,7 @@ from starlette.datastructures import MutableHeaders
 
 from inlay.api.failures import BodyError
 from inlay.errors import ParameterError
+from inlay.policy import LEVELS
 from inlay.server.errors import has_body, refuse
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ __all__ = ["Bucket", "Limits", "Meter", "Pass", "RateHeaders", "duration"]
 
 
 #: How much approximation requests may ask for, from none to all; the words of ``--max-reuse``.
-CEILINGS = ("off", "exact", "modular")
+CEILINGS = LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

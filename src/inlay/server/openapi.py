@@ -10,8 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
-from inlay.config import REUSE
-from inlay.prompt.placement import POSITIONS
+from inlay.policy import POSITIONS, WORDS
 
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -128,7 +127,7 @@ def describe(app: FastAPI, names: Sequence[str]) -> dict[str, Any]:
 def _bodies(names: Sequence[str]) -> dict[str, Any]:
     """The schemas of both bodies and of their parts, with what only a server knows, and the fields without effect."""
     _, made = models_json_schema([(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF)
-    words = {"model": names, "reuse": (*REUSE, "modular"), "positions": POSITIONS}
+    words = {"model": names, "reuse": WORDS, "positions": POSITIONS}
     schemas: dict[str, Any] = made["$defs"]
     for name in ("ChatBody", "CompletionBody"):
         fields = schemas[name]["properties"]

@@ -16,7 +16,8 @@ from starlette.types import Scope
 from inlay.api.failures import cut
 from inlay.api.openai import BodyError, Call, Endpoint, read_body, translate
 from inlay.pml import Prompt
-from inlay.server.settings import ServerSettings, approximation
+from inlay.policy import ReusePolicy
+from inlay.server.settings import ServerSettings
 from inlay.server.tenants import Tenant
 
 if TYPE_CHECKING:
@@ -164,14 +165,13 @@ def _bounded(call: Call, tenant: Tenant) -> Call:
 
 def policy_of(call: Call, tenant: Tenant, settings: ServerSettings) -> str:
     """The policy of a request; one that does not say gets the server's default, or less where less is allowed."""
-    ceiling = min(settings.max_reuse, tenant.limits.max_reuse or settings.max_reuse, key=approximation)
-    asked = call.reuse or settings.reuse
-    if approximation(asked) <= approximation(ceiling):
-        return asked
-    if call.reuse is None:
-        return ceiling
-    whose = "this server" if ceiling == settings.max_reuse else "your key"
-    message = f"reuse is {asked!r:.100} and {whose} allows no more than {ceiling!r}; ask for that, or leave it out"
+    ceiling = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
+    asked = None if call.reuse is None else ReusePolicy.parse(call.reuse)
+    policy = ReusePolicy.bounded(asked, ReusePolicy.parse(settings.reuse), ceiling)
+    if policy is not None:
+        return str(policy)
+    whose = "this server" if ceiling == ReusePolicy.parse(settings.max_reuse) else "your key"
+    message = f"reuse is {call.reuse!r:.100} and {whose} allows no more than '{ceiling}'; ask for that, or leave it out"
     raise BodyError(message, param="reuse", code="reuse_not_allowed", status=403)
 
 

@@ -16,12 +16,11 @@ from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
 from inlay.errors import ParameterError
 from inlay.pml import Schema
+from inlay.policy import BEST
 from inlay.prompt.layout import SchemaLayout
 from inlay.server.prewarm import Warming
 from inlay.server.schema_documents import SchemaBody, Source, of_schema, read_source
 from inlay.server.tenants import Tenant
-
-MODULAR = "anchored"  # what modules are encoded for where nobody says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class SchemaShelf:
     def __len__(self) -> int:
         return len(self._entries)
 
-    async def publish(self, schema: Schema, *, reuse: str | None = MODULAR) -> Entry:
+    async def publish(self, schema: Schema, *, reuse: str | None = str(BEST)) -> Entry:
         """Put a public schema on the shelf, as the operator's. Raises PMLError, and BodyError where its name is taken.
 
         reuse: what its modules are encoded for, by ``warm``; None where nobody may ask for modules.

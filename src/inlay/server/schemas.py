@@ -12,15 +12,14 @@ from starlette.responses import Response, StreamingResponse
 from inlay.api.failures import BodyError, failure_of
 from inlay.errors import PMLError, Problem
 from inlay.pml.problems import JSONPlace
-from inlay.prompt.contexts import CONTEXTS
+from inlay.policy import BEST, CONTEXTS, ReusePolicy
 from inlay.server.costs import text_tokens
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.offload import json_response
 from inlay.server.prewarm import Warming
 from inlay.server.schema_documents import SchemaBody, SchemaOptions, Source, read_body
-from inlay.server.schema_registry import MODULAR, Entry, SchemaShelf
+from inlay.server.schema_registry import Entry, SchemaShelf
 from inlay.server.schema_view import MODULES, Page, detail, encoding, summary
-from inlay.server.settings import approximation
 from inlay.server.tenants import Tenant
 
 if TYPE_CHECKING:
@@ -204,20 +203,19 @@ def _is_public(asked: bool | None, tenant: Tenant) -> bool:
 
 def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None:
     """What modules are encoded for; None where nobody asks for it and it is not allowed. Raises ParameterError."""
-    most = service.settings.max_reuse
-    allowed = min(most, tenant.limits.max_reuse or most, key=approximation)
-    reuse = MODULAR if body.reuse in (None, "modular") else body.reuse
-    if reuse not in CONTEXTS:
-        message = f"reuse is {reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
+    allowed = ReusePolicy.least(service.settings.max_reuse, tenant.limits.max_reuse)
+    policy = BEST if body.reuse is None else ReusePolicy.named(body.reuse)
+    if policy is None or not policy.modular:
+        message = f"reuse is {body.reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
         raise BodyError(message, param="reuse")
-    if approximation(reuse) > approximation(allowed):
+    if not policy.within(allowed):
         wanted = body.model_fields_set & {"reuse", "positions"} or ("encode" in body.model_fields_set and body.encode)
         if wanted:
-            message = f"the most that you may ask for is reuse {allowed!r}, so nothing is encoded ahead; leave reuse, "
+            message = f"the most that you may ask for is reuse '{allowed}', so nothing is encoded ahead; leave reuse, "
             raise BodyError(f"{message}positions and encode out", param="reuse", code="reuse_not_allowed", status=403)
         return None
-    service.llm.positions_for(reuse, body.positions)
-    return reuse
+    service.llm.positions_for(str(policy), body.positions)
+    return str(policy)
 
 
 def _check_name(source: Source, name: str) -> None:

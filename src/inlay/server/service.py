@@ -11,11 +11,12 @@ from inlay.api.failures import BodyError
 from inlay.api.tools.formats import model_tools
 from inlay.async_llm import AsyncLLM
 from inlay.pml import Schema
+from inlay.policy import ReusePolicy
 from inlay.server.drain import Flights
 from inlay.server.limits import Meter
 from inlay.server.metrics import Metrics
 from inlay.server.schema_registry import Entry, SchemaShelf
-from inlay.server.settings import ServerSettings, approximation
+from inlay.server.settings import ServerSettings
 from inlay.server.tenants import Tenants
 from inlay.server.workers import BodyWorkers
 from inlay.types import SamplingParams
@@ -63,7 +64,7 @@ class Service:
 
     async def warm_up(self) -> None:
         """Encode these schemas, where anybody may use that, and let the model answer once. Raises InlayError."""
-        if approximation(self.settings.max_reuse) == approximation("modular"):
+        if ReusePolicy.parse(self.settings.max_reuse).modular:
             for entry in self._entries:
                 await (await self.schemas.warm(entry)).result()
         async for _ in self.llm.generate([0], SamplingParams(max_tokens=1), reuse="off"):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inlay.api.tools.formats import FORMATS
-from inlay.config import REUSE, check_choice
+from inlay.config import check_choice
 from inlay.errors import ParameterError
+from inlay.policy import ReusePolicy
 from inlay.server.limits import CEILINGS
 
 LOG_FORMATS = ("text", "json")
@@ -59,13 +60,13 @@ class ServerSettings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        check_choice("reuse", self.reuse, REUSE)
+        reuse = ReusePolicy.parse(self.reuse)
         check_choice("max_reuse", self.max_reuse, CEILINGS)
         if self.tool_parser is not None:
             check_choice("tool_parser", self.tool_parser, tuple(row.name for row in FORMATS))
         check_choice("log_format", self.log_format, LOG_FORMATS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
-        if approximation(self.reuse) > approximation(self.max_reuse):
+        if not reuse.within(ReusePolicy.parse(self.max_reuse)):
             raise ParameterError(
                 f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
                 "policy out; lower the one or raise the other"
@@ -85,11 +86,6 @@ class ServerSettings:
     def longest_s(self) -> float | None:
         """The most seconds that a request may take; None for no bound."""
         return self.timeout_s if self.max_timeout_s is None else self.max_timeout_s
-
-
-def approximation(policy: str) -> int:
-    """The place of a policy among CEILINGS: those that are not listed there are modular."""
-    return CEILINGS.index(policy) if policy in CEILINGS else len(CEILINGS) - 1
 
 
 def public_name(model: str) -> str:

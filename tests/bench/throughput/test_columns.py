@@ -147,7 +147,7 @@ def test_shared_memory_is_counted_once(llm, columns):
 
 
 def test_the_engine_is_left_as_it_was(llm):
-    engine = llm._engine
+    engine = llm.client.engine
     with recording(llm):
         assert "step" in vars(engine)
         assert "run" in vars(engine._runner)

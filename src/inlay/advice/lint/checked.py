@@ -95,7 +95,7 @@ class Checked:
     def specs(self) -> SchemaSpecs:
         """The segments under the default policy, ``anchored`` and ``packed``, but for the model's part of keys."""
         keys = KeyMaker(b"", "", "", b"", positioned=False)
-        return SchemaSpecs(self.layout, "anchored", packed=True, movable=True, keys=keys)
+        return SchemaSpecs(self.layout, anchored=True, packed=True, movable=True, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from inlay.api.tools import ToolUse
 from inlay.api.tools.formats import ModelTools
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
+from inlay.policy import ReusePolicy
 from inlay.prompt.inputs import PromptInput
 from inlay.types import SamplingParams
 
-_MODULAR = "anchored"  # what the policy "modular" stands for: the better one of the two that are (docs/quality.md)
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
 
 #: Fields that SamplingParams has under the same name, and with the same meaning.
@@ -101,7 +101,7 @@ def translate(
         prompts=_prompts(body, offer),
         params=_params(body, said if said is not None else default_max_tokens, offer, defaults),
         said_max_tokens=said is not None,
-        reuse=_MODULAR if body.reuse == "modular" else body.reuse,
+        reuse=None if body.reuse is None else str(ReusePolicy.parse(body.reuse)),
         positions=body.positions,
         priority=body.priority or 0,
         stream=bool(body.stream),

@@ -43,7 +43,7 @@ class Step:
 def recording(llm: Base) -> Iterator[list[Step]]:
     """Note every step of an engine within a block; what a step keeps is references to what the engine made anyway."""
     steps: list[Step] = []
-    engine = llm._engine
+    engine = llm.client.engine
     runner: Any = engine._runner
     whole_step, forward = engine.step, runner.run
 
@@ -59,13 +59,13 @@ def recording(llm: Base) -> Iterator[list[Step]]:
         started = time.perf_counter()
         logits = forward(work, rows, plan)
         took = time.perf_counter() - started
-        seats = [request.seat for request in engine.scheduler.running]
+        allocations = [request.allocation for request in engine.scheduler.running]
         held = tuple(
             slots
-            for seat in seats
-            for slots in (seat.modules, seat.tail, *(segment.slots for segment in seat.hold.segments))
+            for allocation in allocations
+            for slots in (allocation.modules, allocation.tail, *(segment.slots for segment in allocation.hold.segments))
         )
-        steps.append(Step(plan.parts, len(rows), held, len(seats), took))
+        steps.append(Step(plan.parts, len(rows), held, len(allocations), took))
         return logits
 
     vars(engine)["step"], vars(runner)["run"] = step, run

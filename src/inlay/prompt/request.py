@@ -1,0 +1,184 @@
+"""EngineRequest: what crosses the border between those who prepare prompts and the engine that answers them.
+
+It is plain data, and has a versioned form in bytes. What a segment is follows from its tokens, where they start, what
+stands before them and whose they are; so that is written, and digests and keys are worked out again by who reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from inlay.errors import ParameterError
+from inlay.kv.identity import KeyMaker, SegmentSpec, specify
+from inlay.policy import ReusePolicy
+from inlay.types import SamplingParams
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Consecutive tokens of a prompt, and the segments that they may be read from.
+
+    start: the position of the first one in this prompt.
+    owned: whether they are the request's own, so that what is computed of them is kept for its salt alone.
+    candidates: the segments that they may be read from, most exact first; none for text of the request's own.
+    encode: whether the last candidate is encoded where none is stored; else the tokens are computed where they stand.
+    """
+
+    ids: tuple[int, ...]
+    start: int
+    owned: bool = True
+    candidates: tuple[SegmentSpec, ...] = ()
+    encode: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether what it is read from depends on what is stored."""
+        return len(self.candidates) > self.encode
+
+    def segment(self, stored: Container[bytes]) -> SegmentSpec | None:
+        """What it is read from, or None for what is computed where it stands. stored: the keys of candidates."""
+        if self.open:
+            for spec in self.candidates:
+                if spec.key in stored:
+                    return spec
+        return self.candidates[-1] if self.encode else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """A prompt with all that an engine has to know to answer it.
+
+    text: what the prompt was made of, for its answer's record; None where it was given as ids.
+    ids, positions: of every token. parts: the same, as what it is read from; from first to last.
+    fingerprint: of the model whose keys the candidates have. salt: whose the request is; "" for nobody's.
+    priority: who goes first; a lower number does. tenant, weight: who shares the passes, and in which proportion.
+    deadline: when it ends in any case, on the clock of ``time.perf_counter``; None for never.
+    """
+
+    text: str | None
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    parts: tuple[PromptPart, ...]
+    policy: ReusePolicy
+    params: SamplingParams
+    fingerprint: bytes
+    salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    deadline: float | None = None
+
+    def open_segments(self) -> list[SegmentSpec]:
+        """The candidates of those parts that are read from what is stored of them."""
+        return [spec for part in self.parts if part.open for spec in part.candidates]
+
+    def to_bytes(self) -> bytes:
+        """JSON, in UTF-8, that ``from_bytes`` reads."""
+        segments = _Segments()
+        parts = [
+            [part.ids, part.start, part.owned, [segments.number(spec) for spec in part.candidates], part.encode]
+            for part in self.parts
+        ]
+        document = {
+            "version": _VERSION,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "policy": [str(self.policy), self.policy.positions],
+            "params": _written_params(self.params),
+            "fingerprint": self.fingerprint.hex(),
+            "segments": segments.written,
+            "parts": parts,
+        }
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+    @classmethod
+    def from_bytes(cls, data: bytes, keys: KeyMaker) -> EngineRequest:
+        """Read what ``to_bytes`` wrote. keys: of the engine that is to answer it. Raises ParameterError."""
+        document = _document(data)
+        try:
+            if bytes.fromhex(document["fingerprint"]) != keys.fingerprint:
+                raise ParameterError("the request was prepared for another model; prepare it for this one")
+            specs: list[SegmentSpec] = []
+            for ids, start, parent, private in document["segments"]:
+                context = () if parent is None else (specs[parent],)
+                salt = document["salt"].encode() if private else b""
+                specs.append(specify(tuple(ids), start, context, keys, salt))
+            parts = tuple(
+                PromptPart(tuple(ids), start, owned, tuple(specs[number] for number in candidates), encode)
+                for ids, start, owned, candidates, encode in document["parts"]
+            )
+            return cls(
+                ids=tuple(token for part in parts for token in part.ids),
+                positions=tuple(at for part in parts for at in range(part.start, part.start + len(part.ids))),
+                parts=parts,
+                policy=ReusePolicy.parse(*document["policy"]),
+                params=_read_params(document["params"]),
+                fingerprint=keys.fingerprint,
+                **{name: document[name] for name in _PLAIN},
+            )
+        except ParameterError:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise ParameterError(f"the request is damaged ({type(error).__name__}: {error}); send it again") from error
+
+
+_PLAIN = ("text", "salt", "tenant", "weight", "priority", "deadline")
+
+
+class _Segments:
+    """Segments as rows of (ids, start, number of the one before it, whether its record is somebody's)."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[tuple[int, ...], int, int | None, bool]] = []
+        self._numbers: dict[SegmentSpec, int] = {}
+
+    def number(self, spec: SegmentSpec) -> int:
+        """The row of a segment, behind those that it attends to."""
+        missing: list[SegmentSpec] = []
+        at: SegmentSpec | None = spec
+        while at is not None and at not in self._numbers:
+            missing.append(at)
+            at = at.parent
+        for each in reversed(missing):
+            parent = None if each.parent is None else self._numbers[each.parent]
+            self._numbers[each] = len(self.written)
+            self.written.append((each.ids, each.start, parent, each.before.private))
+        return self._numbers[spec]
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    try:
+        document: Any = json.loads(data.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"the request is no JSON ({error}); send it again") from error
+    if not isinstance(document, dict):
+        raise ParameterError("the request is no JSON object; send it again")
+    version = document.get("version")
+    if version != _VERSION:
+        raise ParameterError(f"the request is of version {version!r:.40} and this reads version {_VERSION}")
+    return document
+
+
+def _written_params(params: SamplingParams) -> dict[str, Any]:
+    written = {field.name: getattr(params, field.name) for field in fields(params)}
+    if params.logit_bias is not None:
+        written["logit_bias"] = list(params.logit_bias.items())
+    return {name: _plain(value) for name, value in written.items()}
+
+
+def _read_params(written: Mapping[str, Any]) -> SamplingParams:
+    bias = written["logit_bias"]
+    return SamplingParams(**{**written, "logit_bias": None if bias is None else dict(bias)})
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, whatever mappings and sequences it is made of."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    return value

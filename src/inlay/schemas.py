@@ -1,0 +1,90 @@
+"""The schemas of one model while it runs: made known, encoded ahead, and forgotten, which ends their encoding."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from inlay.client import EngineClient
+from inlay.engine.encoder import Encoding
+from inlay.errors import AbortedError, InlayError, ParameterError
+from inlay.kv.identity import SegmentSpec
+from inlay.pml import Schema
+from inlay.policy import ReusePolicy
+from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.processor import PromptProcessor, check_lengths, check_weight
+
+
+class SchemaManager:
+    """Knows which schemas are being encoded, so that none goes on that is not known any more. Any thread may ask."""
+
+    def __init__(self, processor: PromptProcessor, client: EngineClient) -> None:
+        self._processor = processor
+        self._client = client
+        self._lock = threading.Lock()  # of which schemas are known, and which of them are being encoded
+        self.encodings: dict[Encoding, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
+
+    def add(self, schema: Schema, policy: ReusePolicy, salt: str = "") -> tuple[SchemaLayout, list[SegmentSpec]]:
+        """Make a schema known; returns its layout and the segments that can be encoded beforehand.
+
+        Raises ParameterError and PMLError.
+        """
+        if not isinstance(schema, Schema):
+            raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
+        processor = self._processor
+        layout = processor.lay_out_schema(schema, salt)
+        check_lengths(layout, processor.model.max_positions)
+        with self._lock:
+            processor.add_schema(layout, salt)
+            self._end_encodings()
+        return layout, processor.all_specs(layout, policy, salt)
+
+    def remove(self, name: str, salt: str = "") -> bool:
+        """Forget a schema; returns whether there was one. Requests under way go on; its encoding ends."""
+        with self._lock:
+            known = self._processor.schemas.remove(name, salt) is not None
+            self._end_encodings()
+        return known
+
+    def encoding(
+        self,
+        layout: SchemaLayout,
+        specs: Sequence[SegmentSpec],
+        *,
+        salt: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
+    ) -> Encoding:
+        """The encoding of a schema, which ends when that is removed or replaced. Raises AbortedError if it was."""
+        model = self._processor.model
+        moves = model.why_not_shift is None
+        # No prompt reads what lies beyond the context.
+        useful = tuple(spec for spec in specs if moves or spec.end <= model.max_positions)
+        encoding = Encoding(f"schema '{layout.schema.name}'", useful, tenant=tenant, weight=check_weight(weight))
+        with self._lock:
+            if not self._knows(layout, salt):
+                raise removed(encoding)
+            self.encodings[encoding] = layout, salt
+        return encoding
+
+    def ended(self, encoding: Encoding) -> None:
+        """Forget an encoding that is over."""
+        self.encodings.pop(encoding, None)
+
+    def _end_encodings(self) -> None:
+        """Give up the encodings of schemas that are not known any more."""
+        for encoding, (layout, salt) in list(self.encodings.items()):
+            if not self._knows(layout, salt):
+                with suppress(InlayError):  # the engine may have been shut down meanwhile
+                    self._client.abort(encoding)
+
+    def _knows(self, layout: SchemaLayout, salt: str) -> bool:
+        """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
+        known = self._processor.schema(layout.schema.name, salt)
+        return known is not None and known.schema is layout.schema
+
+
+def removed(encoding: Encoding) -> AbortedError:
+    """What ends the encoding of a schema that is not known any more."""
+    return AbortedError(f"{encoding.id} was removed or replaced while it was encoded; what is encoded stays")

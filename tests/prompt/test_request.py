@@ -1,0 +1,175 @@
+"""A prepared request is plain data: it goes through bytes, and its segments keep their keys."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay import LLM, SamplingParams, Schema, use
+from inlay.errors import ParameterError
+from inlay.kv.identity import KeyMaker, specify
+from inlay.policy import POSITIONS, WORDS, ReusePolicy
+from inlay.prompt.request import EngineRequest, PromptPart
+from inlay.prompt.splice import Cached, splice_of
+from tests.conftest import tiny
+
+KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
+SCHEMA = Schema.from_string(
+    '<schema name="s">In front. <module name="a">First <param name="p" len="6" default="one"/> module.'
+    '<module name="in">Inside.</module></module><module name="b">Second.</module> Behind.</schema>'
+)
+PARTS = [
+    {
+        "type": "text",
+        "text": "A document that is long enough to be looked for.",
+        "cache_control": {"type": "ephemeral"},
+    },
+    {"type": "text", "text": "Another one that nobody marked, and as long."},
+    {"type": "text", "text": "Why?"},
+]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PARTS}]
+
+ids = st.lists(st.integers(0, 2**17), min_size=1, max_size=6).map(tuple)
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0.1, 2),
+    top_p=st.floats(0.1, 1),
+    logit_bias=st.one_of(st.none(), st.dictionaries(st.integers(0, 99), st.floats(-9, 9), max_size=3)),
+    seed=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
+    stop=st.one_of(st.none(), st.text(min_size=1, max_size=3), st.lists(st.text(min_size=1, max_size=3), max_size=2)),
+    stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    max_tokens=st.one_of(st.none(), st.integers(1, 99)),
+    structured_outputs=st.sampled_from([None, {"json_object": True}, {"choice": ("a", "b")}, {"regex": "a+"}]),
+)
+
+
+@st.composite
+def requests(draw) -> EngineRequest:
+    salt = draw(st.text(max_size=4))
+    parts, at, chain = [], 0, []
+    for tokens in draw(st.lists(ids, min_size=1, max_size=5)):
+        at += draw(st.integers(0, 3))
+        kind, owned = draw(st.sampled_from(["fresh", "module", "open"])), draw(st.booleans())
+        candidates = ()
+        if kind != "fresh":
+            spec = specify(tokens, at, chain[-1:] * draw(st.integers(0, 1)), KEYS, salt.encode() if owned else b"")
+            chain.append(spec)
+            candidates = (spec,)
+        parts.append(PromptPart(tokens, at, owned, candidates, encode=kind == "module"))
+        at += len(tokens)
+    return EngineRequest(
+        text=draw(st.one_of(st.none(), st.text())),
+        ids=tuple(token for part in parts for token in part.ids),
+        positions=tuple(p for part in parts for p in range(part.start, part.start + len(part.ids))),
+        parts=tuple(parts),
+        policy=ReusePolicy.parse(draw(st.sampled_from(WORDS)), draw(st.sampled_from([None, *POSITIONS]))),
+        params=draw(params),
+        fingerprint=KEYS.fingerprint,
+        salt=salt,
+        tenant=draw(st.text(max_size=3)),
+        weight=draw(st.floats(0.01, 99)),
+        priority=draw(st.integers(-9, 9)),
+        deadline=draw(st.one_of(st.none(), st.floats(0, 1e9))),
+    )
+
+
+def keys_of(request: EngineRequest) -> list[list[bytes]]:
+    return [[spec.key for spec in part.candidates] for part in request.parts]
+
+
+def plain(request: EngineRequest) -> EngineRequest:
+    """The same without its segments, which compare by identity."""
+    return replace(request, parts=tuple(replace(part, candidates=()) for part in request.parts))
+
+
+@given(requests())
+def test_a_request_goes_through_bytes(request):
+    data = request.to_bytes()
+    read = EngineRequest.from_bytes(data, KEYS)
+    assert read.to_bytes() == data
+    assert keys_of(read) == keys_of(request)
+    assert replace(plain(read), params=request.params) == plain(request)
+    assert (read.params.stops, read.params.stop_ids) == (request.params.stops, request.params.stop_ids)
+    wanted = frozenset(spec.key for spec in request.open_segments())
+    assert [repr_of(part) for part in splice_of(read, wanted)] == [repr_of(part) for part in splice_of(request, wanted)]
+
+
+def repr_of(part):
+    if isinstance(part, Cached):
+        return part.spec.key, part.spec.record.digest(9), part.start, part.length, part.exact, part.displaced
+    return part.ids, part.start, part.run and (part.run.digest, part.run.continues)
+
+
+@pytest.mark.parametrize("salt", ["", "mine"])
+@pytest.mark.parametrize("reuse", ["off", "exact", "isolated", "anchored"])
+def test_prompts_of_all_kinds_are_answered_from_their_bytes(reuse, salt):
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+    llm.add_schema(SCHEMA, encode=False)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    prompts = ["Text.", [1, 2, 3], CHAT, SCHEMA.prompt().use("a", use("in"), p="two").use("b").text("Q")]
+    for prompt in prompts:
+        request = llm.processor.process(prompt, params, llm.policy(reuse), salt=salt)
+        read = EngineRequest.from_bytes(request.to_bytes(), llm.client.model.keys)
+        assert keys_of(read) == keys_of(request)
+        answers = []
+        for one in (request, read):
+            llm.store.clear()
+            answer = llm.client.prepare(one)
+            llm.client.submit(answer, lambda _: None)
+            while not answer.answered:
+                llm.client.pump()
+            answers.append((answer.output().outputs[0].token_ids, answer.output().usage))
+        assert answers[0] == answers[1]
+
+
+def test_salts_of_others_are_not_in_a_request():
+    """What is written holds the request's own salt once, and no digest or record that it went into."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, cache_salt="the engine's secret")
+    request = llm.processor.process(CHAT, SamplingParams(), llm.policy("anchored"), salt="the tenant's")
+    written = request.to_bytes()
+    assert b"the engine's secret" not in written
+    assert written.count(b"the tenant's") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda data: b"\x80", "the request is no JSON"),
+        (lambda data: pickle.dumps(1), "the request is no JSON"),
+        (lambda data: b"[]", "the request is no JSON object; send it again"),
+        (lambda data: data.replace(b'"version":1', b'"version":2'), "of version 2 and this reads version 1"),
+        (lambda data: b'{"version":1}', r"the request is damaged \(KeyError: 'fingerprint'\); send it again"),
+        (lambda data: data.replace(b'"parts":[[[1,2],', b'"parts":[[7,'), "the request is damaged"),
+        (lambda data: data.replace(KEYS.fingerprint.hex().encode(), b"00"), "prepared for another model"),
+        (lambda data: data.replace(b'"off"', b'"often"'), "reuse is 'often'; use one of"),
+    ],
+)
+def test_what_is_no_request_is_told_so(change, sentence):
+    part = PromptPart((1, 2), 0)
+    request = EngineRequest(
+        text="x",
+        ids=(1, 2),
+        positions=(0, 1),
+        parts=(part,),
+        policy=ReusePolicy.parse("off"),
+        params=SamplingParams(),
+        fingerprint=KEYS.fingerprint,
+    )
+    with pytest.raises(ParameterError, match=sentence):
+        EngineRequest.from_bytes(change(request.to_bytes()), KEYS)
+
+
+def test_where_a_part_is_stored_counts_the_most_exact_candidate():
+    exact, other = specify((1, 2), 0, (), KEYS), specify((1, 2), 7, (), replace(KEYS, positioned=True))
+    part = PromptPart((1, 2), 0, candidates=(exact, other), encode=True)
+    assert part.open
+    assert part.segment({exact.key, other.key}) is exact
+    assert part.segment({other.key}) is other
+    assert part.segment(set()) is other
+    unmarked = PromptPart((1, 2), 0, candidates=(exact,))
+    assert (unmarked.open, unmarked.segment({exact.key}), unmarked.segment(set())) == (True, exact, None)
+    assert not PromptPart((1, 2), 0, candidates=(exact,), encode=True).open
