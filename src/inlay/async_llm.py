@@ -83,14 +83,14 @@ class AsyncLLM(Base):
                 prompt, params, policy, salt, deadline=deadline, priority=priority, tenant=tenant, weight=weight
             )
             request.rename(name)
-            news = _News(asyncio.get_running_loop(), stream_interval)
-            self.client.submit(request, news.tell)
+            updates = _Updates(asyncio.get_running_loop(), stream_interval)
+            self.client.submit(request, updates.tell)
             under_way.request = request  # behind its submission, so that nobody aborts what is not there yet
             if under_way.aborted:
                 self.client.abort(request)
             finished = False
             while not finished:
-                output = await news.next()
+                output = await updates.next()
                 finished = output.finished
                 yield output
         finally:
@@ -256,7 +256,7 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class _News:
+class _Updates:
     """The latest of one request, from the engine's thread to an event loop. What is overtaken is never delivered."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval: int | None) -> None:
@@ -283,11 +283,11 @@ class _News:
         return True
 
     async def next(self) -> RequestOutput:
-        """Wait for news. Raises what ended the request before its time."""
+        """Wait for the next one. Raises what ended the request before its time."""
         await self._arrived.wait()
         self._arrived.clear()
         latest = self._latest
-        assert latest is not None, "news that has arrived is there"
+        assert latest is not None, "an update that has arrived is there"
         if isinstance(latest, BaseException):
             raise latest
         return latest

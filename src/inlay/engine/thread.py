@@ -286,7 +286,7 @@ class EngineThread:
 
 
 def _nobody_waits(error: Exception) -> None:
-    """For an command whose failure is nobody's: what it would end has ended."""
+    """For a command whose failure is nobody's: what it would end has ended."""
 
 
 def _was_shut_down() -> InlayError:
