@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from inlay import AsyncLLM, SamplingParams, Schema
-from inlay.server.limits import Limits
-from inlay.server.schema_registry import SchemaShelf, ShelfLimits
+from inlay.server.limits import Limits, Tenant
+from inlay.server.schema_registry import SchemaQuotas, SchemaRegistry
 from inlay.server.schemas import _events
-from inlay.server.tenants import Tenant
 
 from ..conftest import tiny
 from ..pml.node_strategies import schemas
@@ -52,15 +51,15 @@ def llm() -> Iterator[AsyncLLM]:
 
 @contextmanager
 def asking(
-    llm: AsyncLLM, tenants: Any = TENANTS, limits: ShelfLimits | None = None, **given: Any
+    llm: AsyncLLM, tenants: Any = TENANTS, limits: SchemaQuotas | None = None, **given: Any
 ) -> Iterator[TestClient]:
     """A client of a new server around a model with an empty store; the schemas that it makes are gone at the end."""
     llm._thread.call(llm.store.clear).result()
     made = service(llm, tenants, **given)
-    made.schemas = SchemaShelf(llm, limits)
+    made.schemas = SchemaRegistry(llm, limits)
     with TestClient(server(made), raise_server_exceptions=False) as client:
         yield client
-    for salt, name in list(made.schemas._entries):
+    for salt, name in made.schemas.owned_names():
         llm.remove_schema(name, cache_salt=salt)
 
 
@@ -525,13 +524,13 @@ class TestWarming:
     def test_who_watches_hears_of_the_end_although_the_schema_is_deleted(self, client):
         modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
         made(client, {"pml": f'<schema name="trip">{modules}</schema>', "encode": False})
-        shelf = client.app.state.service.schemas
+        registry = client.app.state.service.schemas
 
         async def watch() -> bytes:
-            entry = shelf.find("trip", TENANTS["Bearer ann"])
-            warming = await shelf.warm(entry)
-            await shelf.remove(entry, if_match=None)
-            return b"".join([event async for event in _events(shelf, warming)])
+            entry = registry.find("trip", TENANTS["Bearer ann"])
+            task = await registry.prewarm(entry)
+            await registry.remove(entry, if_match=None)
+            return b"".join([event async for event in _events(registry, task)])
 
         *_, result = events(client.portal.call(watch).decode())
         assert result["error"]["code"] == "encoding_ended"
@@ -594,7 +593,7 @@ class TestLimits:
             assert made(client, TRIP)["reuse"] is None
 
     def test_a_tenants_schemas_are_bounded(self, llm):
-        with asking(llm, limits=ShelfLimits(schemas=1)) as client:
+        with asking(llm, limits=SchemaQuotas(schemas=1)) as client:
             made(client, TRIP)
             response = client.post("/v1/schemas", json={"pml": '<schema name="b"/>'}, **as_("ann"))
             assert "you have 1 schemas" in refused(response, 403, "schema_limit")

@@ -16,7 +16,7 @@ import uvicorn
 from inlay import AsyncLLM
 from inlay.server.app import build_app
 from inlay.server.schema_documents import SchemaOptions
-from inlay.server.schema_registry import ShelfLimits
+from inlay.server.schema_registry import SchemaQuotas
 from inlay.server.settings import ServerSettings
 
 from ..pages import DOCS, blocks, curl, rows
@@ -78,7 +78,7 @@ def test_answers_are_those_that_it_shows(answers):
 def test_it_names_every_option_and_limit():
     named = {name for cells in rows(PAGE, "option", "") for name in re.findall(r"`(\w+)`", cells[0])}
     assert named == set(SchemaOptions.model_fields)
-    limits = ShelfLimits()
+    limits = SchemaQuotas()
     said = re.search(r"may have (\d+) schemas with (\d+) MiB of sources.*?of the last (\d+)", _reordered(), re.S)
     assert said is not None
     assert [int(said[1]), int(said[2]) * 2**20, int(said[3])] == [limits.schemas, limits.source_bytes, limits.versions]
@@ -87,7 +87,7 @@ def test_it_names_every_option_and_limit():
 def test_it_lists_the_errors_that_the_routes_make():
     listed = {code for cells in rows(PAGE, "status", "code", "") for code in re.findall(r"`(\w+)`", cells[1])}
     text = "".join(
-        (SOURCES / f"{name}.py").read_text() for name in ("schemas", "schema_registry", "schema_documents", "warming")
+        (SOURCES / f"{name}.py").read_text() for name in ("schemas", "schema_registry", "schema_documents", "prewarm")
     )
     made = set(re.findall(r"""code["']?[=:] ?"(\w+)\"""", text)) | {"unknown_field"}
     assert listed - {"invalid_value", "kv_memory_exceeded"} == made - {"unexpected_body"}

@@ -29,8 +29,9 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 
-from inlay.api.openai import Call, Endpoint
-from inlay.api.openai.values import shown
+from inlay.api.call import Call
+from inlay.api.dialects import OPENAI
+from inlay.api.values import shown
 from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Progress, Stage
 from inlay.errors import InlayError, ParameterError
@@ -56,7 +57,7 @@ class BatchLine:
     """A request as it stands in the file; its body is not looked at yet."""
 
     custom_id: str
-    endpoint: Endpoint
+    endpoint: str
     body: Any
 
 
@@ -72,7 +73,7 @@ def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
     problem = _problem(value)
     if problem:
         raise LineError(problem, custom_id)
-    return BatchLine(custom_id, Endpoint(value["url"]), value["body"])
+    return BatchLine(custom_id, value["url"], value["body"])
 
 
 def _text(data: bytes, first: bool) -> str:
@@ -112,8 +113,8 @@ def _problem(line: Mapping[str, Any]) -> str | None:
             return f"there is no {name}; write {_EXAMPLE}"
     if line["method"] != "POST":
         return f'method is {shown(line["method"])}; write "POST"'
-    if line["url"] not in list(Endpoint):
-        return f"url is {shown(line['url'])}; inlay answers {' and '.join(Endpoint)}"
+    if line["url"] not in OPENAI.endpoints:
+        return f"url is {shown(line['url'])}; inlay answers {' and '.join(OPENAI.endpoints)}"
     return None
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.api.failures import MAX_PROBLEMS, BodyError
-from inlay.api.openai.bodies import MAX_FIELDS
-from inlay.api.openai.values import shown
+from inlay.api.values import MAX_FIELDS, shown
 from inlay.pml import Schema
 from inlay.pml.attributes import objection
 from inlay.pml.json_writer import document_from_json, read_schema_json
 from inlay.pml.readers import read_schema
 from inlay.pml.sources import Folder, UnreadableError, document_from_string
+from inlay.server.usage import text_tokens
 
 SOURCE = "schema"  # what problems call a document that has no file
 
@@ -42,6 +42,9 @@ class SchemaBody(SchemaOptions):
     )
 
 
+_OPTIONS = frozenset(SchemaOptions.model_fields)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A schema as it was given. form: "pml", whose text is kept, or "schema", whose JSON is. size: bytes of UTF-8."""
@@ -61,6 +64,32 @@ class Source:
 def of_schema(schema: Schema) -> Source:
     """The source of a schema that came from a file of the operator's; the files that it names stand in it."""
     return _source("schema", schema.to_json(), schema)
+
+
+class GivenSchema:
+    """The schema that a request brings, taken out of the request's state: it is kept until it is read, and no longer.
+
+    options: what stands beside it. field: the one of the body that it is in.
+    """
+
+    def __init__(self, state: dict[str, Any], query: Mapping[str, str]) -> None:
+        body = read_body(state["body"], query)
+        state["body"] = None
+        self.field = "pml" if body.pml is not None else "schema"
+        self.options = SchemaOptions.model_validate(body.model_dump(include=body.model_fields_set & _OPTIONS))
+        self._body: SchemaBody | None = body
+
+    def tokens(self) -> int:
+        """About how many it has, before it is read."""
+        assert self._body is not None, "it was not read yet"
+        pml = self._body.pml
+        return text_tokens(pml) if pml is not None else sum(map(text_tokens, _texts(self._body.schema_)))
+
+    def taken(self) -> SchemaBody:
+        """The body that holds it, once."""
+        body, self._body = self._body, None
+        assert body is not None, "a schema is read once"
+        return body
 
 
 def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
@@ -91,6 +120,15 @@ def read_source(body: SchemaBody) -> Source:
     if wrong is not None:
         raise BodyError(f"a server's schemas are named like modules, and {wrong}", param="name", code="invalid_name")
     return source
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON but the names of keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(member)
 
 
 def _of_pml(text: str) -> Source:
