@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from inlay import AsyncLLM, SamplingParams, Schema
+from inlay.server import body as body_module
 from inlay.server.limits import Limits, Tenant
+from inlay.server.schema_documents import MAX_TAGS, MAX_VALUES
 from inlay.server.schema_registry import SchemaQuotas, SchemaRegistry
 from inlay.server.schemas import _events
 
@@ -616,3 +621,48 @@ class TestLimits:
             response = client.post("/v1/schemas/more/warm", **as_("ann"))
             assert "60 tokens a minute are used up" in refused(response, 429, "rate_limit_exceeded")
             assert client.get("/v1/schemas/trip", **as_("ann")).status_code == 200
+
+
+class TestBounds:
+    def test_a_schema_that_would_take_long_to_read_is_not(self, client):
+        text = f'<schema name="many">{"<module/>" * MAX_TAGS}</schema>'
+        assert "50,000 tags" in refused(
+            client.post("/v1/schemas", json={"pml": text}, **as_("ann")), 400, "invalid_value"
+        )
+        schema = {"name": "many", "content": ["x"] * MAX_VALUES}
+        sentence = refused(client.post("/v1/schemas", json={"schema": schema}, **as_("ann")), 400, "invalid_value")
+        assert "200,000 values" in sentence
+
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    def test_the_body_of_one_is_gone_while_it_is_encoded(self, client, llm, monkeypatch, method: str):
+        seen: list[weakref.ref[Kept]] = []
+        gone: list[bool] = []
+        add_schema, parse = llm.add_schema, body_module.parse_json
+
+        def parsed(*given: Any) -> Any:
+            value = parse(*given)
+            value["schema"]["content"] = kept = Kept(value["schema"]["content"])
+            seen.append(weakref.ref(kept))
+            return value
+
+        async def adding(*given: Any, **named: Any) -> Any:
+            end = time.monotonic() + 10  # a thread may still be on its way back from it
+            while seen[-1]() is not None and time.monotonic() < end:
+                gc.collect()
+                await asyncio.sleep(0.001)
+            gone.append(seen[-1]() is None)
+            return await add_schema(*given, **named)
+
+        content = [{"module": "m", "content": ["Some text."]}]
+        if method == "PUT":
+            made(client, {"schema": {"name": "one", "content": ["Text."]}, "encode": False})
+        monkeypatch.setattr(body_module, "parse_json", parsed)
+        monkeypatch.setattr(llm, "add_schema", adding)
+        path = "/v1/schemas" if method == "POST" else "/v1/schemas/one"
+        response = client.request(method, path, json={"schema": {"name": "one", "content": content}}, **as_("ann"))
+        assert response.status_code in (200, 201), response.text
+        assert gone == [True, True]  # when it is laid out, and when it is encoded
+
+
+class Kept(list[Any]):
+    """Part of a body that can be asked whether it is still there."""

@@ -1,7 +1,7 @@
 """What one API puts around the neutral call: how it writes requests, answers and failures. No HTTP.
 
-A new dialect is a package beside ``openai`` with an object of this kind, and a row in DIALECTS (dialects.py); server
-and batch know dialects by this protocol alone.
+A new dialect is a package beside ``openai`` with an object of this kind, and one more in DIALECTS; server and batch
+know dialects by this protocol alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from inlay.api.call import Call
 from inlay.api.failures import Failure
+from inlay.api.openai import OpenAI
 from inlay.api.tools.formats import ModelTools
 from inlay.types import RequestOutput
 
@@ -77,3 +78,15 @@ class Dialect(Protocol):
 
     def error_body(self, failure: Failure) -> dict[str, Any]:
         """The body of a response that says what went wrong."""
+
+
+OPENAI: Dialect = OpenAI()
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+
+_BY_ENDPOINT: dict[str, Dialect] = {path: dialect for dialect in DIALECTS for path in dialect.endpoints}
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a path; OpenAI's where the path is no endpoint of any."""
+    return _BY_ENDPOINT.get(path, OPENAI)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from inlay.api.dialects import OPENAI
+from inlay.api.dialect import OPENAI
 from inlay.api.failures import Failure
 from inlay.batch.counts import Counts
 from inlay.batch.requests import Entry, Index

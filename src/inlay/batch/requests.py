@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 
 from inlay.api.call import Call
-from inlay.api.dialects import OPENAI
+from inlay.api.dialect import OPENAI
 from inlay.api.values import shown
 from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Progress, Stage

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from inlay.api.call import Call, system_fingerprint
-from inlay.api.dialects import OPENAI
+from inlay.api.dialect import OPENAI
 from inlay.api.failures import BodyError, Failure, failure_of
 from inlay.api.tools.formats import model_tools, named_format
 from inlay.async_llm import AsyncLLM

@@ -14,8 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inlay.api.dialect import AnswerStream
-from inlay.api.dialects import dialect_of
+from inlay.api.dialect import AnswerStream, dialect_of
 from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
 from inlay.api.openai import Endpoint
 from inlay.errors import AbortedError, InlayError

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inlay.api.dialects import dialect_of
+from inlay.api.dialect import dialect_of
 from inlay.api.failures import BodyError, Failure, cut, failure_of
 from inlay.errors import InlayError
 

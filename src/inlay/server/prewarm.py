@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from inlay.api.dialects import OPENAI
+from inlay.api.dialect import OPENAI
 from inlay.api.failures import INTERNAL_ERROR, BodyError, Failure, failure_of
 from inlay.async_llm import AsyncLLM
 from inlay.errors import AbortedError, InlayError

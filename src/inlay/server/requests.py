@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from inlay.api.call import Call
-from inlay.api.dialects import dialect_of
+from inlay.api.dialect import dialect_of
 from inlay.api.failures import BodyError, cut
 from inlay.pml import Prompt
 from inlay.server.limits import Tenant

@@ -11,7 +11,7 @@ from re import Pattern
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inlay.api.dialects import DIALECTS
+from inlay.api.dialect import DIALECTS
 
 
 @dataclass(frozen=True, slots=True)

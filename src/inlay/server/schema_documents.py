@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.api.failures import MAX_PROBLEMS, BodyError
-from inlay.api.values import MAX_FIELDS, shown
+from inlay.api.values import MAX_FIELDS, shown, walk
 from inlay.pml import Schema
 from inlay.pml.attributes import objection
 from inlay.pml.json_writer import document_from_json, read_schema_json
@@ -19,6 +20,8 @@ from inlay.pml.readers import read_schema
 from inlay.pml.sources import Folder, UnreadableError, document_from_string
 from inlay.server.usage import text_tokens
 
+MAX_TAGS = 50_000  # of a schema as PML, which take a second or two to read
+MAX_VALUES = 200_000  # of one as JSON, and names of fields: a module has about 8 of them
 SOURCE = "schema"  # what problems call a document that has no file
 
 
@@ -115,6 +118,7 @@ def read_source(body: SchemaBody) -> Source:
     """The schema that a body holds. Files are never read for it. Raises BodyError and PMLError. Takes a while."""
     if (body.pml is None) == (body.schema_ is None):
         raise BodyError('there is no schema, or there are two; give one of "pml" and "schema"', param="pml")
+    _check_size(body)
     source = _of_pml(body.pml) if body.pml is not None else _of_json(body.schema_ or {})
     wrong = objection(source.schema.name)
     if wrong is not None:
@@ -145,6 +149,17 @@ def _of_json(given: Mapping[str, Any]) -> Source:
 def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> Source:
     data = text.encode()
     return Source(form, text, schema, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _check_size(body: SchemaBody) -> None:
+    """Raises BodyError for a schema that would take long to read: a thread of Python that others wait for does it."""
+    if body.pml is not None and body.pml.count("<") > MAX_TAGS:
+        message = f"pml holds more than {MAX_TAGS:,} tags; make several schemas of it"
+        raise BodyError(message, param="pml")
+    counts = accumulate(len(piece) for _, piece in walk(body.schema_))
+    if any(count > MAX_VALUES for count in counts):
+        message = f"schema holds more than {MAX_VALUES:,} values and names; make several schemas of it"
+        raise BodyError(message, param="schema")
 
 
 class _NoFiles(Folder):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from inlay.api.dialects import OPENAI
+from inlay.api.dialect import OPENAI
 from inlay.api.failures import BodyError, Failure, failure_of
 from inlay.errors import PMLError, Problem
 from inlay.pml.json_objects import JSONPlace
