@@ -180,7 +180,7 @@ class Server(uvicorn.Server):
 
     async def _start(self) -> None:
         try:
-            await self._service.prewarm()
+            await self._service.warm_up()
         except Exception as error:  # a server that is never ready is of no use to anybody
             self.fault = error
             self.should_exit = True

@@ -63,7 +63,7 @@ class Service:
         for schema in self._first_schemas[len(self._records) :]:
             self._records.append(await self.schemas.publish(schema))
 
-    async def prewarm(self) -> None:
+    async def warm_up(self) -> None:
         """Encode these schemas, where anybody may use that, and let the model answer once. Raises InlayError."""
         if approximation(self.settings.max_reuse) == approximation("modular"):
             for record in self._records:
