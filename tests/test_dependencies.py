@@ -1,11 +1,13 @@
-"""The ranges that pyproject.toml states and the versions that constraints.txt pins belong together."""
+"""What is imported is declared; the ranges that pyproject.toml states and the pins of constraints.txt fit together."""
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
 from collections import Counter
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -32,3 +34,29 @@ def test_pins_lie_in_the_ranges_and_are_what_is_tested():
         pinned = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pinned), text
         assert version(requirement.name).split("+")[0] == pinned, text
+
+
+def test_every_import_is_of_a_declared_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    extras = [text for extra in ("plots", "structured", "bench") for text in optional[extra]]
+    declared = {canonicalize_name(Requirement(text).name) for text in (*project["dependencies"], *extras)}
+    homes = packages_distributions() | {"gguf": ["gguf"], "llama_cpp": ["llama-cpp-python"]}  # not installed everywhere
+    undeclared = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "src/inlay").rglob("*.py"))
+        for name in _imported(path)
+        if not declared & {canonicalize_name(home) for home in homes.get(name, [name])}
+    }
+    assert undeclared == set()
+
+
+def _imported(path: Path) -> set[str]:
+    """The packages outside of this one and of Python that a file imports anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"inlay"}

@@ -11,10 +11,10 @@ import pytest
 
 import inlay.server
 from inlay.cli.main import main
-from inlay.server.body import Guard
+from inlay.server.body import BodyMiddleware
 from inlay.server.keys import read_keys
 from inlay.server.limits import Limits
-from inlay.server.tenants import OPEN_PATHS
+from inlay.server.routes import ROUTES
 
 from .pages import DOCS, blocks, rows
 
@@ -56,12 +56,12 @@ def test_refusals_are_listed():
 
 def test_figures_are_those_of_the_code():
     text = PAGE.read_text()
-    guard = Guard(None)  # type: ignore[arg-type]
+    guard = BodyMiddleware(None)  # type: ignore[arg-type]
     assert f"`--max-body` bytes ({guard._max_bytes // 2**20} MiB)" in text
     assert f"more than {guard._max_nesting} deep" in text
     more = f"and a second more for every {guard._slow_bytes_per_s / 1024:.0f} KiB"
     assert f"longer than {guard._slow_s:.0f} seconds {more}" in text
-    for path in OPEN_PATHS:
+    for path in (route.path for route in ROUTES if not route.needs_key):
         assert f"`{path}`" in text
 
 

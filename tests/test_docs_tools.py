@@ -12,9 +12,9 @@ import pytest
 
 import inlay
 from inlay import LLM
-from inlay.api.openai import Endpoint, ModelTools, model_tools, read_body, respond, translate
+from inlay.api.openai import Endpoint, read_body, respond, translate
 from inlay.api.openai.bodies import MAX_TOOLS, ChatBody, Function
-from inlay.api.tools.formats import FORMATS
+from inlay.api.tools.formats import FORMATS, ModelTools, model_tools
 from tests.api.tool_templates import tool_model, tool_tokenizer
 
 from .pages import DOCS, blocks, rows
@@ -95,7 +95,8 @@ def test_the_answers_of_the_table_are_calls(family: str) -> None:
     assert isinstance(tools, ModelTools)
     table = rows(PAGE, "format", "an answer that calls", "told from a template that has")
     (shown,) = (shown for name, shown, _ in table if name == f"`{tools.format.name}`")
-    from inlay.api.tools import ToolUse, as_message
+    from inlay.api.openai.respond import as_message
+    from inlay.api.tools import ToolUse
 
     for answer in re.findall(r"`(.*?)`", shown.replace("\\|", "|")):
         if "{" not in answer:

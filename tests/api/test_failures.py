@@ -6,7 +6,8 @@ import pytest
 from openai.types.shared import ErrorObject
 
 from inlay import errors
-from inlay.api.openai import BodyError, Failure, failure_of
+from inlay.api.failures import BodyError, Failure, failure_of
+from inlay.api.openai import error_body
 
 PLACE = errors.Place("prompt", 1, 2)
 
@@ -36,19 +37,17 @@ def test_status_type_and_code(error, status, code):
     assert "wrong" in failure.message
     assert "\n" not in failure.message
     kinds = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
-    assert failure.type == kinds.get(status, "server_error")
-    found = ErrorObject.model_validate(failure.body()["error"], strict=True)
+    assert failure.kind == kinds.get(status, "server_error")
+    found = ErrorObject.model_validate(error_body(failure)["error"], strict=True)
     assert (found.message, found.param, found.code) == (failure.message, failure.param, code)
 
 
 def test_the_field_is_told():
-    assert failure_of(BodyError("wrong", param="n")) == Failure(
-        400, "wrong", "invalid_request_error", "n", "invalid_value"
-    )
+    assert failure_of(BodyError("wrong", param="n")) == Failure(400, "wrong", "n", "invalid_value")
 
 
 def test_when_to_try_again_is_told():
     assert failure_of(errors.QueueFullError("full")).retry_after_s == 1.0
     assert failure_of(BodyError("slower", status=429, retry_after_s=2.5)).retry_after_s == 2.5
     assert failure_of(errors.CapacityError("never fits")).retry_after_s is None
-    assert "retry_after_s" not in failure_of(errors.QueueFullError("full")).body()["error"]
+    assert "retry_after_s" not in error_body(failure_of(errors.QueueFullError("full")))["error"]

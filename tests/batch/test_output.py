@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
-from inlay.api.openai import Failure
+from inlay.api.failures import Failure
 from inlay.batch import Counts
 from inlay.batch.output import Output
 from inlay.batch.requests import Entry, Index
@@ -36,9 +36,9 @@ def fill(source: Path, target: Path, model: bytes = b"m", settings=SETTINGS, mos
         missing = list(index.missing())[:most]
         for entry in missing:
             if entry.problem:
-                output.refuse_line(entry, Failure(400, "wrong", "t"))
+                output.refuse_line(entry, Failure(400, "wrong"))
             elif entry.custom_id == "b":
-                output.refuse(entry, Failure(404, "wrong", "t"))
+                output.refuse(entry, Failure(404, "wrong"))
             else:
                 output.answer(entry, {"text": "é\n"})
                 counts.answered += 1
@@ -56,7 +56,7 @@ def test_rows_have_the_form_of_openai(source: Path, tmp_path: Path):
         "response": {"status_code": 200, "request_id": "batch_req_1", "body": {"text": "é\n"}},
         "error": None,
     }
-    error = {"message": "wrong", "type": "t", "param": None, "code": None}
+    error = {"message": "wrong", "type": "invalid_request_error", "param": None, "code": None}
     assert second["response"] == {"status_code": 404, "request_id": "batch_req_2", "body": {"error": error}}
     assert (third["custom_id"], third["response"], third["error"]) == (None, None, error)
     assert fourth["custom_id"] == "é"

@@ -167,7 +167,8 @@ def test_results_of_calls_are_found_by_their_content(llms: dict[str, LLM]) -> No
 
 def test_a_conversation_goes_on_over_its_own_calls(llms: dict[str, LLM]) -> None:
     """The template writes a past call as the grammar made the model write it: nothing of it is computed twice."""
-    from inlay.api.openai import Endpoint, model_tools, read_body, respond, translate
+    from inlay.api.openai import Endpoint, read_body, respond, translate
+    from inlay.api.tools.formats import model_tools
 
     llm = llms["llama"]
     parameters = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}

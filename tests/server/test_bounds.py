@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from inlay import CapacityError
-from inlay.server import completions, offload
+from inlay.api.openai import OpenAI
+from inlay.server import completions, threads
 from inlay.server.errors import json_bytes
 from inlay.server.keys import editing
 from inlay.server.limits import Limits
-from inlay.server.offload import json_pieces, json_response
+from inlay.server.threads import json_pieces, json_response
 from inlay.types import RequestOutput
 
 from .conftest import CHAT, COMPLETIONS, SCHEMA, Site, running, small_model
@@ -143,7 +144,7 @@ def test_log_probabilities_are_bounded(site: Site):
 
 
 def test_an_answer_of_unsaid_length_is_as_long_as_its_log_probabilities_may_be(monkeypatch, site: Site):
-    monkeypatch.setattr("inlay.server.costs.MAX_LOGPROBS", 100)
+    monkeypatch.setattr("inlay.server.usage.MAX_LOGPROBS", 100)
     body = {"prompt": "x", "ignore_eos": True, "logprobs": 19, "n": 1}
     assert site.post(COMPLETIONS, **body)["usage"]["completion_tokens"] == 5
     assert site.post(COMPLETIONS, **{**body, "logprobs": 0})["usage"]["completion_tokens"] == 16
@@ -248,15 +249,18 @@ def test_large_json_is_made_elsewhere_and_written_piece_by_piece(large: bool):
 
 def test_answers_with_many_log_probabilities_are_made_elsewhere(monkeypatch, site: Site):
     made = []
-    respond = completions.respond
-    monkeypatch.setattr(
-        completions, "respond", lambda *a, **k: (made.append(threading.current_thread().name), respond(*a, **k))[1]
-    )
+    respond = OpenAI.respond
+
+    def noted(*given: Any, **named: Any) -> Any:
+        made.append(threading.current_thread().name)
+        return respond(*given, **named)
+
+    monkeypatch.setattr(OpenAI, "respond", staticmethod(noted))
     body = {"prompt": "x", "n": 4, "max_tokens": 100, "ignore_eos": True, "logprobs": 20, "seed": 1}
     large, small = site.post(COMPLETIONS, **body), site.post(COMPLETIONS, **{**body, "logprobs": None})
     assert [name.startswith("inlay-json") for name in made] == [True, False]
     assert [one["text"] for one in large["choices"]] == [one["text"] for one in small["choices"]]
-    monkeypatch.setattr(offload, "LARGE", 0)
+    monkeypatch.setattr(threads, "LARGE", 0)
     monkeypatch.setattr(completions, "LARGE", 0)
     events = site.stream(COMPLETIONS, **{**body, "logprobs": 1})
     assert sum(len(c["logprobs"]["tokens"]) for e in events for c in e["choices"] if c["logprobs"]) == 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.server.app import LocalHosts
+from inlay.server.tenants import LocalHostMiddleware
 
 from .asgi import Echo, send
 
@@ -13,7 +13,7 @@ from .asgi import Echo, send
     "host", ["localhost", "localhost:8000", "LOCALHOST.:80", "127.0.0.1", "127.0.0.1:8000", "127.3.4.5", "[::1]:8000"]
 )
 def test_its_own_names(host: str):
-    assert send(LocalHosts(Echo()), headers={"host": host}).status == 200
+    assert send(LocalHostMiddleware(Echo()), headers={"host": host}).status == 200
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_its_own_names(host: str):
 )
 def test_other_names(host: str):
     app = Echo()
-    found = send(LocalHosts(app), headers={"host": host} if host else {})
+    found = send(LocalHostMiddleware(app), headers={"host": host} if host else {})
     assert not app.states
     assert (found.status, found.error["code"]) == (421, "misdirected_request")
     assert found.error["message"].startswith(f"the Host is {host!r}, and a server without keys ")
@@ -39,6 +39,8 @@ def test_other_names(host: str):
 
 def test_balancers_ask_without_naming_a_host():
     for path in ("/health", "/ready"):
-        assert send(LocalHosts(Echo()), method="GET", path=path).status == 200
-        assert send(LocalHosts(Echo()), method="GET", path=path, headers={"host": "evil.example"}).status == 421
-    assert send(LocalHosts(Echo()), method="GET", path="/v1/models").status == 421
+        assert send(LocalHostMiddleware(Echo()), method="GET", path=path).status == 200
+        assert (
+            send(LocalHostMiddleware(Echo()), method="GET", path=path, headers={"host": "evil.example"}).status == 421
+        )
+    assert send(LocalHostMiddleware(Echo()), method="GET", path="/v1/models").status == 421

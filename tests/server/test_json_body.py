@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inlay.api.openai import BodyError
+from inlay.api.failures import BodyError
 from inlay.server.body import MAX_CONTAINERS, MAX_FIELDS, MAX_VALUES, parse_json
 
 MOST = 8

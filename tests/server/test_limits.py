@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import ParameterError
-from inlay.api.openai import BodyError, failure_of
-from inlay.server.limits import CEILINGS, Limits, Meter, Pass, RateHeaders, duration
+from inlay.api.failures import BodyError, failure_of
+from inlay.server.limits import CEILINGS, EVERYBODY, Admission, Limits, Meter, Tenant, duration
 from inlay.server.settings import CEILINGS as SETTINGS_CEILINGS
-from inlay.server.tenants import EVERYBODY, Tenant
+from inlay.server.tenants import RateLimitMiddleware
 
 from .asgi import Echo, send
 
@@ -38,10 +38,10 @@ def tenant(name: str = "a", **limits: Any) -> Tenant:
     return Tenant(name, "salt", Limits(**limits))
 
 
-def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, Pass] | BodyError:
+def begin(meter: Meter, who: Tenant) -> tuple[AsyncExitStack, Admission] | BodyError:
     """A request that goes on, or its refusal."""
 
-    async def enter() -> tuple[AsyncExitStack, Pass] | BodyError:
+    async def enter() -> tuple[AsyncExitStack, Admission] | BodyError:
         stack = AsyncExitStack()
         try:
             return stack, await stack.enter_async_context(meter.request(who))
@@ -68,13 +68,13 @@ def refusal(meter: Meter, who: Tenant) -> BodyError:
     error = begin(meter, who)
     assert isinstance(error, BodyError)
     failure = failure_of(error)
-    assert (failure.status, failure.type, failure.code) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert (failure.status, failure.kind, failure.code) == (429, "rate_limit_error", "rate_limit_exceeded")
     assert failure.retry_after_s is not None
     assert failure.retry_after_s > 0
     return error
 
 
-def admitted(meter: Meter, who: Tenant) -> Pass:
+def admitted(meter: Meter, who: Tenant) -> Admission:
     begun = begin(meter, who)
     assert not isinstance(begun, BodyError), begun
     return begun[1]
@@ -189,7 +189,7 @@ def test_tokens_are_paid_when_they_are_used():
     admitted(meter, who)
 
 
-def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, Pass] | BodyError:
+def holding(meter: Meter, who: Tenant, **size: int) -> tuple[AsyncExitStack, Admission] | BodyError:
     """A request whose size is known, or its refusal."""
     begun = begin(meter, who)
     if isinstance(begun, BodyError):
@@ -358,7 +358,7 @@ def test_headers_are_openais():
     meter, who = Meter(clock), tenant(requests_per_minute=60, tokens_per_minute=60_000)
     one = admitted(meter, who)
     one.tokens(59_500)
-    app = RateHeaders(Echo(), meter)
+    app = RateLimitMiddleware(Echo(), meter)
     assert send(app, state={"tenant": who}).headers == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
@@ -374,13 +374,15 @@ def test_headers_are_openais():
 def test_a_body_is_not_read_where_nothing_is_left():
     meter, who, app = Meter(Clock()), tenant(requests_per_minute=1), Echo()
     chunked = {"transfer-encoding": "chunked"}
-    assert send(RateHeaders(app, meter), [b"x"], headers=chunked, state={"tenant": who}).status == 200
+    assert send(RateLimitMiddleware(app, meter), [b"x"], headers=chunked, state={"tenant": who}).status == 200
     admitted(meter, who)
-    found = send(RateHeaders(app, meter), (b"x" * 2**16 for _ in range(99)), headers=chunked, state={"tenant": who})
+    found = send(
+        RateLimitMiddleware(app, meter), (b"x" * 2**16 for _ in range(99)), headers=chunked, state={"tenant": who}
+    )
     assert (found.status, found.error["code"]) == (429, "rate_limit_exceeded")
     assert (found.headers["retry-after"], found.headers["x-ratelimit-remaining-requests"]) == ("60", "0")
     assert found.taken == 17  # thrown away, so that the client reads its answer
-    assert send(RateHeaders(app, meter), method="GET", state={"tenant": who}).status == 200
+    assert send(RateLimitMiddleware(app, meter), method="GET", state={"tenant": who}).status == 200
     assert len(app.states) == 2
 
 
@@ -388,7 +390,7 @@ def test_a_body_that_costs_no_tokens_is_read_where_none_are_left():
     meter, who, length = Meter(Clock()), tenant(tokens_per_minute=10), {"content-length": "1"}
     admitted(meter, who).tokens(50)
     for path, status in (("/tokenize", 200), ("/detokenize", 200), ("/v1/completions", 429)):
-        found = send(RateHeaders(Echo(), meter), [b"x"], path=path, headers=length, state={"tenant": who})
+        found = send(RateLimitMiddleware(Echo(), meter), [b"x"], path=path, headers=length, state={"tenant": who})
         assert found.status == status
 
 

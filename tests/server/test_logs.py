@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from inlay import SamplingParams
 from inlay.api.failures import Failure
 from inlay.server.log_format import configure
-from inlay.server.logs import Line, RequestLog, current_line
+from inlay.server.logs import Line, RequestLogMiddleware, current_line
 from inlay.server.metrics import Metrics
 
 from ..pages import DOCS, blocks
@@ -35,7 +35,7 @@ CANARY = "canary7f3a"
 
 
 class Counted:
-    """What a RequestLog reports."""
+    """What a RequestLogMiddleware reports."""
 
     def __init__(self) -> None:
         self.began = 0
@@ -86,7 +86,7 @@ def line_of(app: ASGIApp, **request: Any) -> Line:
     """The line of one request to an application."""
     counted = Counted()
     with suppress(RuntimeError):
-        send(RequestLog(app, counted), **request)
+        send(RequestLogMiddleware(app, counted), **request)
     (line,) = counted.lines
     assert counted.began == 1
     return line
@@ -95,14 +95,16 @@ def line_of(app: ASGIApp, **request: Any) -> Line:
 class TestRequestIds:
     @given(st.one_of(st.text(), st.from_regex(r"[A-Za-z0-9._:-]{1,140}", fullmatch=True)).filter(str.isascii))
     def test_a_sane_one_is_kept_and_any_other_replaced(self, given_id):
-        found = send(RequestLog(answering(), Counted()), headers=[("X-Request-Id", given_id)])
+        found = send(RequestLogMiddleware(answering(), Counted()), headers=[("X-Request-Id", given_id)])
         kept = re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given_id) is not None
         assert (found.headers["x-request-id"] == given_id) is kept
         if not kept:
             assert re.fullmatch(r"req-[0-9a-f]{32}", found.headers["x-request-id"])
 
     def test_two_of_them_are_none(self):
-        found = send(RequestLog(answering(), Counted()), headers=[("X-Request-Id", "a"), ("X-Request-Id", "b")])
+        found = send(
+            RequestLogMiddleware(answering(), Counted()), headers=[("X-Request-Id", "a"), ("X-Request-Id", "b")]
+        )
         assert found.headers["x-request-id"].startswith("req-")
 
     def test_every_record_of_a_request_bears_its_own(self):
@@ -124,7 +126,7 @@ class TestRequestIds:
 
             async def sent(message: Message) -> None: ...
 
-            await RequestLog(app, Counted())(scope, None, sent)  # type: ignore[arg-type]
+            await RequestLogMiddleware(app, Counted())(scope, None, sent)  # type: ignore[arg-type]
             assert current_line() is None
 
         async def all_of_them() -> None:
@@ -184,7 +186,7 @@ class TestLines:
                 passed.append(message.get("body", b""))
 
             scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-            await RequestLog(app, Counted())(scope, None, sent)  # type: ignore[arg-type]
+            await RequestLogMiddleware(app, Counted())(scope, None, sent)  # type: ignore[arg-type]
 
         asyncio.run(run())
         assert passed == [b"", b"0", b"1", b"2", b"3", b"4"]
@@ -230,7 +232,7 @@ class TestLines:
         async def run() -> Line:
             counted = Counted()
             scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-            await RequestLog(app, counted)(scope, None, gone)  # type: ignore[arg-type]
+            await RequestLogMiddleware(app, counted)(scope, None, gone)  # type: ignore[arg-type]
             return counted.lines[0]
 
         line = asyncio.run(run())
@@ -239,7 +241,7 @@ class TestLines:
     def test_paths_are_short_and_on_one_line(self):
         for path in ("/a\nforged line", "/\x1b[31m", "/" + "x" * 9_000, "/ü\u2028"):
             stream = logging_to("text")
-            send(RequestLog(answering(), Counted()), path=path)
+            send(RequestLogMiddleware(answering(), Counted()), path=path)
             (line,) = stream.getvalue().splitlines()
             assert len(line) < 500
             assert line.isascii()
@@ -250,7 +252,7 @@ class TestLines:
             scope["seen"] = True
 
         scope: Scope = {"type": "lifespan"}
-        asyncio.run(RequestLog(app, Counted())(scope, None, None))  # type: ignore[arg-type]
+        asyncio.run(RequestLogMiddleware(app, Counted())(scope, None, None))  # type: ignore[arg-type]
         assert scope["seen"]
 
 
@@ -273,7 +275,7 @@ def failing(*, after: int = 0) -> ASGIApp:
 class TestSurprises:
     def test_one_is_answered_with_500_and_logged(self):
         stream = logging_to()
-        found = send(RequestLog(failing(), Counted()))
+        found = send(RequestLogMiddleware(failing(), Counted()))
         assert found.status == 500
         assert found.error["code"] == "internal_error"
         assert CANARY not in found.body.decode()
@@ -288,7 +290,7 @@ class TestSurprises:
     def test_what_it_said_is_for_debugging(self):
         for format in ("text", "json"):
             stream = logging_to(format, "debug")
-            send(RequestLog(failing(), Counted()))
+            send(RequestLogMiddleware(failing(), Counted()))
             assert f"builtins.RuntimeError: {CANARY} again" in stream.getvalue()
 
     def test_groups_of_them_are_shown_whole(self):
@@ -297,7 +299,7 @@ class TestSurprises:
         def several() -> None:
             raise ExceptionGroup(CANARY, [ValueError(CANARY), KeyError(CANARY)])
 
-        send(RequestLog(answering(during=several), Counted()))
+        send(RequestLogMiddleware(answering(during=several), Counted()))
         assert "builtins.ExceptionGroup\nbuiltins.ValueError\nbuiltins.KeyError\n" in stream.getvalue()
         assert CANARY not in stream.getvalue()
 
@@ -331,7 +333,7 @@ def listening() -> Iterator[Callable[[ASGIApp], int]]:
 
 def test_a_real_servers_own_records_bear_the_id_and_no_prompt(listening):
     stream = logging_to()
-    port = listening(RequestLog(failing(after=2), Counted()))
+    port = listening(RequestLogMiddleware(failing(after=2), Counted()))
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\n\r\n")
         received = b"".join(iter(lambda: client.recv(4096), b""))
@@ -380,7 +382,7 @@ def run_in(app: Callable[[], Awaitable[None]]) -> dict[str, Any]:
         await app()
         await answering()(scope, receive, send)
 
-    send(RequestLog(whole, Counted()))
+    send(RequestLogMiddleware(whole, Counted()))
     return records(stream)[-1]
 
 
@@ -404,7 +406,7 @@ def test_what_a_request_came_to_stands_in_its_line():
 
 @pytest.mark.parametrize(
     ("failure", "error", "disconnected"),
-    [(Failure(504, CANARY, "server_error", None, "deadline_exceeded"), "deadline_exceeded", False), (None, None, True)],
+    [(Failure(504, CANARY, None, "deadline_exceeded"), "deadline_exceeded", False), (None, None, True)],
 )
 def test_how_a_stream_broke_off_stands_in_its_line(failure, error, disconnected):
     async def ask() -> None:
@@ -425,7 +427,7 @@ def test_text_is_for_people():
         assert line is not None
         line.ttft_s, line.prompt_tokens, line.finish_reasons = 0.0384, 12, ("stop", "length")
 
-    send(RequestLog(answering(during=note), Counted()), path="/v1/x", headers=[("x-request-id", "mine")])
+    send(RequestLogMiddleware(answering(during=note), Counted()), path="/v1/x", headers=[("x-request-id", "mine")])
     pattern = (
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info \[mine\] POST /v1/x 200 "
         r"seconds=0\.\d{3} ttft_s=0\.038 prompt_tokens=12 finish_reasons=stop,length\n"
@@ -453,5 +455,5 @@ def test_no_message_writes_lines_of_its_own():
 def test_the_page_shows_the_fields_of_a_line():
     (shown,) = (json.loads(block.text) for block in blocks(DOCS / "metrics.md") if block.note == "line")
     stream = logging_to()
-    send(RequestLog(answering(), Counted()))
+    send(RequestLogMiddleware(answering(), Counted()))
     assert list(shown) == list(records(stream)[0])

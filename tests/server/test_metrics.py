@@ -113,7 +113,7 @@ def test_totals_are_the_sums_of_what_requests_say(given_outputs, told, failed):
     said = sum(len(answer.token_ids) for output in given_outputs for answer in output.outputs)
     for count in told:
         watch.tokens(count)
-    watch.end(given_outputs, Failure(504, "late", "server_error", None, "deadline_exceeded") if failed else None)
+    watch.end(given_outputs, Failure(504, "late", None, "deadline_exceeded") if failed else None)
     watch.end(given_outputs, None)
     counted = samples(metrics)
     usages = [output.usage for output in given_outputs]
@@ -187,7 +187,7 @@ def test_tokens_are_counted_as_they_come():
 
 def test_a_refusal_is_no_answer():
     metrics = made()
-    metrics.begin("/v1/completions", ANN).end(None, Failure(400, "no", "invalid_request_error", None, "invalid_value"))
+    metrics.begin("/v1/completions", ANN).end(None, Failure(400, "no", None, "invalid_value"))
     assert value(metrics, "requests_total", endpoint="/v1/completions", tenant="ann", status="400") == 1
     assert sum(v for (name, _), v in samples(metrics).items() if name == "inlay:request_success_total") == 0
 

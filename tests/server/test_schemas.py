@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +19,11 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from inlay import AsyncLLM, SamplingParams, Schema
-from inlay.server.limits import Limits
-from inlay.server.schema_registry import SchemaShelf, ShelfLimits
+from inlay.server import body as body_module
+from inlay.server.limits import Limits, Tenant
+from inlay.server.schema_documents import MAX_TAGS, MAX_VALUES
+from inlay.server.schema_registry import SchemaQuotas, SchemaRegistry
 from inlay.server.schemas import _events
-from inlay.server.tenants import Tenant
 
 from ..conftest import tiny
 from ..pml.node_strategies import schemas
@@ -52,15 +56,15 @@ def llm() -> Iterator[AsyncLLM]:
 
 @contextmanager
 def asking(
-    llm: AsyncLLM, tenants: Any = TENANTS, limits: ShelfLimits | None = None, **given: Any
+    llm: AsyncLLM, tenants: Any = TENANTS, limits: SchemaQuotas | None = None, **given: Any
 ) -> Iterator[TestClient]:
     """A client of a new server around a model with an empty store; the schemas that it makes are gone at the end."""
     llm.client.thread.call(llm.store.clear).result()
     made = service(llm, tenants, **given)
-    made.schemas = SchemaShelf(llm, limits)
+    made.schemas = SchemaRegistry(llm, limits)
     with TestClient(server(made), raise_server_exceptions=False) as client:
         yield client
-    for salt, name in list(made.schemas._entries):
+    for salt, name in made.schemas.owned_names():
         llm.remove_schema(name, cache_salt=salt)
 
 
@@ -525,13 +529,13 @@ class TestWarming:
     def test_who_watches_hears_of_the_end_although_the_schema_is_deleted(self, client):
         modules = "".join(f'<module name="m{n}">{f"Text {n}. " * 100}</module>' for n in range(20))
         made(client, {"pml": f'<schema name="trip">{modules}</schema>', "encode": False})
-        shelf = client.app.state.service.schemas
+        registry = client.app.state.service.schemas
 
         async def watch() -> bytes:
-            entry = shelf.find("trip", TENANTS["Bearer ann"])
-            warming = await shelf.warm(entry)
-            await shelf.remove(entry, if_match=None)
-            return b"".join([event async for event in _events(shelf, warming)])
+            entry = registry.find("trip", TENANTS["Bearer ann"])
+            task = await registry.prewarm(entry)
+            await registry.remove(entry, if_match=None)
+            return b"".join([event async for event in _events(registry, task)])
 
         *_, result = events(client.portal.call(watch).decode())
         assert result["error"]["code"] == "encoding_ended"
@@ -594,7 +598,7 @@ class TestLimits:
             assert made(client, TRIP)["reuse"] is None
 
     def test_a_tenants_schemas_are_bounded(self, llm):
-        with asking(llm, limits=ShelfLimits(schemas=1)) as client:
+        with asking(llm, limits=SchemaQuotas(schemas=1)) as client:
             made(client, TRIP)
             response = client.post("/v1/schemas", json={"pml": '<schema name="b"/>'}, **as_("ann"))
             assert "you have 1 schemas" in refused(response, 403, "schema_limit")
@@ -617,3 +621,48 @@ class TestLimits:
             response = client.post("/v1/schemas/more/warm", **as_("ann"))
             assert "60 tokens a minute are used up" in refused(response, 429, "rate_limit_exceeded")
             assert client.get("/v1/schemas/trip", **as_("ann")).status_code == 200
+
+
+class TestBounds:
+    def test_a_schema_that_would_take_long_to_read_is_not(self, client):
+        text = f'<schema name="many">{"<module/>" * MAX_TAGS}</schema>'
+        assert "50,000 tags" in refused(
+            client.post("/v1/schemas", json={"pml": text}, **as_("ann")), 400, "invalid_value"
+        )
+        schema = {"name": "many", "content": ["x"] * MAX_VALUES}
+        sentence = refused(client.post("/v1/schemas", json={"schema": schema}, **as_("ann")), 400, "invalid_value")
+        assert "200,000 values" in sentence
+
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    def test_the_body_of_one_is_gone_while_it_is_encoded(self, client, llm, monkeypatch, method: str):
+        seen: list[weakref.ref[Kept]] = []
+        gone: list[bool] = []
+        add_schema, parse = llm.add_schema, body_module.parse_json
+
+        def parsed(*given: Any) -> Any:
+            value = parse(*given)
+            value["schema"]["content"] = kept = Kept(value["schema"]["content"])
+            seen.append(weakref.ref(kept))
+            return value
+
+        async def adding(*given: Any, **named: Any) -> Any:
+            end = time.monotonic() + 10  # a thread may still be on its way back from it
+            while seen[-1]() is not None and time.monotonic() < end:
+                gc.collect()
+                await asyncio.sleep(0.001)
+            gone.append(seen[-1]() is None)
+            return await add_schema(*given, **named)
+
+        content = [{"module": "m", "content": ["Some text."]}]
+        if method == "PUT":
+            made(client, {"schema": {"name": "one", "content": ["Text."]}, "encode": False})
+        monkeypatch.setattr(body_module, "parse_json", parsed)
+        monkeypatch.setattr(llm, "add_schema", adding)
+        path = "/v1/schemas" if method == "POST" else "/v1/schemas/one"
+        response = client.request(method, path, json={"schema": {"name": "one", "content": content}}, **as_("ann"))
+        assert response.status_code in (200, 201), response.text
+        assert gone == [True, True]  # when it is laid out, and when it is encoded
+
+
+class Kept(list[Any]):
+    """Part of a body that can be asked whether it is still there."""

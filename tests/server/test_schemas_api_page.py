@@ -16,7 +16,7 @@ import uvicorn
 from inlay import AsyncLLM
 from inlay.server.app import build_app
 from inlay.server.schema_documents import SchemaOptions
-from inlay.server.schema_registry import ShelfLimits
+from inlay.server.schema_registry import SchemaQuotas
 from inlay.server.settings import ServerSettings
 
 from ..pages import DOCS, blocks, curl, rows
@@ -78,7 +78,7 @@ def test_answers_are_those_that_it_shows(answers):
 def test_it_names_every_option_and_limit():
     named = {name for cells in rows(PAGE, "option", "") for name in re.findall(r"`(\w+)`", cells[0])}
     assert named == set(SchemaOptions.model_fields)
-    limits = ShelfLimits()
+    limits = SchemaQuotas()
     said = re.search(r"may have (\d+) schemas with (\d+) MiB of sources.*?of the last (\d+)", _reordered(), re.S)
     assert said is not None
     assert [int(said[1]), int(said[2]) * 2**20, int(said[3])] == [limits.schemas, limits.source_bytes, limits.versions]

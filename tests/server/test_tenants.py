@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from inlay import ParameterError
-from inlay.api.openai import BodyError, failure_of
+from inlay.api.failures import BodyError, failure_of
 from inlay.server.keys import editing
-from inlay.server.limits import Limits
-from inlay.server.tenants import EVERYBODY, OPEN_PATHS, Authenticate, Tenants
+from inlay.server.limits import EVERYBODY, Limits
+from inlay.server.routes import ROUTES
+from inlay.server.tenants import AuthMiddleware, Tenants
 
 from .asgi import Echo, send
 
@@ -93,7 +94,7 @@ def test_without_keys_everybody_may_ask():
 def test_who_has_no_key_is_told_so(path: Path, key: str, header: str | None, sentence: str):
     app = Echo()
     headers = [] if header is None else [("authorization", header.format(key=key))]
-    found = send(Authenticate(app, Tenants.from_file(path)), headers=headers)
+    found = send(AuthMiddleware(app, Tenants.from_file(path)), headers=headers)
     assert not app.states
     assert (found.status, found.headers["www-authenticate"]) == (401, "Bearer")
     assert (found.error["type"], found.error["code"]) == ("invalid_request_error", "invalid_api_key")
@@ -104,26 +105,26 @@ def test_who_has_no_key_is_told_so(path: Path, key: str, header: str | None, sen
 
 def test_two_headers_are_refused(path: Path, key: str):
     headers = [("authorization", f"Bearer {key}"), ("authorization", "Bearer other")]
-    found = send(Authenticate(Echo(), Tenants.from_file(path)), headers=headers)
+    found = send(AuthMiddleware(Echo(), Tenants.from_file(path)), headers=headers)
     assert (found.status, found.error["message"]) == (401, "there are several Authorization headers; send one")
 
 
 def test_a_strangers_body_is_not_read(path: Path, key: str):
     pieces = (b"x" * 2**16 for _ in range(10_000))
-    found = send(Authenticate(Echo(), Tenants.from_file(path)), pieces, headers={"transfer-encoding": "chunked"})
+    found = send(AuthMiddleware(Echo(), Tenants.from_file(path)), pieces, headers={"transfer-encoding": "chunked"})
     assert (found.status, found.headers["connection"]) == (401, "close")
     assert found.taken == 17  # thrown away, so that the client reads its answer
 
 
 def test_routes_learn_who_asks(path: Path, key: str):
     app = Echo()
-    found = send(Authenticate(app, Tenants.from_file(path)), headers={"authorization": f"Bearer {key}"})
+    found = send(AuthMiddleware(app, Tenants.from_file(path)), headers={"authorization": f"Bearer {key}"})
     assert (found.status, app.states[0]["tenant"].name) == (200, "acme")
 
 
-@pytest.mark.parametrize("path_asked", sorted(OPEN_PATHS))
+@pytest.mark.parametrize("path_asked", sorted(route.path for route in ROUTES if not route.needs_key))
 def test_probes_need_no_key(path: Path, key: str, path_asked: str):
-    app = Authenticate(Echo(), Tenants.from_file(path))
+    app = AuthMiddleware(Echo(), Tenants.from_file(path))
     assert send(app, method="GET", path=path_asked).status == 200
     for other in (f"{path_asked}/", f"{path_asked}x", f"/v1{path_asked}", path_asked.upper(), "/metrics", "/nowhere"):
         assert send(app, method="GET", path=other).status == 401

@@ -178,7 +178,7 @@ def test_a_second_signal_ends_the_process_whatever_its_threads_do():
                 connection.sendall(b"POST /v1/completions HTTP/1.1\\r\\n" + heads + b"\\r\\n\\r\\n" + body)
                 assert begun.wait(60)
                 os.kill(os.getpid(), signal.SIGTERM)
-                while not server._service.flights.stopping:
+                while not server._service.in_flight.stopping:
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(600)

@@ -15,13 +15,13 @@ from inlay import AsyncLLM
 from inlay.api.failures import BodyError
 from inlay.errors import InlayError
 from inlay.server import metrics, schemas
-from inlay.server.body import Guard
-from inlay.server.errors import not_found, not_valid, said_wrong
-from inlay.server.limits import Limits
-from inlay.server.logs import RequestLog
+from inlay.server.body import BodyMiddleware
+from inlay.server.errors import handle_http_exception, handle_inlay_error, handle_validation_error
+from inlay.server.limits import EVERYBODY, Limits, Tenant
+from inlay.server.logs import RequestLogMiddleware
 from inlay.server.service import Service
 from inlay.server.settings import ServerSettings
-from inlay.server.tenants import EVERYBODY, Authenticate, Tenant
+from inlay.server.tenants import AuthMiddleware
 
 from ..conftest import tiny
 
@@ -63,12 +63,12 @@ def server(made: Service) -> FastAPI:
     app.state.service = made
     app.include_router(schemas.router)
     app.include_router(metrics.router)
-    app.add_exception_handler(InlayError, said_wrong)
-    app.add_exception_handler(HTTPException, not_found)
-    app.add_exception_handler(RequestValidationError, not_valid)
-    app.add_middleware(Guard, max_body_bytes=2**20)
-    app.add_middleware(Authenticate, tenants=made.tenants)
-    app.add_middleware(RequestLog, counts=made.metrics)
+    app.add_exception_handler(InlayError, handle_inlay_error)
+    app.add_exception_handler(HTTPException, handle_http_exception)
+    app.add_exception_handler(RequestValidationError, handle_validation_error)
+    app.add_middleware(BodyMiddleware, max_body_bytes=2**20)
+    app.add_middleware(AuthMiddleware, tenants=made.tenants)
+    app.add_middleware(RequestLogMiddleware, counts=made.metrics)
     return app
 
 

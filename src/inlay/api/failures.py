@@ -1,9 +1,12 @@
-"""Errors in the form in which OpenAI sends them, with the status that HTTP has for them."""
+"""What went wrong with a request, in no API's words: each dialect writes its own error objects of it.
+
+Errors of the rest of the package become failures here, with the status that HTTP has for them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
 from inlay.errors import (
     AbortedError,
@@ -67,37 +70,49 @@ class BodyError(ParameterError):
         self.retry_after_s = retry_after_s
 
 
+class FailureKind(StrEnum):
+    """Whose fault a failure is, by its status."""
+
+    INVALID_REQUEST = "invalid_request_error"
+    RATE_LIMIT = "rate_limit_error"
+    SERVER = "server_error"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as OpenAI describes one. retry_after_s: when to try again, in seconds; None where that won't help."""
+    """What the sender of a request is told instead of an answer.
+
+    status: that of HTTP. message: one sentence, on one line. param: the field that is wrong. code: the kind of mistake.
+    retry_after_s: when to try again, in seconds; None where that won't help.
+    """
 
     status: int
     message: str
-    type: str
     param: str | None = None
     code: str | None = None
     retry_after_s: float | None = None
 
-    def body(self) -> dict[str, Any]:
-        """The body of the response: ``{"error": {"message", "type", "param", "code"}}``."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    @property
+    def kind(self) -> FailureKind:
+        """Whose fault it is."""
+        if self.status == 429:
+            return FailureKind.RATE_LIMIT
+        return FailureKind.SERVER if self.status >= 499 else FailureKind.INVALID_REQUEST
+
+    @property
+    def name(self) -> str:
+        """What logs and metrics call it: its code, else its kind."""
+        return self.code or self.kind.value
+
+
+#: What is said of a fault of the server's own; its log says more.
+INTERNAL_ERROR = Failure(500, "the server failed at this; its log says why", code="internal_error")
 
 
 def failure_of(error: InlayError) -> Failure:
     """What to tell the sender of a request that ended so."""
+    message = "; ".join(cut(str(error), _MESSAGE).splitlines())
     if isinstance(error, BodyError):
-        return Failure(error.status, _said(error), _kind(error.status), error.param, error.code, error.retry_after_s)
+        return Failure(error.status, message, error.param, error.code, error.retry_after_s)
     status, code, retry_after_s = next((s, c, r) for cls, s, c, r in _KINDS if isinstance(error, cls))
-    return Failure(status, _said(error), _kind(status), None, code, retry_after_s)
-
-
-def _said(error: InlayError) -> str:
-    """What an error says, on one line."""
-    return "; ".join(cut(str(error), _MESSAGE).splitlines())
-
-
-def _kind(status: int) -> str:
-    """OpenAI's ``type`` of an error."""
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 499 else "invalid_request_error"
+    return Failure(status, message, None, code, retry_after_s)

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from inlay.api.openai import Failure
+from inlay.api.dialect import OPENAI
+from inlay.api.failures import Failure
 from inlay.batch.counts import Counts
 from inlay.batch.requests import Entry, Index
 from inlay.errors import ParameterError
@@ -72,12 +73,12 @@ class Output:
 
     def refuse(self, entry: Entry, failure: Failure) -> None:
         """Write that a request failed, as a response that says so."""
-        self._append(entry, failure.status, failure.body(), None)
+        self._append(entry, failure.status, OPENAI.error_body(failure), None)
         self._counts.failed += 1
 
     def refuse_line(self, entry: Entry, failure: Failure) -> None:
         """Write that a line is no request, so that there is no response."""
-        self._append(entry, None, None, failure.body()["error"])
+        self._append(entry, None, None, OPENAI.error_body(failure)["error"])
         self._counts.failed += 1
 
     def _append(

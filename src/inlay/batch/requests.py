@@ -27,7 +27,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from inlay.api.openai import Call, Endpoint
+from inlay.api.call import Call
+from inlay.api.dialect import OPENAI
 from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Progress, Stage
 from inlay.errors import InlayError, ParameterError
@@ -54,7 +55,7 @@ class BatchLine:
     """A request as it stands in the file; its body is not looked at yet."""
 
     custom_id: str
-    endpoint: Endpoint
+    endpoint: str
     body: Any
 
 
@@ -70,7 +71,7 @@ def parse_line(data: bytes, *, first: bool = False) -> BatchLine:
     problem = _problem(value)
     if problem:
         raise LineError(problem, custom_id)
-    return BatchLine(custom_id, Endpoint(value["url"]), value["body"])
+    return BatchLine(custom_id, value["url"], value["body"])
 
 
 def _json(data: bytes, first: bool) -> Any:
@@ -111,8 +112,8 @@ def _problem(line: Mapping[str, Any]) -> str | None:
             return f"there is no {name}; write {_EXAMPLE}"
     if line["method"] != "POST":
         return f'method is {shown(line["method"])}; write "POST"'
-    if line["url"] not in list(Endpoint):
-        return f"url is {shown(line['url'])}; inlay answers {' and '.join(Endpoint)}"
+    if line["url"] not in OPENAI.endpoints:
+        return f"url is {shown(line['url'])}; inlay answers {' and '.join(OPENAI.endpoints)}"
     return None
 
 

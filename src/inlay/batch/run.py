@@ -11,18 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inlay.api.openai import (
-    BodyError,
-    Call,
-    Failure,
-    failure_of,
-    model_tools,
-    read_body,
-    respond,
-    system_fingerprint,
-    translate,
-)
-from inlay.api.tools.formats import named_format
+from inlay.api.call import Call, system_fingerprint
+from inlay.api.dialect import OPENAI
+from inlay.api.failures import BodyError, Failure, failure_of
+from inlay.api.tools.formats import model_tools, named_format
 from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Counts, Progress, Stage
 from inlay.batch.output import Output
@@ -48,7 +40,7 @@ class Job:
     input, output: files. names: what requests may call the model.
     schemas: those that prompts may name. reuse: the policy of requests that bring none.
     seed: what the seeds of requests that bring none come from, with their custom_id.
-    default_max_tokens: see ``openai.translate``. tool_parser: see ``openai.model_tools``.
+    default_max_tokens: see ``api.dialect.Dialect.translate``. tool_parser: see ``api.tools.formats.model_tools``.
     generation_config: that of the model, which ``load`` is to make with it.
     """
 
@@ -123,7 +115,7 @@ class _Batch:
             self.progress(Stage.SORTING, number, missing)
             if entry.problem is not None:
                 message = f"line {entry.line}: {entry.problem}"
-                self.output.refuse_line(entry, Failure(400, message, "invalid_request_error", None, "invalid_line"))
+                self.output.refuse_line(entry, Failure(400, message, code="invalid_line"))
                 continue
             line = self.index.read(entry)
             try:
@@ -136,8 +128,8 @@ class _Batch:
 
     def _call(self, line: BatchLine) -> Call:
         """A request as the model takes it. Raises InlayError for what is wrong with it, or not for a batch."""
-        body = read_body(line.body, line.endpoint)
-        call = translate(
+        body = OPENAI.read(line.body, line.endpoint)
+        call = OPENAI.translate(
             body,
             default_max_tokens=self.job.default_max_tokens,
             tools=self.tools,
@@ -192,7 +184,7 @@ class _Batch:
             return
         name, model = f"batch-{entry.line}", call.model or self.job.names[0]
         created = int(time.time())
-        body = respond(call, outputs, name=name, created=created, model=model, fingerprint=self.fingerprint)
+        body = OPENAI.respond(call, outputs, name=name, created=created, model=model, fingerprint=self.fingerprint)
         self.output.answer(entry, body)
         self.counts.add(outputs)
 

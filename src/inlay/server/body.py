@@ -5,7 +5,7 @@ so a proxy that checks bodies may have checked the other), no halves of characte
 many lists and objects (an empty one takes 2 bytes of a body and 60 of memory), fields and values there are: Python's
 parser lets no other thread run until it is through with all of them.
 
-Bodies of requests: read once, within bounds of size and time, checked and parsed before any route sees them.
+A middleware reads each body once, within bounds of size and time, before any route sees it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inlay.api.failures import BodyError, failure_of
-from inlay.api.openai.values import holds_half_characters
+from inlay.api.failures import BodyError, cut, failure_of
+from inlay.api.values import holds_half_characters
 from inlay.server.errors import failure_response, has_body, refuse
-from inlay.server.tenants import EVERYBODY, Tenant
-from inlay.server.workers import BodyWorkers
+from inlay.server.limits import EVERYBODY, Tenant
+from inlay.server.routes import route_of
+from inlay.server.threads import BodyWorkers
 
 MAX_CONTAINERS = 100_000  # lists and objects, as many as PML may have elements
 MAX_FIELDS = 100_000  # of all objects together
@@ -106,7 +107,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise _wrong(f"gives {_shown(twice)} twice in one object; keep one of them")
+        raise _wrong(f"gives {json.dumps(cut(twice, 60))} twice in one object; keep one of them")
     return made
 
 
@@ -119,16 +120,9 @@ def _check_characters(value: Any) -> None:
         raise _wrong("holds half a character (a lone surrogate); cut texts between characters")
 
 
-def _shown(name: str) -> str:
-    return json.dumps(name if len(name) <= 60 else f"{name[:60]}…")
-
-
 def _wrong(what: str) -> BodyError:
     return BodyError(f"the body {what}", code="invalid_json")
 
-
-#: Where a body may be PML, as text.
-TEXT_PATHS = "/v1/schemas"
 
 _JSON = "application/json"
 _XML = frozenset({"application/xml", "text/xml"})
@@ -138,13 +132,13 @@ _BUSY_RETRY_S = 1.0
 _MIB = 2**20
 
 
-class Guard:
+class BodyMiddleware:
     """ASGI middleware: the body of a request, parsed, at ``scope["state"]["body"]``; a refusal where it is no good.
 
-    A body of JSON becomes its value, a body of XML (under TEXT_PATHS) its text, and no body None. Routes take it from
-    there, with what it had of bytes at ``scope["state"]["body_bytes"]``: these are gone, and ``receive`` goes on behind
-    them. Nobody else holds the value: a route that takes it out of the state has the only one. Best inside
-    Authenticate, so that no stranger's body is read.
+    A body of JSON becomes its value, a body of XML (where its route takes that) its text, and no body None. Routes take
+    it from there, with what it had of bytes at ``scope["state"]["body_bytes"]``: these are gone, and ``receive`` goes
+    on behind them. Nobody else holds the value: a route that takes it out of the state has the only one. Best inside
+    AuthMiddleware, so that no stranger's body is read.
 
     max_body_bytes: of one body; of all that one tenant is sending at the same time, 16 times as much.
     max_nesting: lists and objects inside each other.
@@ -190,7 +184,7 @@ class Guard:
         try:
             state.update(body=None if data is None else await self._parsed(data, scope), body_bytes=len(data or b""))
         except BodyError as error:
-            await failure_response(failure_of(error))(scope, receive, send)
+            await failure_response(failure_of(error), scope["path"])(scope, receive, send)
             return
         del data  # the value stays, its bytes need not while the request is answered
         await self._app(scope, receive, send)
@@ -220,7 +214,7 @@ class Guard:
         if charset not in ("", "utf-8", "utf8"):
             raise _other_type(f"the body is in {charset!r:.40}; encode it as UTF-8")
         kind = _kind(scope)
-        if kind != _JSON and not (kind in _XML and scope["path"].startswith(TEXT_PATHS)):
+        if kind != _JSON and not (kind in _XML and route_of(scope["path"]).takes_xml):
             said = f"Content-Type is {kind!r:.60}" if kind else "there is no Content-Type"
             raise _other_type(f"{said}; send JSON with 'Content-Type: {_JSON}'")
 

@@ -1,7 +1,4 @@
-"""One client's connection while its answer is made.
-
-Server-sent events, in the form in which OpenAI sends them.
-"""
+"""One client's connection while its answer is made, and the server-sent events that are written to it."""
 
 from __future__ import annotations
 
@@ -13,9 +10,6 @@ from types import TracebackType
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
-
-from inlay.api.failures import Failure
-from inlay.server.errors import json_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -136,20 +130,17 @@ class EventStream:
             else:
                 await self._write(b": keep-alive\n\n", more=True)
 
-    async def write(self, documents: Iterable[str]) -> None:
-        """Send documents of JSON, together."""
-        events = "".join([f"data: {document}\n\n" for document in documents])
-        if events:
-            await self._write(events.encode(errors="backslashreplace"), more=True)
+    async def write(self, events: Iterable[str]) -> None:
+        """Send events, together."""
+        text = "".join(events)
+        if text:
+            await self._write(text.encode(errors="backslashreplace"), more=True)
 
-    async def end(self, documents: Iterable[str] = ()) -> None:
-        """Send the last documents, and that this is all."""
-        await self.write(documents)
-        await self._write(b"data: [DONE]\n\n", more=False)
-
-    async def fail(self, failure: Failure) -> None:
-        """Say that there will be no more, and why."""
-        await self._write(b"data: " + json_bytes(failure.body()) + b"\n\n", more=False)
+    async def end(self, events: Iterable[str]) -> None:
+        """Send the last events, and end the response."""
+        *before, last = events
+        await self.write(before)
+        await self._write(last.encode(errors="backslashreplace"), more=False)
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         async with self._writing:

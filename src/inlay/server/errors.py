@@ -1,6 +1,6 @@
-"""What a client did wrong, as an answer in OpenAI's form. Surprises are logs.RequestLog's to answer.
+"""Failures as responses: those of routes, by handlers of errors, and those of middlewares, before a body is read.
 
-How a middleware refuses a request whose body nobody has read: so that the client reads why, and sends no more.
+What nobody expected is answered by logs.RequestLogMiddleware.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from inlay.api.dialect import dialect_of
 from inlay.api.failures import BodyError, Failure, cut, failure_of
 from inlay.errors import InlayError
 
@@ -40,8 +41,8 @@ def json_bytes(value: Any) -> bytes:
     )
 
 
-def failure_response(failure: Failure) -> Response:
-    """An error as a response, with the headers that say what to do about it."""
+def failure_response(failure: Failure, path: str) -> Response:
+    """An error as a response in the path's dialect, with the headers that say what to do about it."""
     headers = {}
     if failure.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(failure.retry_after_s))
@@ -49,16 +50,16 @@ def failure_response(failure: Failure) -> Response:
         headers["X-Should-Retry"] = "false"
     if failure.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONBytes(failure.body(), failure.status, headers)
+    return JSONBytes(dialect_of(path).error_body(failure), failure.status, headers)
 
 
-async def said_wrong(request: Request, error: Exception) -> Response:
+async def handle_inlay_error(request: Request, error: Exception) -> Response:
     """The handler of InlayError."""
     assert isinstance(error, InlayError)
-    return failure_response(failure_of(error))
+    return failure_response(failure_of(error), request.scope["path"])
 
 
-async def not_found(request: Request, error: Exception) -> Response:
+async def handle_http_exception(request: Request, error: Exception) -> Response:
     """The handler of starlette's own errors: no such route, no such method."""
     assert isinstance(error, HTTPException)
     method, path = cut(request.method), cut(request.url.path)
@@ -69,18 +70,18 @@ async def not_found(request: Request, error: Exception) -> Response:
     message = sentences.get(error.status_code, str(error.detail))
     codes = {404: "not_found", 405: "method_not_allowed"}
     wrong = BodyError(message, code=codes.get(error.status_code), status=error.status_code)
-    response = failure_response(failure_of(wrong))
+    response = failure_response(failure_of(wrong), request.scope["path"])
     response.headers.update(error.headers or {})
     return response
 
 
-async def not_valid(request: Request, error: Exception) -> Response:
+async def handle_validation_error(request: Request, error: Exception) -> Response:
     """The handler of FastAPI's errors in paths and queries."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"][1:])) or None
     message = f"{name or 'the request'} is wrong: {first['msg']}"
-    return failure_response(failure_of(BodyError(message, param=name)))
+    return failure_response(failure_of(BodyError(message, param=name)), request.scope["path"])
 
 
 _LINGER_S = 1.0
@@ -95,7 +96,7 @@ async def refuse(error: BodyError, scope: Scope, receive: Receive, send: Send) -
     would make a client that is still sending lose the answer (TCP resets the connection): a little of what comes is
     thrown away first.
     """
-    response = failure_response(failure_of(error))
+    response = failure_response(failure_of(error), scope["path"])
     if not has_body(scope) or await _small(scope, receive):
         await response(scope, receive, send)
         return

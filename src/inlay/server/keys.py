@@ -27,10 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer
 
 from inlay.errors import ParameterError
-from inlay.server.limits import NO_LIMITS, Limits
-
-#: The tenant of a server without keys; no other is called so.
-PUBLIC = "public"
+from inlay.server.limits import NO_LIMITS, PUBLIC, Limits
 
 _PREFIX = "inlay"
 _ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 4, 32, 16

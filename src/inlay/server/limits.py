@@ -1,6 +1,4 @@
-"""What a tenant may use. ``inlay keys`` writes it down, and limits.py sees to it.
-
-Admits requests within their tenants' limits, and counts what they use.
+"""What a tenant may use (``inlay keys`` writes it down), and the meter that admits requests within it and counts.
 
 The limits by the minute are token buckets: a bucket holds a minute's worth, is filled evenly, and is full at the start.
 So in any span of t seconds at most ``limit × (1 + t / 60)`` requests are admitted.
@@ -22,23 +20,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
-
-from starlette.datastructures import MutableHeaders
+from dataclasses import dataclass, field, fields
 
 from inlay.api.failures import BodyError
 from inlay.errors import ParameterError
 from inlay.policy import LEVELS
-from inlay.server.errors import has_body, refuse
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from inlay.server.tenants import Tenant
-
-__all__ = ["Bucket", "Limits", "Meter", "Pass", "RateHeaders", "duration"]
-
 
 #: How much approximation requests may ask for, from none to all; the words of ``--max-reuse``.
 CEILINGS = LEVELS
@@ -61,22 +47,39 @@ class Limits:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if value is None:
                 continue
-            if field.name == "max_reuse":
+            if limit.name == "max_reuse":
                 if value not in CEILINGS:
                     raise ParameterError(f"max_reuse is {value!r}; use one of {', '.join(CEILINGS)}")
             elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ParameterError(f"{field.name} is {value!r}; it must be a whole number of at least 1")
+                raise ParameterError(f"{limit.name} is {value!r}; it must be a whole number of at least 1")
 
 
 NO_LIMITS = Limits()
 
+#: The name of everybody on a server without keys, which no tenant of keys can have.
+PUBLIC = "public"
 
-#: Requests with a body that use no tokens.
-WITHOUT_TOKENS = frozenset({"/tokenize", "/detokenize"})
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks.
+
+    salt: keeps the KV of its requests apart (``cache_salt``); None on a server without keys.
+    admin: whether it may change what is public.
+    """
+
+    name: str
+    salt: str | None = field(default=None, repr=False)
+    limits: Limits = NO_LIMITS
+    admin: bool = False
+
+
+#: Everybody, on a server without keys.
+EVERYBODY = Tenant(PUBLIC, admin=True)
 
 _MINUTE_NS = 60 * 10**9
 _BUSY_RETRY_S = 1.0  # a place is free again as soon as any of the tenant's requests ends
@@ -133,7 +136,7 @@ class Account:
         self.tokens = _fitted(self.tokens, limits.tokens_per_minute, now)
 
 
-class Pass:
+class Admission:
     """A request that was admitted: one answer's place, until ``hold`` says how many it asks for."""
 
     def __init__(self, meter: Meter, account: Account, tenant: Tenant) -> None:
@@ -194,7 +197,7 @@ class Meter:
         self._accounts: dict[str, Account] = {}
 
     @asynccontextmanager
-    async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[Pass]:
+    async def request(self, tenant: Tenant, *, tokens: bool = True) -> AsyncIterator[Admission]:
         """A place for one request of a tenant, given back at the end. Raises BodyError: status 429, retry_after_s.
 
         tokens: whether it may use some; one that uses none is admitted while they are used up.
@@ -208,7 +211,7 @@ class Meter:
             account.requests.take(1, self.clock())
         self.answers += 1
         account.answers += 1
-        admitted = Pass(self, account, tenant)
+        admitted = Admission(self, account, tenant)
         try:
             yield admitted
         finally:
@@ -281,36 +284,6 @@ class Meter:
         account = self._accounts.setdefault(tenant.name, Account())
         account.adopt(tenant.limits, self.clock())
         return account
-
-
-class RateHeaders:
-    """ASGI middleware between Authenticate and Guard: answers to tenants with limits say what is left of them.
-
-    Where nothing is left, a request with a body is refused before the body is read: only what is metered has one.
-    """
-
-    def __init__(self, app: ASGIApp, meter: Meter) -> None:
-        self._app = app
-        self._meter = meter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = scope.get("state", {}).get("tenant") if scope["type"] == "http" else None
-        if tenant is None or tenant.limits == NO_LIMITS:
-            await self._app(scope, receive, send)
-            return
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._meter.headers(tenant))
-            await send(message)
-
-        try:
-            if has_body(scope):
-                self._meter.check(tenant, tokens=scope["path"] not in WITHOUT_TOKENS)
-        except BodyError as error:
-            await refuse(error, scope, receive, sending)
-        else:
-            await self._app(scope, receive, sending)
 
 
 def duration(seconds: float) -> str:

@@ -73,7 +73,7 @@ class TextFormatter(_Formatter):
         line = current_line()
         named = "" if line is None else f" [{line.request_id}]"
         message = record.getMessage().strip().translate(_CONTROL)
-        fields = "".join(f" {key}={_shown(value)}" for key, value in _telling(getattr(record, "fields", {})))
+        fields = "".join(f" {key}={_written(value)}" for key, value in _telling(getattr(record, "fields", {})))
         text = f"{_time(record)} {record.levelname.lower()}{named} {message}{fields}"
         trace = self._exception(record)
         return text if trace is None else f"{text}\n{trace}"
@@ -91,7 +91,7 @@ def _telling(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     )
 
 
-def _shown(value: Any) -> str:
+def _written(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

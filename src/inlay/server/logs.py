@@ -1,7 +1,7 @@
 """One log line for every request, and its id in every record that is made on its way: an ASGI middleware.
 
 A line says who asked for what, how long it took and how many tokens it was; never a prompt, an answer, a key or a
-header. Routes add what they know to ``current_line()``; ``metrics.Watch`` does so for completions.
+header. Routes add what they know to ``current_line()``; ``metrics.RequestObserver`` does so for completions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inlay.api.failures import Failure
+from inlay.api.failures import INTERNAL_ERROR
 from inlay.server.errors import failure_response
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,6 @@ _PATH_CHARACTERS = 200
 _METHOD_CHARACTERS = 16
 _ERROR_BYTES = 65_536  # of an error's body: ours are short, and others are not looked into
 _CLIENT_LEFT = 499  # what nginx writes where the client left before it had an answer
-
-#: What a server says of its own faults.
-SURPRISE = Failure(500, "the server failed at this; its log says why", "server_error", None, "internal_error")
 
 _LINE: ContextVar[Line | None] = ContextVar("inlay_request", default=None)
 
@@ -100,13 +97,13 @@ class Counts(Protocol):
         """It has been answered, or its client has left."""
 
 
-class RequestLog:
+class RequestLogMiddleware:
     """The outermost middleware: gives every request an id, and one log line at its end.
 
     The id is the request's own ``X-Request-Id`` if that is a sane token, and made otherwise; the response carries it,
     ``scope["state"]["request_id"]`` holds it, and every log record of the request bears it.
-    An exception that nobody has answered is logged and answered with SURPRISE, which says nothing of it; behind the
-    first byte of a response it goes on to the HTTP server.
+    An exception that nobody has answered is logged and answered with INTERNAL_ERROR, which says nothing of it;
+    behind the first byte of a response it goes on to the HTTP server.
     """
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
@@ -140,11 +137,11 @@ class RequestLog:
         except Exception as error:
             if exchange.left and isinstance(error, OSError):
                 return  # so the HTTP server said that the client has left
-            exchange.line.error = SURPRISE.code
+            exchange.line.error = INTERNAL_ERROR.code
             if exchange.line.status is not None:
                 raise  # the HTTP server logs it, and closes the connection
             logger.exception("nobody expected this")
-            await failure_response(SURPRISE)(scope, exchange.receive, exchange.send)
+            await failure_response(INTERNAL_ERROR, scope["path"])(scope, exchange.receive, exchange.send)
 
 
 class _Exchange:
@@ -197,12 +194,12 @@ def _request_id(scope: Scope) -> str:
 
 
 def _error_code(body: bytes) -> str | None:
-    """The code of an error in OpenAI's form, else its type; None for any other body."""
+    """The code of the error in a body, else its type, as all dialects write them; None for any other body."""
     if not 0 < len(body) <= _ERROR_BYTES:
         return None
     try:
         error = json.loads(body)["error"]
-        code = error["code"] or error["type"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        code = error.get("code") or error["type"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return code if isinstance(code, str) and _SANE_CODE.fullmatch(code) else None

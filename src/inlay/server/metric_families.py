@@ -161,7 +161,7 @@ class _Maker:
 
 
 class EngineCollector(Collector):
-    """What the engine and the shelf of schemas say at the moment of a scrape."""
+    """What the engine and the registry of schemas say at the moment of a scrape."""
 
     def __init__(self, engine: Engine, schemas: Sized, model: str) -> None:
         self._engine = engine

@@ -11,9 +11,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from inlay.api.failures import BodyError, Failure
+from inlay.server.limits import Tenant
 from inlay.server.logs import Line, current_line
 from inlay.server.metric_families import Engine, EngineCollector, Families, Step, families
-from inlay.server.tenants import Tenant
 from inlay.types import RequestOutput, SamplingParams
 
 _METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
@@ -45,10 +45,10 @@ class Metrics:
         self._registry.register(EngineCollector(engine, schemas, model_name))
         ProcessCollector(registry=self._registry)
 
-    def begin(self, endpoint: str, tenant: Tenant | None) -> Watch:
-        """A request for answers has arrived at this path; see Watch."""
+    def begin(self, endpoint: str, tenant: Tenant | None) -> RequestObserver:
+        """A request for answers has arrived at this path; see RequestObserver."""
         name = _NOBODY if tenant is None else self._tenants.label(tenant.name)
-        return Watch(self._families, self._model, endpoint, name)
+        return RequestObserver(self._families, self._model, endpoint, name)
 
     def overhead(self, step: Step, seconds: float) -> None:
         """The server itself took so long for a step of a request."""
@@ -72,7 +72,7 @@ class Metrics:
         return generate_latest(_WithoutBirthdays(self._registry))
 
 
-class Watch:
+class RequestObserver:
     """One request for answers, from its arrival on.
 
     Call ``asked`` when its parameters are known, ``tokens`` (or ``first_token``) whenever some arrive, and ``end``
@@ -201,7 +201,7 @@ class Watch:
         elif failure is None:
             line.disconnected = True
         else:
-            line.error = failure.code or failure.type
+            line.error = failure.name
 
 
 def _reasons(outputs: Sequence[RequestOutput], status: int) -> list[str]:

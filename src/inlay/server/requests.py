@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from inlay.api.failures import cut
-from inlay.api.openai import BodyError, Call, Endpoint, read_body, translate
+from inlay.api.call import Call
+from inlay.api.dialect import dialect_of
+from inlay.api.failures import BodyError, cut
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy
+from inlay.server.limits import Tenant
 from inlay.server.settings import ServerSettings
-from inlay.server.tenants import Tenant
 
 if TYPE_CHECKING:
-    from inlay.server.completions import Tally
     from inlay.server.service import Service
+    from inlay.server.usage import RequestUsage
 
 _TIMEOUT = "X-Request-Timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ServerRequest:
     """What to answer, for whom, and in which bounds.
 
     name: what tells its answer from others. created: seconds since 1970. model: what the answer calls the model.
@@ -58,8 +59,8 @@ class TimedCall(NamedTuple):
     translate_s: float
 
 
-async def take_call(
-    service: Service, endpoint: Endpoint, body: Any, *, tenant: Tenant, size: int, default_max_tokens: int | None = None
+async def read_call(
+    service: Service, endpoint: str, body: Any, *, tenant: Tenant, size: int, default_max_tokens: int | None = None
 ) -> TimedCall:
     """The call that a body is, made where that holds up nobody else. size: bytes of the body.
 
@@ -69,11 +70,11 @@ async def take_call(
     return await service.body_workers.run(work, tenant=tenant.name, size=size, slow=_is_slow(body))
 
 
-def _call(body: Any, endpoint: Endpoint, service: Service, default_max_tokens: int | None) -> TimedCall:
-    began = time.perf_counter()
-    checked = read_body(body, endpoint)
+def _call(body: Any, endpoint: str, service: Service, default_max_tokens: int | None) -> TimedCall:
+    began, dialect = time.perf_counter(), dialect_of(endpoint)
+    checked = dialect.read(body, endpoint)
     read = time.perf_counter()
-    call = translate(
+    call = dialect.translate(
         checked,
         default_max_tokens=default_max_tokens,
         tools=service.tools,
@@ -87,15 +88,15 @@ def _is_slow(body: Any) -> bool:
     return isinstance(body, Mapping) and ("pml" in body or "tools" in body or isinstance(body.get("prompt"), Mapping))
 
 
-async def take_order(service: Service, endpoint: Endpoint, scope: Scope, tally: Tally) -> Order:
-    """The order that a request is. Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+async def read_request(service: Service, endpoint: str, scope: Scope, usage: RequestUsage) -> ServerRequest:
+    """A request as the server takes it. Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
 
     Takes the body out of the request's state: what is kept of it while the request is answered is the call.
     """
     began = time.perf_counter()
     settings, state = service.settings, scope["state"]
     tenant: Tenant = state["tenant"]
-    call, read_s, translate_s = await take_call(
+    call, read_s, translate_s = await read_call(
         service,
         endpoint,
         state.pop("body"),
@@ -103,13 +104,13 @@ async def take_order(service: Service, endpoint: Endpoint, scope: Scope, tally: 
         size=state.pop("body_bytes"),
         default_max_tokens=settings.default_max_tokens,
     )
-    tally.took("read", read_s)
-    tally.took("translate", translate_s)
+    usage.took("read", read_s)
+    usage.took("translate", translate_s)
     check_name(call.model, settings)
     _check_answers(call, service)
     _check_priority(call, tenant)
     check_schemas(call, service, tenant)
-    return Order(
+    return ServerRequest(
         call=_bounded(call, tenant),
         tenant=tenant,
         name=secrets.token_hex(12),
@@ -131,7 +132,7 @@ def check_name(name: str | None, settings: ServerSettings) -> None:
 
 def _check_answers(call: Call, service: Service) -> None:
     """More answers than may ever wait in line would be told to try again for ever."""
-    answers, most = len(call.prompts) * call.params.n, service.llm.config.max_waiting
+    answers, most = call.answers, service.llm.config.max_waiting
     if most is not None and answers > most:
         message = f"the request asks for {answers:,} answers, and at most {most:,} may wait here; make several of it"
         raise BodyError(message, param="n" if len(call.prompts) == 1 else "prompt")

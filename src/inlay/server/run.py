@@ -1,8 +1,6 @@
-"""The socket that a server listens on: opened before a model is loaded, so that what is wrong is said at once.
+"""A server's life: it listens, runs on Uvicorn until it is told to stop, lets requests under way end, and goes.
 
-Heads: of requests, for which Uvicorn would wait for ever, and of answers, which HEAD asks for alone.
-
-A server's life: it runs until it is told to stop, lets requests under way end, and goes.
+The socket is opened before a model is loaded, so that what is wrong with it is said at once.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from types import FrameType
 import h11
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from inlay.errors import ParameterError
@@ -95,7 +92,7 @@ class PromptHeads(H11Protocol):
     """Uvicorn's protocol (``http=`` of its Config), but a request's head has to come whole, and in time.
 
     Counts from the connection on, and later from the first byte of a head: between two requests a connection may be
-    quiet for Uvicorn's ``timeout_keep_alive``. What happens behind the head is Guard's to bound.
+    quiet for Uvicorn's ``timeout_keep_alive``. What happens behind the head is BodyMiddleware's to bound.
     """
 
     head_s = 20.0
@@ -115,30 +112,6 @@ class PromptHeads(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
-
-
-class HeadAsGet:
-    """ASGI middleware: HEAD is answered as GET is, without the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                message = {**message, "body": b""}
-            await send(message)
-
-        asked = {**scope, "method": "GET"}
-        try:
-            await self._app(asked, receive, sending)
-        finally:
-            if "route" in asked:  # the log names it
-                scope["route"] = asked["route"]
 
 
 _KEEP_ALIVE_S = 75  # longer than proxies keep idle connections, so that it is they who close them
@@ -215,7 +188,7 @@ class Server(uvicorn.Server):
             self._ready()
 
     async def _stop(self) -> None:
-        first = not self._service.flights.stopping
+        first = not self._service.in_flight.stopping
         await self._service.stop()
         if first:
             self.should_exit = True

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.api.failures import MAX_PROBLEMS, BodyError
-from inlay.api.openai.bodies import MAX_FIELDS
-from inlay.api.openai.values import shown
+from inlay.api.values import MAX_FIELDS, shown, walk
 from inlay.pml import Schema
 from inlay.pml.attributes import objection
 from inlay.pml.json_objects import document_from_json
 from inlay.pml.json_readers import read_schema_json
 from inlay.pml.readers import read_schema
 from inlay.pml.sources import Folder, UnreadableError, document_from_string
+from inlay.server.usage import text_tokens
 
+MAX_TAGS = 50_000  # of a schema as PML, which take a second or two to read
+MAX_VALUES = 200_000  # of one as JSON, and names of fields: a module has about 8 of them
 SOURCE = "schema"  # what problems call a document that has no file
 
 
@@ -43,6 +46,9 @@ class SchemaBody(SchemaOptions):
     )
 
 
+_OPTIONS = frozenset(SchemaOptions.model_fields)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A schema as it was given. form: "pml", whose text is kept, or "schema", whose JSON is. size: bytes of UTF-8."""
@@ -62,6 +68,32 @@ class Source:
 def of_schema(schema: Schema) -> Source:
     """The source of a schema that came from a file of the operator's; the files that it names stand in it."""
     return _source("schema", schema.to_json(), schema)
+
+
+class GivenSchema:
+    """The schema that a request brings, taken out of the request's state: it is kept until it is read, and no longer.
+
+    options: what stands beside it. field: the one of the body that it is in.
+    """
+
+    def __init__(self, state: dict[str, Any], query: Mapping[str, str]) -> None:
+        body = read_body(state["body"], query)
+        state["body"] = None
+        self.field = "pml" if body.pml is not None else "schema"
+        self.options = SchemaOptions.model_validate(body.model_dump(include=body.model_fields_set & _OPTIONS))
+        self._body: SchemaBody | None = body
+
+    def tokens(self) -> int:
+        """About how many it has, before it is read."""
+        assert self._body is not None, "it was not read yet"
+        pml = self._body.pml
+        return text_tokens(pml) if pml is not None else sum(map(text_tokens, _texts(self._body.schema_)))
+
+    def taken(self) -> SchemaBody:
+        """The body that holds it, once."""
+        body, self._body = self._body, None
+        assert body is not None, "a schema is read once"
+        return body
 
 
 def read_body(body: Any, query: Mapping[str, str]) -> SchemaBody:
@@ -87,11 +119,21 @@ def read_source(body: SchemaBody) -> Source:
     """The schema that a body holds. Files are never read for it. Raises BodyError and PMLError. Takes a while."""
     if (body.pml is None) == (body.schema_ is None):
         raise BodyError('there is no schema, or there are two; give one of "pml" and "schema"', param="pml")
+    _check_size(body)
     source = _of_pml(body.pml) if body.pml is not None else _of_json(body.schema_ or {})
     wrong = objection(source.schema.name)
     if wrong is not None:
         raise BodyError(f"a server's schemas are named like modules, and {wrong}", param="name", code="invalid_name")
     return source
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON but the names of keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(member)
 
 
 def _of_pml(text: str) -> Source:
@@ -108,6 +150,17 @@ def _of_json(given: Mapping[str, Any]) -> Source:
 def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> Source:
     data = text.encode()
     return Source(form, text, schema, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _check_size(body: SchemaBody) -> None:
+    """Raises BodyError for a schema that would take long to read: a thread of Python that others wait for does it."""
+    if body.pml is not None and body.pml.count("<") > MAX_TAGS:
+        message = f"pml holds more than {MAX_TAGS:,} tags; make several schemas of it"
+        raise BodyError(message, param="pml")
+    counts = accumulate(len(piece) for _, piece in walk(body.schema_))
+    if any(count > MAX_VALUES for count in counts):
+        message = f"schema holds more than {MAX_VALUES:,} values and names; make several schemas of it"
+        raise BodyError(message, param="schema")
 
 
 class _NoFiles(Folder):

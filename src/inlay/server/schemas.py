@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from inlay.api.failures import BodyError, failure_of
+from inlay.api.dialect import OPENAI
+from inlay.api.failures import BodyError, Failure, failure_of
 from inlay.errors import PMLError, Problem
 from inlay.pml.problems import JSONPlace
 from inlay.policy import BEST, CONTEXTS, ReusePolicy
-from inlay.server.costs import text_tokens
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
-from inlay.server.offload import json_response
-from inlay.server.prewarm import Warming
-from inlay.server.schema_documents import SchemaBody, SchemaOptions, Source, read_body
-from inlay.server.schema_registry import Entry, SchemaShelf
-from inlay.server.schema_view import MODULES, Page, detail, encoding, summary
-from inlay.server.tenants import Tenant
+from inlay.server.limits import Tenant
+from inlay.server.prewarm import PrewarmTask, encoding
+from inlay.server.schema_documents import GivenSchema, SchemaBody, SchemaOptions, Source
+from inlay.server.schema_record import MODULES, Page, SchemaRecord, detail, summary
+from inlay.server.schema_registry import SchemaRegistry
+from inlay.server.threads import json_response
 
 if TYPE_CHECKING:
-    from inlay.server.limits import Pass
+    from inlay.server.limits import Admission
     from inlay.server.service import Service
-
-__all__ = ["SchemaShelf", "router"]
 
 router = APIRouter(prefix="/v1/schemas")
 
@@ -72,27 +70,27 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says} for
 @router.post("", status_code=201, openapi_extra=_BODY, responses=_RESPONSES)
 async def create(request: Request) -> Response:
     service, tenant = _asking(request)
-    body = read_body(request.state.body, request.query_params)
-    salt = None if _is_public(body.public, tenant) else tenant.salt
-    reuse = _policy(body, tenant, service)
-    async with service.meter.request(tenant) as bill:
-        bill.hold(tokens=_to_encode(body, reuse, tenant))
+    given = GivenSchema(request.scope["state"], request.query_params)
+    salt = None if _is_public(given.options.public, tenant) else tenant.salt
+    reuse = _policy(given.options, tenant, service)
+    async with service.meter.request(tenant) as admission:
+        admission.hold(tokens=_to_encode(given, reuse, tenant))
         try:
-            source = await service.schemas.read(body, tenant)
-            entry = await service.schemas.create(source, salt=salt, reuse=reuse, positions=body.positions)
+            source = await service.schemas.read(given.taken(), tenant)
+            record = await service.schemas.create(source, salt=salt, reuse=reuse, positions=given.options.positions)
         except PMLError as error:
-            return _refused(error, body)
-        await _encode(service.schemas, entry, body, tenant, bill)
-        return await _shown(service.schemas, entry, status=201)
+            return _refused(error, given.field)
+        await _encode(service.schemas, record, given.options, tenant, admission)
+        return await _response(service.schemas, record, status=201)
 
 
 @router.get("", responses=_RESPONSES)
 async def all_schemas(request: Request, limit: Limit = 20, after: str = "") -> Response:
     service, tenant = _asking(request, only=("limit", "after"))
     async with service.meter.request(tenant, tokens=False):
-        left = [entry for entry in service.schemas.visible(tenant) if entry.name > after]
-        data = [summary(entry) for entry in left[:limit]]
-    names = [entry["name"] for entry in data] or [None]
+        left = [record for record in service.schemas.visible(tenant) if record.name > after]
+        data = [summary(record) for record in left[:limit]]
+    names = [one["name"] for one in data] or [None]
     return JSONBytes(
         {"object": "list", "data": data, "first_id": names[0], "last_id": names[-1], "has_more": len(left) > limit}
     )
@@ -109,55 +107,59 @@ async def one_schema(
 ) -> Response:
     service, tenant = _asking(request, only=("public", "source", "limit", "after"))
     async with service.meter.request(tenant, tokens=False):
-        entry = service.schemas.find(name, tenant, public=public)
-        return await _shown(service.schemas, entry, source=source, page=Page(after, limit))
+        record = service.schemas.find(name, tenant, public=public)
+        return await _response(service.schemas, record, source=source, page=Page(after, limit))
 
 
 @router.put("/{name}", openapi_extra=_BODY, responses=_RESPONSES)
 async def replace(request: Request, name: str) -> Response:
     service, tenant = _asking(request)
-    body = read_body(request.state.body, request.query_params)
-    before = service.schemas.own(name, tenant, public=body.public)
-    reuse = _policy(body, tenant, service)
-    async with service.meter.request(tenant) as bill:
-        bill.hold(tokens=_to_encode(body, reuse, tenant))
+    given = GivenSchema(request.scope["state"], request.query_params)
+    before = service.schemas.own(name, tenant, public=given.options.public)
+    reuse = _policy(given.options, tenant, service)
+    async with service.meter.request(tenant) as admission:
+        admission.hold(tokens=_to_encode(given, reuse, tenant))
         try:
-            source = await service.schemas.read(body, tenant)
+            source = await service.schemas.read(given.taken(), tenant)
             _check_name(source, name)
-            entry = await service.schemas.replace(
-                before, source, reuse=reuse, positions=body.positions, if_match=request.headers.get("if-match")
+            record = await service.schemas.replace(
+                before,
+                source,
+                reuse=reuse,
+                positions=given.options.positions,
+                if_match=request.headers.get("if-match"),
             )
         except PMLError as error:
-            return _refused(error, body)
-        await _encode(service.schemas, entry, body, tenant, bill)
-        return await _shown(service.schemas, entry)
+            return _refused(error, given.field)
+        await _encode(service.schemas, record, given.options, tenant, admission)
+        return await _response(service.schemas, record)
 
 
 @router.delete("/{name}", responses=_RESPONSES)
 async def delete(request: Request, name: str, public: Public = None) -> Response:
     service, tenant = _asking(request, only=("public",))
-    entry = service.schemas.own(name, tenant, public=public)
-    await service.schemas.remove(entry, if_match=request.headers.get("if-match"))
-    return JSONBytes({"object": "schema.deleted", "name": name, "public": entry.public, "deleted": True})
+    record = service.schemas.own(name, tenant, public=public)
+    await service.schemas.remove(record, if_match=request.headers.get("if-match"))
+    return JSONBytes({"object": "schema.deleted", "name": name, "public": record.public, "deleted": True})
 
 
 @router.post("/{name}/warm", openapi_extra=_NOTHING, responses=_RESPONSES)
 async def warm(request: Request, name: str, public: Public = None, stream: bool = False) -> Response:
     _check_meant(request)
     service, tenant = _asking(request, only=("public", "stream"), body=({}, None))
-    entry = service.schemas.find(name, tenant, public=public)
-    async with service.meter.request(tenant) as bill:
-        missing = await _missing(service.schemas, entry)
-        bill.hold(tokens=missing)  # others of the tenant's may have used up its tokens meanwhile
-        bill.tokens(missing)
-        warming = await service.schemas.warm(entry, tenant.name)
+    record = service.schemas.find(name, tenant, public=public)
+    async with service.meter.request(tenant) as admission:
+        missing = await _missing(service.schemas, record)
+        admission.hold(tokens=missing)  # others of the tenant's may have used up its tokens meanwhile
+        admission.tokens(missing)
+        task = await service.schemas.prewarm(record, tenant.name)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(service.schemas, warming), media_type="text/event-stream", headers=headers)
-    await warming.result()
-    if warming.failure is not None:
-        return failure_response(warming.failure)
-    return JSONBytes(await _warmth(service.schemas, warming))
+        return StreamingResponse(_events(service.schemas, task), media_type="text/event-stream", headers=headers)
+    await task.result()
+    if task.failure is not None:
+        return failure_response(task.failure, request.scope["path"])
+    return JSONBytes(await _outcome(service.schemas, task))
 
 
 def _asking(
@@ -177,7 +179,7 @@ def _asking(
 def _check_meant(request: Request) -> None:
     """Raises BodyError for a request that a web page could have its visitor's browser send without asking first.
 
-    Without a body there is no type of it that Guard would look at. Either header makes a browser ask.
+    Without a body there is no type of it that BodyMiddleware would look at. Either header makes a browser ask.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and "authorization" not in request.headers:
@@ -225,75 +227,68 @@ def _check_name(source: Source, name: str) -> None:
         raise BodyError(message, param="name", code="invalid_name")
 
 
-def _to_encode(body: SchemaBody, reuse: str | None, tenant: Tenant) -> int:
+def _to_encode(given: GivenSchema, reuse: str | None, tenant: Tenant) -> int:
     """About how many tokens a schema will take of a tenant's; how many they are is known when it is laid out."""
-    if body.encode is False or reuse is None or tenant.limits.tokens_per_minute is None:
+    if given.options.encode is False or reuse is None or tenant.limits.tokens_per_minute is None:
         return 0
-    return text_tokens(body.pml) if body.pml is not None else sum(map(text_tokens, _texts(body.schema_)))
+    return given.tokens()
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON but the names of keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for member in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(member)
-
-
-async def _missing(shelf: SchemaShelf, entry: Entry) -> int:
+async def _missing(registry: SchemaRegistry, record: SchemaRecord) -> int:
     """How many tokens there are to be encoded."""
-    return sum(of - tokens for of, tokens in (await shelf.stored(entry)).values())
+    return sum(of - tokens for of, tokens in (await registry.stored(record)).values())
 
 
-async def _encode(shelf: SchemaShelf, entry: Entry, body: SchemaOptions, tenant: Tenant, bill: Pass) -> None:
-    if body.encode is False or entry.reuse is None:
+async def _encode(
+    registry: SchemaRegistry, record: SchemaRecord, options: SchemaOptions, tenant: Tenant, admission: Admission
+) -> None:
+    if options.encode is False or record.reuse is None:
         return
-    bill.tokens(await _missing(shelf, entry))
-    warming = await shelf.warm(entry, tenant.name)
-    if body.encode is True:
-        await warming.result()
+    admission.tokens(await _missing(registry, record))
+    task = await registry.prewarm(record, tenant.name)
+    if options.encode is True:
+        await task.result()
 
 
-async def _shown(
-    shelf: SchemaShelf, entry: Entry, *, status: int = 200, source: bool = False, page: Page | None = None
+async def _response(
+    registry: SchemaRegistry, record: SchemaRecord, *, status: int = 200, source: bool = False, page: Page | None = None
 ) -> Response:
     """A schema as it is now, one page of its modules."""
     page = page or Page()
-    page.check(entry)
-    stored, warming = await shelf.stored(entry), shelf.warming(entry)
+    page.check(record)
+    stored, task = await registry.stored(record), registry.prewarm_of(record)
 
     def body() -> dict[str, Any]:
-        shown = detail(entry, stored, warming, shelf.bytes_per_token, page)
-        return shown | ({"source": {entry.source.form: entry.source.document()}} if source else {})
+        shown = detail(record, stored, encoding(task), registry.bytes_per_token, page)
+        return shown | ({"source": {record.source.form: record.source.document()}} if source else {})
 
-    headers = {"ETag": entry.etag}
+    headers = {"ETag": record.etag}
     if status == 201:
-        headers["Location"] = f"{router.prefix}/{quote(entry.name)}"
+        headers["Location"] = f"{router.prefix}/{quote(record.name)}"
     # The tree is built of all modules, however few are shown.
-    size = len(entry.layout.schema.modules) * _MODULE_BYTES + (entry.source.size if source else 0)
+    size = len(record.layout.schema.modules) * _MODULE_BYTES + (record.source.size if source else 0)
     return await json_response(body, size, status, headers)
 
 
-async def _warmth(shelf: SchemaShelf, warming: Warming) -> dict[str, Any]:
+async def _outcome(registry: SchemaRegistry, task: PrewarmTask) -> dict[str, Any]:
     """What came of an encoding."""
-    entry = warming.entry
-    counts = (await shelf.stored(entry)).values()
+    record = task.record
+    counts = (await registry.stored(record)).values()
     return {
         "object": "schema.encoding",
-        "name": entry.name,
-        "version": entry.version,
-        **encoding(warming),
+        "name": record.name,
+        "version": record.version,
+        **encoding(task),
         "encoded": sum(tokens for _, tokens in counts),
         "of": sum(of for of, _ in counts),
     }
 
 
-async def _events(shelf: SchemaShelf, warming: Warming) -> AsyncIterator[bytes]:
+async def _events(registry: SchemaRegistry, task: PrewarmTask) -> AsyncIterator[bytes]:
     """Server-sent events: how far it is, what came of it, and the end."""
-    async for done, total in warming.watch():
+    async for done, total in task.watch():
         yield _event({"done": done, "total": total})
-    yield _event(await _warmth(shelf, warming) if warming.failure is None else warming.failure.body())
+    yield _event(await _outcome(registry, task) if task.failure is None else OPENAI.error_body(task.failure))
     yield b"data: [DONE]\n\n"
 
 
@@ -301,10 +296,10 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-def _refused(error: PMLError, body: SchemaBody) -> Response:
-    """All that is wrong with a schema."""
-    said = failure_of(error).body()["error"]
-    said |= {"param": "pml" if body.pml is not None else "schema", "code": "invalid_schema"}
+def _refused(error: PMLError, field: str) -> Response:
+    """All that is wrong with a schema. field: of the body, in which it came."""
+    failure = failure_of(error)
+    said = OPENAI.error_body(Failure(failure.status, failure.message, field, code="invalid_schema"))["error"]
     return JSONBytes({"error": {**said, "problems": [_described(problem) for problem in error.problems]}}, 400)
 
 

@@ -7,18 +7,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from inlay.api.call import system_fingerprint
 from inlay.api.failures import BodyError
 from inlay.api.tools.formats import model_tools
 from inlay.async_llm import AsyncLLM
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
-from inlay.server.drain import Flights
+from inlay.server.drain import InFlight
 from inlay.server.limits import Meter
 from inlay.server.metrics import Metrics
-from inlay.server.schema_registry import Entry, SchemaShelf
+from inlay.server.schema_record import SchemaRecord
+from inlay.server.schema_registry import SchemaRegistry
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import Tenants
-from inlay.server.workers import BodyWorkers
+from inlay.server.threads import BodyWorkers
 from inlay.types import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -41,32 +43,32 @@ class Service:
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.body_workers = BodyWorkers(16 * settings.max_body_bytes)
-        self.schemas = SchemaShelf(llm)
+        self.schemas = SchemaRegistry(llm)
         self.metrics = Metrics(
             llm, model_name=settings.served_names[0], longest=llm.loaded.spec.max_positions, schemas=self.schemas
         )
-        self.flights = Flights()
+        self.in_flight = InFlight()
         self.created = int(time.time())
         self.ready = False
         self._first_schemas = schemas
-        self._entries: list[Entry] = []
+        self._records: list[SchemaRecord] = []
         self._running: set[str] = set()
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's ``system_fingerprint``; changes with the model's weights and with how they are kept."""
-        return f"fp_{self.llm.loaded.fingerprint.hex()[:10]}"
+        """See ``system_fingerprint``."""
+        return system_fingerprint(self.llm.loaded.fingerprint)
 
     async def open(self) -> None:
         """Make the schemas of the start known, once, before anybody can ask for them. Raises InlayError."""
-        for schema in self._first_schemas[len(self._entries) :]:
-            self._entries.append(await self.schemas.publish(schema))
+        for schema in self._first_schemas[len(self._records) :]:
+            self._records.append(await self.schemas.publish(schema))
 
     async def warm_up(self) -> None:
         """Encode these schemas, where anybody may use that, and let the model answer once. Raises InlayError."""
         if ReusePolicy.parse(self.settings.max_reuse).modular:
-            for entry in self._entries:
-                await (await self.schemas.warm(entry)).result()
+            for record in self._records:
+                await (await self.schemas.prewarm(record)).result()
         async for _ in self.llm.generate([0], SamplingParams(max_tokens=1), reuse="off"):
             pass
         self.ready = True
@@ -92,18 +94,18 @@ class Service:
 
         Called once more while it waits: their time is over now.
         """
-        flights = self.flights
-        if flights.stopping:
-            flights.hurry()
+        in_flight = self.in_flight
+        if in_flight.stopping:
+            in_flight.stop_waiting()
             return
-        flights.stopping = True
-        if await flights.landed(self.settings.drain_s):
+        in_flight.stopping = True
+        if await in_flight.drained(self.settings.drain_s):
             return
         logger.warning("the server stops; requests that are still under way end with an error")
         for _ in range(_LAST_WORDS):  # more than once: one that is being laid out cannot be told yet
             for name in list(self._running):
                 self.llm.abort(name)
-            if await flights.landed(_LAST_WORD_S):
+            if await in_flight.drained(_LAST_WORD_S):
                 return
 
 

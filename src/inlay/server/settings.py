@@ -33,8 +33,9 @@ class ServerSettings:
     keep_alive_s: how long a stream may be silent; then its headers are sent, and a comment.
     slow_client_s: how long a client may leave what was sent to it unread.
     drain_s: how long requests under way may go on when the server is told to stop.
-    default_max_tokens: see ``openai.translate``.
-    tool_parser: how answers write tool calls, a name of ``openai.tools_formats``; None to tell it from the template.
+    default_max_tokens: see ``api.dialect.Dialect.translate``.
+    tool_parser: how answers write tool calls, a name of ``api.tools.formats``; None to tell it from
+        the template.
     log_format, log_level: of the log on stderr.
     """
 

@@ -1,47 +1,28 @@
-"""Who asks: from the key of a request to its tenant, and a middleware that lets nobody else further."""
+"""Who asks: from the key of a request to its tenant, and the middlewares that let nobody else further."""
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay.api.failures import BodyError
 from inlay.errors import ParameterError
-from inlay.server.errors import refuse
-from inlay.server.keys import PUBLIC, KeyFile, Stamp, read_keys
-from inlay.server.limits import NO_LIMITS, Limits
+from inlay.server.errors import has_body, refuse
+from inlay.server.keys import KeyFile, Stamp, read_keys
+from inlay.server.limits import EVERYBODY, NO_LIMITS, PUBLIC, Meter, Tenant
+from inlay.server.routes import route_of
 
 logger = logging.getLogger(__name__)
 
-#: Answered without a key: probes have none.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
-
 _LOOK_EVERY_S = 1.0
 _SEND = "send the header 'Authorization: Bearer KEY'"
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """Who asks.
-
-    salt: keeps the KV of its requests apart (``cache_salt``); None on a server without keys.
-    admin: whether it may change what is public.
-    """
-
-    name: str
-    salt: str | None = field(default=None, repr=False)
-    limits: Limits = NO_LIMITS
-    admin: bool = False
-
-
-#: Everybody, on a server without keys.
-EVERYBODY = Tenant(PUBLIC, admin=True)
 
 
 class Tenants:
@@ -108,7 +89,7 @@ class Tenants:
             logger.info("%s has changed and was read again: %d keys", path, len(self._keys.keys))
 
 
-class Authenticate:
+class AuthMiddleware:
     """ASGI middleware: sets ``scope["state"]["tenant"]``, and answers 401 where a request has no key that is known."""
 
     def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
@@ -116,13 +97,83 @@ class Authenticate:
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and route_of(scope["path"]).needs_key:
             try:
                 scope.setdefault("state", {})["tenant"] = self._tenants.of(_authorization(scope))
             except BodyError as error:
                 await refuse(error, scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class RateLimitMiddleware:
+    """ASGI middleware: answers to tenants with limits say what is left of them. Best inside AuthMiddleware.
+
+    Where nothing is left, a request with a body is refused before the body is read: only what is metered has one.
+    """
+
+    def __init__(self, app: ASGIApp, meter: Meter) -> None:
+        self._app = app
+        self._meter = meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = scope.get("state", {}).get("tenant") if scope["type"] == "http" else None
+        if tenant is None or tenant.limits == NO_LIMITS:
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._meter.headers(tenant))
+            await send(message)
+
+        try:
+            if has_body(scope):
+                self._meter.check(tenant, tokens=route_of(scope["path"]).uses_tokens)
+        except BodyError as error:
+            await refuse(error, scope, receive, sending)
+        else:
+            await self._app(scope, receive, sending)
+
+
+class LocalHostMiddleware:
+    """ASGI middleware: answers 421 to requests for any host but localhost and loopback addresses.
+
+    For a server that has no keys and serves its own machine alone. A web page can make its own name mean 127.0.0.1 for
+    a moment ("DNS rebinding"), and then its scripts speak to a server there as if it were their own. They cannot change
+    the Host header, which says whom they believe to speak to. Requests for probes need not name one.
+
+    Starlette's TrustedHostMiddleware would not do: it knows names and "*.name", not all of 127.0.0.0/8, takes "[" for
+    the host of "[::1]:8000", asks probes for a Host too, and answers 400 without saying what to do.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = Headers(scope=scope).get("host")
+            host = given or ""
+            probed = given is None and route_of(scope["path"]).probe
+            if not probed and not is_local(host):
+                message = (
+                    f"the Host is {host!r:.80}, and a server without keys that listens on this machine alone answers "
+                    "to localhost; write that, or serve with --keys, or with --open-to-network"
+                )
+                await refuse(BodyError(message, code="misdirected_request", status=421), scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def is_local(host: str) -> bool:
+    """Whether a Host header names the machine that it is sent to."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _authorization(scope: Scope) -> str | None:

@@ -8,15 +8,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from inlay.api.openai import BodyError, Call, Endpoint
-from inlay.api.openai.values import shown
+from inlay.api.call import Call
+from inlay.api.failures import BodyError
+from inlay.api.openai import Endpoint
+from inlay.api.values import shown
 from inlay.async_llm import AsyncLLM
 from inlay.prompt.inputs import check_ids
-from inlay.server.offload import json_response
+from inlay.server.limits import Tenant
 from inlay.server.openapi import DETOKENIZE, TOKENIZE
-from inlay.server.requests import check_name, check_schemas, policy_of, take_call
+from inlay.server.requests import check_name, check_schemas, policy_of, read_call
 from inlay.server.service import Service
-from inlay.server.tenants import Tenant
+from inlay.server.threads import json_response
 
 router = APIRouter(tags=["tokens"])
 
@@ -101,7 +103,7 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
 
 async def _call(body: Mapping[str, Any], service: Service, tenant: Tenant, size: int) -> Call:
     endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
-    call = (await take_call(service, endpoint, body, tenant=tenant, size=size)).call
+    call = (await read_call(service, endpoint, body, tenant=tenant, size=size)).call
     check_name(call.model, service.settings)
     check_schemas(call, service, tenant)
     if len(call.prompts) > 1:

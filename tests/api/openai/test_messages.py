@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from inlay.api.openai import BodyError, Endpoint, read_body, translate
+from inlay.api.failures import BodyError
+from inlay.api.openai import Endpoint, read_body, translate
 from inlay.api.openai.bodies import ChatBody
 from inlay.api.openai.read import first_of_tools, for_template
 

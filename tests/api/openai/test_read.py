@@ -13,19 +13,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from inlay import LLM, InlayError
-from inlay.api.openai import (
-    BodyError,
-    Call,
-    Endpoint,
-    Failure,
-    ModelTools,
-    failure_of,
-    model_tools,
-    read_body,
-    translate,
-)
+from inlay.api.call import Call
+from inlay.api.failures import BodyError, Failure, failure_of
+from inlay.api.openai import Endpoint, error_body, read_body, translate
 from inlay.api.openai import read as read_module
 from inlay.api.openai.bodies import LONGEST, MAX_PROMPTS, NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
+from inlay.api.tools.formats import ModelTools, model_tools
 from tests.api.tool_templates import tool_model, tool_tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -310,7 +303,7 @@ def check(found: Call | Failure, endpoint: Endpoint) -> None:
     assert 400 <= found.status < 500
     assert found.message
     assert "\n" not in found.message
-    json.dumps(found.body(), ensure_ascii=False).encode()
+    json.dumps(error_body(found), ensure_ascii=False).encode()
 
 
 @given(st.dictionaries(names | odd_texts, json_values, max_size=5), st.sampled_from(Endpoint))
@@ -349,7 +342,7 @@ def refusal(body: Any, endpoint: Endpoint = Endpoint.CHAT) -> str:
     with pytest.raises(BodyError) as caught:
         read(body, endpoint)
     failure = failure_of(caught.value)
-    assert len(json.dumps(failure.body())) < 10_000
+    assert len(json.dumps(error_body(failure))) < 10_000
     assert len(failure.param or "") <= 101
     return failure.message
 

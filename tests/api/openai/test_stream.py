@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from inlay.api.openai import Call, Endpoint, read_body, respond, translate
+from inlay.api.call import Call
+from inlay.api.openai import Endpoint, read_body, respond, translate
 from inlay.api.openai.stream import Chunks
 from inlay.api.tools.formats import FORMATS, ModelTools
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Usage
@@ -56,7 +57,7 @@ def output(answers: list[CompletionOutput]) -> RequestOutput:
 
 def told(call: Call, news: Sequence[tuple[int, RequestOutput]]) -> list[dict[str, Any]]:
     chunks = Chunks(call, **NAMED)
-    documents = [document for number, one in news for document in chunks.news(number, one)]
+    documents = [document for number, one in news for document in chunks.documents(number, one)]
     if call.include_usage:
         documents.append(chunks.usage())
     return [json.loads(document) for document in documents]

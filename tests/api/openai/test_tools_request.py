@@ -14,8 +14,11 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from inlay import LLM, ParameterError
-from inlay.api.openai import BodyError, Call, Endpoint, ModelTools, model_tools, read_body, respond, translate
-from inlay.api.openai.tools import calls_schema, check_parameters
+from inlay.api.call import Call
+from inlay.api.failures import BodyError
+from inlay.api.openai import Endpoint, read_body, respond, translate
+from inlay.api.tools.formats import ModelTools, model_tools
+from inlay.api.tools.schema import calls_schema, check_parameters
 from inlay.engine.structured import Grammars
 from tests.api.tool_templates import tool_model, tool_tokenizer
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from inlay import PMLError, Prompt, SamplingParams
-from inlay.api.openai import BodyError, Call, Endpoint, read_body, translate
+from inlay.api.call import Call
+from inlay.api.failures import BodyError
+from inlay.api.openai import Endpoint, read_body, translate
 
 USER = {"role": "user", "content": "Hello"}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay import ParameterError
-from inlay.api.openai import model_tools
-from inlay.api.tools.formats import FORMATS, named_format
+from inlay.api.tools.formats import FORMATS, model_tools, named_format
 from tests.api.tool_templates import tool_tokenizer
 from tests.tokenizers_for_tests import with_template
 

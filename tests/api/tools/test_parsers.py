@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inlay.api.tools import Delta, ToolUse, as_delta, as_message, finish_reason
+from inlay.api.openai.respond import as_delta, as_message, finish_reason
+from inlay.api.tools import Delta, ToolUse
 from inlay.api.tools.formats import ModelTools, model_tools
 from tests.api.tool_templates import tool_tokenizer
 

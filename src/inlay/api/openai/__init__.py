@@ -1,28 +1,25 @@
-"""OpenAI's protocol without HTTP: bodies of requests read and translated, outputs and errors as bodies of responses.
+"""OpenAI's protocol without HTTP, one file a step.
 
-One file a step: bodies (which fields there are), read (JSON → body, or sentences), messages and tools_request (what of
-it goes through the chat template), translate (body → what a model takes), respond (RequestOutput → body), logprobs,
-failures (errors → body). Calls of tools: tools_formats (one row a family), tools_schema (what holds an answer to a
-call), tools_free and tools_held (calls told from text), tools (their form in responses).
+bodies: which fields there are. read: JSON → body, or sentences. tools: the tools of a body. translate: body → call.
+respond: outputs → body of a response. stream: outputs so far → events. errors: failure → error object.
 """
 
-from inlay.api.failures import BodyError, Failure, failure_of
 from inlay.api.openai.bodies import Endpoint
+from inlay.api.openai.errors import error_body
 from inlay.api.openai.read import read_body
-from inlay.api.openai.respond import respond, system_fingerprint
-from inlay.api.openai.translate import Call, translate
-from inlay.api.tools.formats import ModelTools, model_tools
+from inlay.api.openai.respond import respond
+from inlay.api.openai.stream import Chunks
+from inlay.api.openai.translate import translate
 
-__all__ = [
-    "BodyError",
-    "Call",
-    "Endpoint",
-    "Failure",
-    "ModelTools",
-    "failure_of",
-    "model_tools",
-    "read_body",
-    "respond",
-    "system_fingerprint",
-    "translate",
-]
+__all__ = ["Chunks", "Endpoint", "OpenAI", "error_body", "read_body", "respond", "translate"]
+
+
+class OpenAI:
+    """The dialect: see ``inlay.api.dialect.Dialect``."""
+
+    endpoints: tuple[str, ...] = tuple(Endpoint)
+    read = staticmethod(read_body)
+    translate = staticmethod(translate)
+    respond = staticmethod(respond)
+    stream = Chunks
+    error_body = staticmethod(error_body)

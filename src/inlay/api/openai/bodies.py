@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from inlay.api.openai.values import all_of
+from inlay.api.values import all_of
 
 _MAX_LOGPROBS = 20
 
@@ -65,7 +65,6 @@ MAX_TOOLS = 128
 MAX_MESSAGES = 8_192
 MAX_PROMPTS = 4_096
 MAX_PARTS = 1_024  # of one message
-MAX_FIELDS = 256  # of the body, and of each object whose fields are known
 
 #: Fields that are lists or objects → how many members they may have; looked at before the members are.
 LONGEST = {

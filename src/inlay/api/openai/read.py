@@ -1,6 +1,4 @@
-"""The messages of a body: rules that depend on who speaks, and the form in which chat templates take them.
-
-JSON → the body of a request, or a sentence for everything that is wrong with it, up to a number of things.
+"""JSON → the body of a request, or a sentence for everything that is wrong with it, up to a number of things.
 
 Bodies are as large as a server lets them be, so nothing here looks at all of one before it knows how much there is:
 lists and objects are counted first, a list is given up at the first member that is wrong, and messages and tools, of
@@ -19,7 +17,6 @@ from inlay.api.failures import MAX_PROBLEMS, BodyError, cut
 from inlay.api.openai.bodies import (
     LARGEST,
     LONGEST,
-    MAX_FIELDS,
     MAX_PROMPTS,
     MAX_TAGS,
     NO_EFFECT,
@@ -34,109 +31,12 @@ from inlay.api.openai.bodies import (
     TextPart,
     Tool,
 )
-from inlay.api.openai.values import check_values, shown
 from inlay.api.tools.parsers import parsed
+from inlay.api.values import MAX_FIELDS, check_values, shown
 
 Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
 
 _ROLES = {"developer": "system"}  # OpenAI's newer name for the same turn
-
-
-def problems_of(messages: Sequence[Message]) -> list[Problem]:
-    """What is wrong with messages each of which has the right fields; no more than one error can tell."""
-    problems: list[Problem] = []
-    calls: set[str] = set()
-    for number, message in enumerate(messages):
-        if len(problems) > MAX_PROBLEMS:
-            break
-        place = f"messages[{number}]"
-        for field, sentence in _against_role(message, calls):
-            problems.append((f"{place}.{field}", "invalid_value", f"{place} {sentence}"))
-        calls.update(call.id for call in message.tool_calls or ())
-    return problems
-
-
-def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
-    """Fields that a message lacks, or must not have. calls: the ids of calls in the messages before."""
-    wrong = []
-    past_answer = message.role == "assistant"
-    if message.content is None and not (past_answer and (message.tool_calls or message.refusal is not None)):
-        wrong.append(("content", f"has no content; it must be {Message.model_fields['content'].description}"))
-    if message.tool_calls and not past_answer:
-        wrong.append(("tool_calls", f"has tool_calls, and its role is {message.role!r}; only an assistant calls tools"))
-    if message.refusal is not None and (not past_answer or message.content):
-        wrong.append(("refusal", "has a refusal; only an assistant has one, in place of content"))
-    if message.role != "tool":
-        if message.tool_call_id is not None:
-            wrong.append(("tool_call_id", 'has a tool_call_id; only a message of role "tool" has one'))
-    elif message.tool_call_id is None:
-        wrong.append(("tool_call_id", "has no tool_call_id; it must be the id of the call that it is the result of"))
-    elif message.tool_call_id not in calls:
-        shown = f"{message.tool_call_id!r:.60}"
-        wrong.append(("tool_call_id", f"is the result of {shown}, which no message before it calls; send that one too"))
-    return wrong
-
-
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them; content that came in parts stays in parts. Raises BodyError.
-
-    The name of the function is added to results of calls: some templates ask for it.
-    """
-    names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
-    made = []
-    for number, message in enumerate(messages):
-        turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _content(message)}
-        name = message.name or names.get(message.tool_call_id or "")
-        if name is not None:
-            turn["name"] = name
-        if message.tool_call_id is not None:
-            turn["tool_call_id"] = message.tool_call_id
-        if message.tool_calls:
-            turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
-        made.append(turn)
-    return made
-
-
-def first_of_tools(messages: Sequence[Message]) -> int | None:
-    """The number of the first message that calls a tool, or is the result of a call."""
-    return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
-
-
-def _content(message: Message) -> str | list[dict[str, Any]]:
-    if isinstance(message.content, list):
-        return [_part(part) for part in message.content]
-    return message.content or message.refusal or ""
-
-
-def _part(part: TextPart | RefusalPart) -> dict[str, Any]:
-    if isinstance(part, RefusalPart):
-        return {"type": "text", "text": part.refusal}
-    mark = {"cache_control": {"type": "ephemeral"}} if part.marked else {}
-    return {"type": "text", "text": part.text, **mark}
-
-
-def _calls(message: Message, place: str) -> list[dict[str, Any]]:
-    """Calls with their arguments as objects: templates write them as JSON of their own."""
-    made = []
-    for number, call in enumerate(message.tool_calls or ()):
-        arguments = _object(call.function.arguments)
-        if arguments is None:
-            param = f"{place}[{number}].function.arguments"
-            raise BodyError(
-                f"{param} is {call.function.arguments!r:.60}; it must be the text of an object", param=param
-            )
-        function = {"name": call.function.name, "arguments": arguments}
-        made.append({"id": call.id, "type": "function", "function": function})
-    return made
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """The object that a JSON text holds; an empty text, which clients send for no arguments, is an empty one."""
-    try:
-        value = parsed(text) if text.strip() else {}
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
@@ -163,7 +63,7 @@ _KINDS: dict[str, dict[str, str]] = {
 }
 
 
-def read_body(raw: Any, endpoint: Endpoint) -> Body:
+def read_body(raw: Any, endpoint: str) -> Body:
     """The body of a request; the fields that have no effect are gone. Raises BodyError, which names every problem.
 
     Of many problems, it names the first MAX_PROBLEMS.
@@ -176,7 +76,7 @@ def read_body(raw: Any, endpoint: Endpoint) -> Body:
     for name, value in given.items():
         most = MAX_TAGS if name == "prompt" and isinstance(value, Mapping) else LARGEST.get(name)
         check_values(name, value, most)
-    form = _FORMS[endpoint]
+    form = _FORMS[Endpoint(endpoint)]
     problems = _unsupported(given, form, endpoint)
     kept = {name: value for name, value in given.items() if name in form.model_fields}
     problems += _too_long(kept, form)
@@ -204,7 +104,7 @@ def _all_of(problems: list[Problem]) -> BodyError:
     return BodyError(". Also: ".join(sentences), param=param, code=code)
 
 
-def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: Endpoint) -> list[Problem]:
+def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: str) -> list[Problem]:
     """The fields that this endpoint does not take."""
     problems: list[Problem] = []
     for name, value in given.items():
@@ -296,3 +196,100 @@ def _wrong_member(error: ValidationError, name: str, number: int, member: Any) -
             said = f"{place} has no {field}; it must be {form.model_fields[field].description}"
         found.setdefault(param, (param, "invalid_value", said))
     return list(found.values())
+
+
+def problems_of(messages: Sequence[Message]) -> list[Problem]:
+    """What is wrong with messages each of which has the right fields; no more than one error can tell."""
+    problems: list[Problem] = []
+    calls: set[str] = set()
+    for number, message in enumerate(messages):
+        if len(problems) > MAX_PROBLEMS:
+            break
+        place = f"messages[{number}]"
+        for field, sentence in _against_role(message, calls):
+            problems.append((f"{place}.{field}", "invalid_value", f"{place} {sentence}"))
+        calls.update(call.id for call in message.tool_calls or ())
+    return problems
+
+
+def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
+    """Fields that a message lacks, or must not have. calls: the ids of calls in the messages before."""
+    wrong = []
+    past_answer = message.role == "assistant"
+    if message.content is None and not (past_answer and (message.tool_calls or message.refusal is not None)):
+        wrong.append(("content", f"has no content; it must be {Message.model_fields['content'].description}"))
+    if message.tool_calls and not past_answer:
+        wrong.append(("tool_calls", f"has tool_calls, and its role is {message.role!r}; only an assistant calls tools"))
+    if message.refusal is not None and (not past_answer or message.content):
+        wrong.append(("refusal", "has a refusal; only an assistant has one, in place of content"))
+    if message.role != "tool":
+        if message.tool_call_id is not None:
+            wrong.append(("tool_call_id", 'has a tool_call_id; only a message of role "tool" has one'))
+    elif message.tool_call_id is None:
+        wrong.append(("tool_call_id", "has no tool_call_id; it must be the id of the call that it is the result of"))
+    elif message.tool_call_id not in calls:
+        call = f"{message.tool_call_id!r:.60}"
+        wrong.append(("tool_call_id", f"is the result of {call}, which no message before it calls; send that one too"))
+    return wrong
+
+
+def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them; content that came in parts stays in parts. Raises BodyError.
+
+    The name of the function is added to results of calls: some templates ask for it.
+    """
+    names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
+    made = []
+    for number, message in enumerate(messages):
+        turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _content(message)}
+        name = message.name or names.get(message.tool_call_id or "")
+        if name is not None:
+            turn["name"] = name
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        if message.tool_calls:
+            turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
+        made.append(turn)
+    return made
+
+
+def first_of_tools(messages: Sequence[Message]) -> int | None:
+    """The number of the first message that calls a tool, or is the result of a call."""
+    return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, list):
+        return [_part(part) for part in message.content]
+    return message.content or message.refusal or ""
+
+
+def _part(part: TextPart | RefusalPart) -> dict[str, Any]:
+    if isinstance(part, RefusalPart):
+        return {"type": "text", "text": part.refusal}
+    mark = {"cache_control": {"type": "ephemeral"}} if part.marked else {}
+    return {"type": "text", "text": part.text, **mark}
+
+
+def _calls(message: Message, place: str) -> list[dict[str, Any]]:
+    """Calls with their arguments as objects: templates write them as JSON of their own."""
+    made = []
+    for number, call in enumerate(message.tool_calls or ()):
+        arguments = _object(call.function.arguments)
+        if arguments is None:
+            param = f"{place}[{number}].function.arguments"
+            raise BodyError(
+                f"{param} is {call.function.arguments!r:.60}; it must be the text of an object", param=param
+            )
+        function = {"name": call.function.name, "arguments": arguments}
+        made.append({"id": call.id, "type": "function", "function": function})
+    return made
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The object that a JSON text holds; an empty text, which clients send for no arguments, is an empty one."""
+    try:
+        value = parsed(text) if text.strip() else {}
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,21 +1,111 @@
-"""Log-probabilities in OpenAI's two forms.
+"""Finished outputs → the body of a response: ``chat.completion`` or ``text_completion``.
 
-Finished outputs → the body of a response: ``chat.completion`` or ``text_completion``.
+Its parts, which chunks of streams are made of too: log-probabilities, usage, and calls of tools.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from inlay.api.call import Call
 from inlay.api.openai.bodies import Endpoint
-from inlay.api.openai.translate import Call
-from inlay.api.tools import as_message, finish_reason
+from inlay.api.tools import Delta, ToolUse
 from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 _LOWEST = -9999.0  # what OpenAI sends for a token that cannot come; JSON has no infinity
 _HALF = "\ufffd"
+_OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
+_IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
+_COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "recomputed_tokens", "computed_tokens")
+_NO_TIMES = RequestMetrics()
+_TIMED = ("queue_s", "fetch_s", "compute_s", "ttft_s", "total_s")
+
+
+def respond(
+    call: Call,
+    outputs: Sequence[RequestOutput],
+    *,
+    name: str,
+    created: int,
+    model: str,
+    fingerprint: str | None = None,
+) -> dict[str, Any]:
+    """The body of the response to a call.
+
+    outputs: one for each of the call's prompts, finished. name: what tells this response from others, a part of its id
+    and of the ids of its tool calls. created: seconds since 1970. model: what it is called.
+    fingerprint: see ``system_fingerprint``.
+    """
+    answers = [answer for output in outputs for answer in output.outputs]
+    if call.endpoint == Endpoint.CHAT:
+        choices = [_chat_choice(call, name, number, answer) for number, answer in enumerate(answers)]
+    else:
+        choices = [_completion_choice(number, answer) for number, answer in enumerate(answers)]
+    return {
+        "id": f"{_IDS[call.endpoint]}-{name}",
+        "object": _OBJECTS[call.endpoint],
+        "created": created,
+        "model": model,
+        "system_fingerprint": fingerprint,
+        "choices": choices,
+        "usage": usage_of(outputs),
+        "inlay": inlay_of(outputs),
+    }
+
+
+def _chat_choice(call: Call, name: str, number: int, answer: CompletionOutput) -> dict[str, Any]:
+    logprobs = None
+    if answer.logprobs is not None:
+        logprobs = chat_logprobs(answer.token_ids, answer.logprobs, call.params.logprobs or 0)
+    said = {"content": answer.text} if call.tools is None else as_message(call.tools, answer.text, name, number)
+    message = {"role": "assistant", **said, "refusal": None}
+    return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls="tool_calls" in said)}
+
+
+def _completion_choice(number: int, answer: CompletionOutput) -> dict[str, Any]:
+    logprobs = None if answer.logprobs is None else completion_logprobs(answer.token_ids, answer.logprobs)
+    return {"index": number, "text": answer.text, "logprobs": logprobs, **_end(answer, calls=False)}
+
+
+def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
+    reason = finish_reason(answer.finish_reason, calls=calls)
+    return {"finish_reason": reason, "stop_reason": answer.stop_reason}
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """OpenAI's ``usage``, summed over the prompts of a call and their answers."""
+    prompt = sum(output.usage.prompt_tokens for output in outputs)
+    said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    cached = sum(output.usage.cached_tokens for output in outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": said,
+        "total_tokens": prompt + said,
+        "prompt_tokens_details": {"cached_tokens": cached, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
+        "completion_tokens_details": {
+            "text_tokens": said,
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """How the tokens of a call's prompts came about (types.Usage), summed, and where the time of the slowest went.
+
+    ``timing`` is in seconds (types.RequestMetrics); null for what is not yet known, as of a request that waits.
+    """
+    slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
+    times = {name: getattr(slowest, name) for name in _TIMED}
+    return {
+        **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
+        "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
+    }
 
 
 def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]], top: int) -> dict[str, Any]:
@@ -65,97 +155,41 @@ def _number(one: Logprob) -> float:
     return max(one.logprob, _LOWEST)
 
 
-_OBJECTS = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
-_IDS = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
-_COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "recomputed_tokens", "computed_tokens")
-_NO_TIMES = RequestMetrics()
-_TIMED = ("queue_s", "fetch_s", "compute_s", "ttft_s", "total_s")
+def as_message(use: ToolUse, text: str, response: str, choice: int) -> dict[str, Any]:
+    """The ``content`` and ``tool_calls`` of a whole answer's message. response, choice: see ``as_delta``."""
+    parser = use.parser()
+    deltas = [*parser.feed(text), *parser.finish()]
+    content = "".join(delta.content for delta in deltas)
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.name is not None:
+            calls.append(_opened(delta, response, choice))
+        elif delta.call is not None:
+            calls[delta.call]["function"]["arguments"] += delta.arguments
+    message: dict[str, Any] = {"content": content or None if calls else content}
+    return {**message, "tool_calls": calls} if calls else message
 
 
-def respond(
-    call: Call,
-    outputs: Sequence[RequestOutput],
-    *,
-    name: str,
-    created: int,
-    model: str,
-    fingerprint: str | None = None,
-) -> dict[str, Any]:
-    """The body of the response to a call.
+def as_delta(delta: Delta, response: str, choice: int) -> dict[str, Any]:
+    """The ``delta`` of a chunk.
 
-    outputs: one for each of the call's prompts, finished. name: what tells this response from others, a part of its id
-    and of the ids of its tool calls. created: seconds since 1970. model: what it is called.
-    fingerprint: see ``system_fingerprint``.
+    response: what tells the response from others. choice: the number of the answer. Ids of calls are made of both.
     """
-    answers = [answer for output in outputs for answer in output.outputs]
-    if call.endpoint is Endpoint.CHAT:
-        choices = [_chat_choice(call, name, number, answer) for number, answer in enumerate(answers)]
-    else:
-        choices = [_completion_choice(number, answer) for number, answer in enumerate(answers)]
-    return {
-        "id": f"{_IDS[call.endpoint]}-{name}",
-        "object": _OBJECTS[call.endpoint],
-        "created": created,
-        "model": model,
-        "system_fingerprint": fingerprint,
-        "choices": choices,
-        "usage": usage_of(outputs),
-        "inlay": inlay_of(outputs),
-    }
+    if delta.call is None:
+        return {"content": delta.content}
+    piece = {"index": delta.call}
+    if delta.name is not None:
+        return {"tool_calls": [piece | _opened(delta, response, choice)]}
+    return {"tool_calls": [{**piece, "function": {"arguments": delta.arguments}}]}
 
 
-def system_fingerprint(fingerprint: bytes) -> str:
-    """OpenAI's ``system_fingerprint`` of a model. fingerprint: ``LoadedModel.fingerprint``."""
-    return f"fp_{fingerprint.hex()[:10]}"
+def finish_reason(reason: str | None, *, calls: bool) -> str | None:
+    """OpenAI's ``finish_reason``. reason: the engine's. calls: whether the answer calls a tool."""
+    return "tool_calls" if calls and reason == "stop" else reason
 
 
-def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """OpenAI's ``usage``, summed over the prompts of a call and their answers."""
-    prompt = sum(output.usage.prompt_tokens for output in outputs)
-    said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
-    cached = sum(output.usage.cached_tokens for output in outputs)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": said,
-        "total_tokens": prompt + said,
-        "prompt_tokens_details": {"cached_tokens": cached, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
-        "completion_tokens_details": {
-            "text_tokens": said,
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
-    }
-
-
-def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """How the tokens of a call's prompts came about (types.Usage), summed, and where the time of the slowest went.
-
-    ``timing`` is in seconds (types.RequestMetrics); null for what is not yet known, as of a request that waits.
-    """
-    slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
-    times = {name: getattr(slowest, name) for name in _TIMED}
-    return {
-        **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
-        "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
-    }
-
-
-def _chat_choice(call: Call, name: str, number: int, answer: CompletionOutput) -> dict[str, Any]:
-    logprobs = None
-    if answer.logprobs is not None:
-        logprobs = chat_logprobs(answer.token_ids, answer.logprobs, call.params.logprobs or 0)
-    said = {"content": answer.text} if call.tools is None else as_message(call.tools, answer.text, name, number)
-    message = {"role": "assistant", **said, "refusal": None}
-    return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls="tool_calls" in said)}
-
-
-def _completion_choice(number: int, answer: CompletionOutput) -> dict[str, Any]:
-    logprobs = None if answer.logprobs is None else completion_logprobs(answer.token_ids, answer.logprobs)
-    return {"index": number, "text": answer.text, "logprobs": logprobs, **_end(answer, calls=False)}
-
-
-def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
-    reason = finish_reason(answer.finish_reason, calls=calls)
-    return {"finish_reason": reason, "stop_reason": answer.stop_reason}
+def _opened(delta: Delta, response: str, choice: int) -> dict[str, Any]:
+    """A call as its first piece has it."""
+    digest = hashlib.sha256(f"{response} {choice} {delta.call}".encode()).hexdigest()
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"id": f"call_{digest[:24]}", "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""Outputs so far → the chunks of a streamed response: ``chat.completion.chunk`` or ``text_completion``, as JSON.
+"""Outputs so far → the chunks of a streamed response (``chat.completion.chunk`` or ``text_completion``), as events.
 
 Outputs hold the whole answer so far, and a chunk holds what is new in it. Text only grows, so what a chunk brings is
 what the last one left.
@@ -11,14 +11,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from inlay.api.call import Call
+from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
-from inlay.api.openai.respond import chat_logprobs, completion_logprobs, inlay_of, usage_of
-from inlay.api.openai.translate import Call
-from inlay.api.tools import Delta, as_delta, finish_reason
+from inlay.api.openai.errors import error_body
+from inlay.api.openai.respond import (
+    as_delta,
+    chat_logprobs,
+    completion_logprobs,
+    finish_reason,
+    inlay_of,
+    usage_of,
+)
+from inlay.api.tools import Delta
 from inlay.types import CompletionOutput, Logprob, RequestOutput
 
-_OBJECTS = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
-_IDS = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
+_OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
+_IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -47,14 +56,26 @@ class Chunks:
         self._running_usage = call.running_usage
         self._answers = call.params.n
         self._outputs: dict[int, RequestOutput] = {}
-        kind = _ChatChoice if call.endpoint is Endpoint.CHAT else _TextChoice
+        kind = _ChatChoice if call.endpoint == Endpoint.CHAT else _TextChoice
         self._choices = [kind(call, name, number) for number in range(len(call.prompts) * call.params.n)]
 
-    def news(self, number: int, output: RequestOutput) -> Iterator[str]:
-        """The chunks that say what is new in the answers to the call's prompt of this number."""
+    def update(self, number: int, output: RequestOutput) -> Iterable[str]:
+        """The events that say what is new in the answers to the call's prompt of this number."""
+        return map(_event, self.documents(number, output))
+
+    def end(self) -> list[str]:
+        """The chunk of usage where the call asks for it, and that this is all."""
+        return [*([_event(self.usage())] if self._usage else ()), _event("[DONE]")]
+
+    def fail(self, failure: Failure) -> list[str]:
+        """That there will be no more, and why."""
+        return [_event(_json(error_body(failure)))]
+
+    def documents(self, number: int, output: RequestOutput) -> Iterator[str]:
+        """The chunks that ``update`` puts into events, as JSON."""
         self._outputs[number] = output
         for answer in output.outputs:
-            for said in self._choices[number * self._answers + answer.index].news(answer):
+            for said in self._choices[number * self._answers + answer.index].update(answer):
                 yield f"{self._head}{said}{self._so_far()}{self._last_words()}}}"
 
     def usage(self) -> str:
@@ -78,6 +99,10 @@ class Chunks:
         return [output for _, output in sorted(self._outputs.items())]
 
 
+def _event(document: str) -> str:
+    return f"data: {document}\n\n"
+
+
 class _Choice(ABC):
     """One answer, as far as it was sent.
 
@@ -93,7 +118,7 @@ class _Choice(ABC):
         self._tokens = 0
         self.finished = False
 
-    def news(self, answer: CompletionOutput) -> Iterator[str]:
+    def update(self, answer: CompletionOutput) -> Iterator[str]:
         """What an answer brings beyond what was sent of it, as entries of ``choices``."""
         if self.finished:
             return

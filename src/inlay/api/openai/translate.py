@@ -1,18 +1,17 @@
-"""The body of a request → what a model takes: prompts, sampling parameters and a policy."""
+"""The body of a request → the neutral call: prompts, sampling parameters and a policy."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
+from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.read import for_template
 from inlay.api.openai.tools import Offer, offer_of
-from inlay.api.tools import ToolUse
 from inlay.api.tools.formats import ModelTools
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
@@ -40,37 +39,6 @@ _PLAIN = (
     "min_tokens",
     "skip_special_tokens",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request as a model takes it.
-
-    Arguments:
-        endpoint: whose form the answer has.
-        model: the model that it asks for, or None.
-        prompts: as ``LLM.generate`` takes them; one, but for completions of several. Each gets ``params.n`` answers.
-        params: how tokens are chosen; ``seed`` is None where the request brings none.
-        said_max_tokens: whether the request says how many tokens an answer may have.
-        reuse, positions: its policy; None for the engine's defaults.
-        priority: who goes first where not all can run; a lower one does.
-        stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
-            running_usage: and every piece what it is so far.
-        tools: how its answers call tools; None where they cannot.
-    """
-
-    endpoint: Endpoint
-    model: str | None
-    prompts: tuple[PromptInput, ...]
-    params: SamplingParams
-    said_max_tokens: bool
-    reuse: str | None
-    positions: str | None
-    priority: int
-    stream: bool
-    include_usage: bool
-    running_usage: bool
-    tools: ToolUse | None
 
 
 def translate(

@@ -1,4 +1,4 @@
-"""The shelf of schemas: versions, owners and limits, whoever changes what at the same time."""
+"""The registry of schemas: versions, owners and limits, whoever changes what at the same time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from inlay import Schema
 from inlay.api.failures import BodyError
 from inlay.errors import CapacityError
+from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.schema_documents import Source, of_schema
-from inlay.server.schema_registry import SchemaShelf, ShelfLimits
-from inlay.server.tenants import EVERYBODY, Tenant
+from inlay.server.schema_registry import SchemaQuotas, SchemaRegistry
 
 ANN, BOB = Tenant("ann", "a"), Tenant("bob", "b")
 ROOT = Tenant("root", "r", admin=True)
@@ -30,7 +30,7 @@ def source(name: str = "s", text: str = "Some text.") -> Source:
 
 @dataclass
 class Library:
-    """A model, as far as the shelf uses one: knows schemas, and encodes them in steps that a test lets it take."""
+    """A model, as far as the registry uses one: knows schemas, and encodes them in steps that a test lets it take."""
 
     schemas: dict[tuple[str | None, str], Schema] = field(default_factory=dict)
     steps: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(10**6))
@@ -65,24 +65,24 @@ class Library:
         return self.schemas.pop((cache_salt, name), None) is not None
 
 
-def run(use: Callable[[SchemaShelf, Library], Coroutine[Any, Any, None]], **limits: int) -> None:
+def run(use: Callable[[SchemaRegistry, Library], Coroutine[Any, Any, None]], **limits: int) -> None:
     async def whole() -> None:
         library = Library()
-        await use(SchemaShelf(library, ShelfLimits(**limits)), library)  # type: ignore[arg-type]
+        await use(SchemaRegistry(library, SchemaQuotas(**limits)), library)  # type: ignore[arg-type]
 
     asyncio.run(whole())
 
 
-async def create(shelf: SchemaShelf, given: Source | None = None, salt: str | None = None) -> Any:
-    return await shelf.create(given or source(), salt=salt, reuse="anchored", positions=None)
+async def create(registry: SchemaRegistry, given: Source | None = None, salt: str | None = None) -> Any:
+    return await registry.create(given or source(), salt=salt, reuse="anchored", positions=None)
 
 
 def test_of_changes_that_name_one_version_one_is_made():
-    async def use(shelf: SchemaShelf, library: Library) -> None:
-        first = await create(shelf)
+    async def use(registry: SchemaRegistry, library: Library) -> None:
+        first = await create(registry)
 
         async def change(text: str) -> Any:
-            return await shelf.replace(first, source(text=text), reuse=None, positions=None, if_match=first.etag)
+            return await registry.replace(first, source(text=text), reuse=None, positions=None, if_match=first.etag)
 
         texts = [f"Text {n}." for n in range(9)]
         ended = await asyncio.gather(*map(change, texts), return_exceptions=True)
@@ -90,41 +90,41 @@ def test_of_changes_that_name_one_version_one_is_made():
         assert [end.status for end in ended if isinstance(end, BodyError)] == [412] * 8
         assert len(made) == 1
         assert made[0] in library.schemas[None, "s"].to_json()
-        assert shelf.find("s", EVERYBODY).source.schema is library.schemas[None, "s"]
+        assert registry.find("s", EVERYBODY).source.schema is library.schemas[None, "s"]
 
     run(use)
 
 
 @pytest.mark.parametrize("if_match", [None, "*", "1", '"1"', '"x", 1', "ETAG", '"0", ETAG'])
 def test_what_if_match_may_say(if_match):
-    async def use(shelf: SchemaShelf, library: Library) -> None:
-        entry = await create(shelf)
+    async def use(registry: SchemaRegistry, library: Library) -> None:
+        entry = await create(registry)
         said = None if if_match is None else if_match.replace("ETAG", entry.etag)
-        await shelf.remove(entry, if_match=said)
+        await registry.remove(entry, if_match=said)
         assert not library.schemas
-        assert len(shelf) == 0
+        assert len(registry) == 0
 
     run(use)
 
 
 @pytest.mark.parametrize("if_match", ["", "2", "01", 'W/"1"', '"x"', "1-"])
 def test_what_names_another_version_changes_nothing(if_match):
-    async def use(shelf: SchemaShelf, library: Library) -> None:
-        entry = await create(shelf)
+    async def use(registry: SchemaRegistry, library: Library) -> None:
+        entry = await create(registry)
         with pytest.raises(BodyError, match="If-Match does not name the current version") as caught:
-            await shelf.remove(entry, if_match=if_match)
+            await registry.remove(entry, if_match=if_match)
         assert caught.value.status == 412
-        assert shelf.find("s", EVERYBODY) is entry
+        assert registry.find("s", EVERYBODY) is entry
         assert library.schemas
 
     run(use)
 
 
 def test_a_schema_made_anew_is_not_the_one_that_was_deleted():
-    async def use(shelf: SchemaShelf, library: Library) -> None:
-        before = await create(shelf)
-        await shelf.remove(before, if_match=None)
-        after = await create(shelf)
+    async def use(registry: SchemaRegistry, library: Library) -> None:
+        before = await create(registry)
+        await registry.remove(before, if_match=None)
+        after = await create(registry)
         assert (before.version, after.version) == (1, 1)
         assert before.etag != after.etag
 
@@ -132,10 +132,10 @@ def test_a_schema_made_anew_is_not_the_one_that_was_deleted():
 
 
 def test_the_past_is_listed_as_far_as_may_be():
-    async def use(shelf: SchemaShelf, library: Library) -> None:
-        entry = await create(shelf)
+    async def use(registry: SchemaRegistry, library: Library) -> None:
+        entry = await create(registry)
         for n in range(6):
-            entry = await shelf.replace(entry, source(text=f"Text {n}."), reuse=None, positions=None, if_match=None)
+            entry = await registry.replace(entry, source(text=f"Text {n}."), reuse=None, positions=None, if_match=None)
         assert [one.version for one in entry.versions] == [5, 6, 7]
         assert len({one.sha256 for one in entry.versions}) == 3
 
@@ -143,31 +143,31 @@ def test_the_past_is_listed_as_far_as_may_be():
 
 
 def test_limits_are_of_each_owner_and_count_what_is_there():
-    async def use(shelf: SchemaShelf, library: Library) -> None:
+    async def use(registry: SchemaRegistry, library: Library) -> None:
         size = source().size
-        first = await create(shelf, salt="a")
+        first = await create(registry, salt="a")
         with pytest.raises(BodyError, match="with this one you have schemas of") as caught:
-            await create(shelf, source("t", "x" * size), salt="a")
+            await create(registry, source("t", "x" * size), salt="a")
         assert (caught.value.status, caught.value.code) == (403, "schema_limit")
-        await create(shelf, salt="b")
-        second = await create(shelf, source("t"), salt="a")
+        await create(registry, salt="b")
+        second = await create(registry, source("t"), salt="a")
         with pytest.raises(BodyError, match="you have 2 schemas, as many as may be"):
-            await create(shelf, source("u", ""), salt="a")
+            await create(registry, source("u", ""), salt="a")
         with pytest.raises(BodyError, match="schemas of"):
-            await shelf.replace(first, source(text="Some text of more"), reuse=None, positions=None, if_match=None)
+            await registry.replace(first, source(text="Some text of more"), reuse=None, positions=None, if_match=None)
         assert library.schemas["a", "s"] is first.source.schema
-        await shelf.replace(first, source(text="Less"), reuse=None, positions=None, if_match=None)
-        await shelf.remove(second, if_match=None)
-        await create(shelf, source("u"), salt="a")
+        await registry.replace(first, source(text="Less"), reuse=None, positions=None, if_match=None)
+        await registry.remove(second, if_match=None)
+        await create(registry, source("u"), salt="a")
 
     run(use, schemas=2, source_bytes=2 * source().size)
 
 
 def test_two_who_warm_share_one_encoding_and_both_see_its_end():
-    async def use(shelf: SchemaShelf, library: Library) -> None:
+    async def use(registry: SchemaRegistry, library: Library) -> None:
         library.steps = asyncio.Semaphore(0)
-        entry = await create(shelf)
-        one, two = await shelf.warm(entry), await shelf.warm(entry)
+        entry = await create(registry)
+        one, two = await registry.prewarm(entry), await registry.prewarm(entry)
         assert one is two
 
         async def watch() -> list[tuple[int, int]]:
@@ -182,27 +182,27 @@ def test_two_who_warm_share_one_encoding_and_both_see_its_end():
             assert seen[-1] == (3, 3)
         assert (await one.result()).over
         assert library.encoded == 1
-        assert await shelf.warm(entry) is not one
+        assert await registry.prewarm(entry) is not one
 
     run(use)
 
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_schema_that_is_deleted_while_it_is_encoded_stays_deleted(steps):
-    async def use(shelf: SchemaShelf, library: Library) -> None:
+    async def use(registry: SchemaRegistry, library: Library) -> None:
         library.steps = asyncio.Semaphore(0)
-        entry = await create(shelf)
-        warming = await shelf.warm(entry)
+        entry = await create(registry)
+        task = await registry.prewarm(entry)
         for _ in range(steps):
             library.steps.release()
             await asyncio.sleep(0)
-        removing = asyncio.create_task(shelf.remove(entry, if_match=None))
+        removing = asyncio.create_task(registry.remove(entry, if_match=None))
         for _ in range(10):
             await asyncio.sleep(0)
             library.steps.release()
         await removing
-        await warming.result()
-        assert (warming.done, warming.failure) == (3, None)
+        await task.result()
+        assert (task.done, task.failure) == (3, None)
         assert not library.schemas
 
     run(use)
@@ -213,17 +213,17 @@ def test_a_schema_that_is_deleted_while_it_is_encoded_stays_deleted(steps):
     [(CapacityError("no room"), 507, "kv_memory_exceeded"), (KeyError("secret"), 500, "internal_error")],
 )
 def test_an_encoding_that_fails_says_so_and_the_schema_stays(failure, status, code):
-    async def use(shelf: SchemaShelf, library: Library) -> None:
+    async def use(registry: SchemaRegistry, library: Library) -> None:
         library.failure = failure
-        entry = await create(shelf)
-        warming = await (await shelf.warm(entry)).result()
-        assert warming.failure is not None
-        assert (warming.failure.status, warming.failure.code) == (status, code)
-        assert "secret" not in warming.failure.message
-        assert [seen async for seen in warming.watch()] == []
+        entry = await create(registry)
+        task = await (await registry.prewarm(entry)).result()
+        assert task.failure is not None
+        assert (task.failure.status, task.failure.code) == (status, code)
+        assert "secret" not in task.failure.message
+        assert [seen async for seen in task.watch()] == []
         library.failure = None
-        assert (await (await shelf.warm(entry)).result()).failure is None
-        assert shelf.find("s", EVERYBODY) is entry
+        assert (await (await registry.prewarm(entry)).result()).failure is None
+        assert registry.find("s", EVERYBODY) is entry
 
     run(use)
 
@@ -238,7 +238,7 @@ class Shelf(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.library = Library()
-        self.shelf = SchemaShelf(self.library)  # type: ignore[arg-type]
+        self.registry = SchemaRegistry(self.library)  # type: ignore[arg-type]
         self.loop = asyncio.new_event_loop()
         self.model: dict[tuple[str | None, str], tuple[int, str]] = {}
 
@@ -247,7 +247,7 @@ class Shelf(RuleBasedStateMachine):
 
     @rule(name=names, salt=salts, text=texts)
     def create(self, name: str, salt: str | None, text: str) -> None:
-        made = create(self.shelf, source(name, text), salt)
+        made = create(self.registry, source(name, text), salt)
         if (salt, name) in self.model:
             with pytest.raises(BodyError, match="there is a schema"):
                 self.loop.run_until_complete(made)
@@ -260,10 +260,10 @@ class Shelf(RuleBasedStateMachine):
         key = self.meant(name, tenant, public)
         if key is None or (key[0] is None and not tenant.admin):
             with pytest.raises(BodyError, match="there is no schema" if key is None else "only an admin"):
-                self.shelf.own(name, tenant, public=public)
+                self.registry.own(name, tenant, public=public)
             return
-        before = self.shelf.own(name, tenant, public=public)
-        change = self.shelf.replace(before, source(name, text), reuse=None, positions=None, if_match=before.etag)
+        before = self.registry.own(name, tenant, public=public)
+        change = self.registry.replace(before, source(name, text), reuse=None, positions=None, if_match=before.etag)
         self.loop.run_until_complete(change)
         self.model[key] = (self.model[key][0] + 1, text)
 
@@ -271,7 +271,7 @@ class Shelf(RuleBasedStateMachine):
     def remove(self, name: str, tenant: Tenant) -> None:
         key = self.meant(name, tenant, None)
         if key is not None and (key[0] is not None or tenant.admin):
-            self.loop.run_until_complete(self.shelf.remove(self.shelf.own(name, tenant), if_match=None))
+            self.loop.run_until_complete(self.registry.remove(self.registry.own(name, tenant), if_match=None))
             del self.model[key]
 
     def meant(self, name: str, tenant: Tenant, public: bool | None) -> tuple[str | None, str] | None:
@@ -282,9 +282,9 @@ class Shelf(RuleBasedStateMachine):
 
     @invariant()
     def everybody_sees_what_is_theirs(self) -> None:
-        assert len(self.shelf) == len(self.model) == len(self.library.schemas)
+        assert len(self.registry) == len(self.model) == len(self.library.schemas)
         for tenant in (ANN, BOB, ROOT):
-            seen = [(entry.name, entry.salt, entry.version) for entry in self.shelf.visible(tenant)]
+            seen = [(entry.name, entry.salt, entry.version) for entry in self.registry.visible(tenant)]
             keys = [key for name in "st" if (key := self.meant(name, tenant, None)) is not None]
             assert seen == [(name, salt, self.model[salt, name][0]) for salt, name in keys]
         for (salt, name), (_, text) in self.model.items():

@@ -10,8 +10,8 @@ import pytest
 from starlette.types import Message
 
 from inlay import InlayError, Schema
-from inlay.server.body import Guard
-from inlay.server.tenants import Tenant
+from inlay.server.body import BodyMiddleware
+from inlay.server.limits import Tenant
 
 from .asgi import Echo, Exchange, send
 
@@ -23,7 +23,7 @@ MIB = 2**20
 def guarded(pieces=(), *, headers=JSON, guard: dict[str, Any] | None = None, **request: Any) -> tuple[Exchange, list]:
     """A request through the guard, and the bodies that got past it."""
     app = Echo()
-    found = send(Guard(app, **(guard or {})), pieces, headers=headers, **request)
+    found = send(BodyMiddleware(app, **(guard or {})), pieces, headers=headers, **request)
     return found, [state["body"] for state in app.states]
 
 
@@ -65,7 +65,7 @@ def test_an_application_hears_of_the_end_and_not_of_the_body():
     async def app(scope, receive, send):
         heard.append(await receive())
 
-    send(Guard(app), [b"[1", b"]"], headers=JSON)
+    send(BodyMiddleware(app), [b"[1", b"]"], headers=JSON)
     assert heard == [{"type": "http.disconnect"}]
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_request_passes():
     async def app(scope, receive, send):
         seen.append(scope)
 
-    asyncio.run(Guard(app)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
+    asyncio.run(BodyMiddleware(app)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     assert seen == [{"type": "lifespan"}]
 
 
@@ -110,7 +110,7 @@ def test_the_limit_itself_is_allowed():
 
 def test_bodies_of_one_tenant_at_the_same_time_share_what_there_is():
     """Each holds its part until it is whole, or its client leaves; other tenants have parts of their own."""
-    guard = Guard(Echo(), max_body_bytes=10)
+    guard = BodyMiddleware(Echo(), max_body_bytes=10)
 
     async def request(rest: asyncio.Future[Message], tenant: str) -> list[Message]:
         coming, sent = iter([{"type": "http.request", "body": b"[1,1,1,1", "more_body": True}]), []

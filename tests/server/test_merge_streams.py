@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inlay.errors import QueueFullError
-from inlay.server.completions import follow
+from inlay.server.completions import merge_streams
 
 
 class Source:
@@ -38,7 +38,7 @@ def test_everybody_s_last_word_arrives(pauses, reader_s):
     async def read() -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         sources = [Source(10 + number, pause) for number, pause in enumerate(pauses)]
-        async for changed in follow([source.stream() for source in sources]):
+        async for changed in merge_streams([source.stream() for source in sources]):
             assert len({number for number, _ in changed}) == len(changed), "once a prompt"
             found += changed  # type: ignore[arg-type]
             await asyncio.sleep(reader_s)
@@ -57,7 +57,7 @@ def test_what_ends_one_ends_all(others):
     async def read() -> None:
         sources = [Source(3, error=QueueFullError("full")), *(Source(10**6, 0.001) for _ in range(others))]
         with pytest.raises(QueueFullError):
-            async for _ in follow([source.stream() for source in sources]):
+            async for _ in merge_streams([source.stream() for source in sources]):
                 pass
         assert all(source.closed for source in sources)
 
@@ -68,7 +68,7 @@ def test_what_ends_one_ends_all(others):
 def test_a_reader_that_leaves_ends_them(several):
     async def read() -> None:
         sources = [Source(10**6) for _ in range(several)]
-        news = follow([source.stream() for source in sources])
+        news = merge_streams([source.stream() for source in sources])
         async for _ in news:
             break
         await news.aclose()

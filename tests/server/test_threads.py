@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from inlay.api.openai import BodyError
+from inlay.api.failures import BodyError
+from inlay.api.openai import OpenAI
 from inlay.server import body as guard
-from inlay.server import requests as orders
-from inlay.server.workers import BodyWorkers
+from inlay.server.threads import BodyWorkers
 
 from .conftest import CHAT, COMPLETIONS, Site
 
@@ -139,7 +139,7 @@ def test_others_are_answered_while_a_large_body_is_looked_at(
     site: Site, gates: list[Gate], monkeypatch: pytest.MonkeyPatch, step: str
 ):
     gate = gates[0]
-    module, name = (guard, "parse_json") if step == "parse" else (orders, "read_body")
+    module, name = (guard, "parse_json") if step == "parse" else (OpenAI, "read")
     original = getattr(module, name)
 
     def held(value: Any, *more: Any) -> Any:
@@ -148,7 +148,7 @@ def test_others_are_answered_while_a_large_body_is_looked_at(
             gate.work()
         return original(value, *more)
 
-    monkeypatch.setattr(module, name, held)
+    monkeypatch.setattr(module, name, staticmethod(held))
     body = {"prompt": ["", *[1] * LARGE]}
     with ThreadPoolExecutor(1) as other:
         answer = other.submit(site.refusal, COMPLETIONS, body)

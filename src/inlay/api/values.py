@@ -15,6 +15,8 @@ from inlay.wording import lone_surrogate
 
 MAX_NESTING = 128  # lists and objects inside each other, the body's own counted
 
+MAX_FIELDS = 256  # of a body, and of each object in it whose fields are known
+
 _SHOWN = 60  # characters of a value that a sentence repeats
 _MAX_BITS = 200
 _PIECE = 2**15  # members of a list that are looked at together

@@ -1,4 +1,4 @@
-"""Schemas as the API shows them: in a line, and with their modules and what is encoded of them."""
+"""One schema as the server keeps it, and as the API shows it: in a line, or with its modules and what is encoded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,50 @@ from typing import Any
 from inlay.api.failures import BodyError
 from inlay.pml import Module, Param, Turn, Union
 from inlay.prompt.layout import SchemaLayout
-from inlay.server.prewarm import Warming
-from inlay.server.schema_registry import Entry
+from inlay.server.schema_documents import Source
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of a schema: its number from 1, when it was made (seconds since 1970), and its source's sha256."""
+
+    version: int
+    created: float
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRecord:
+    """The current version of a schema, and what its past ones were.
+
+    salt: of the tenant who owns it; None for a public one. reuse, positions: what its modules are encoded for; None
+    for nothing that can be encoded ahead, and for the engine's default. tokens: of all its text. versions: oldest
+    first, the current one last.
+    """
+
+    name: str
+    salt: str | None
+    source: Source
+    layout: SchemaLayout
+    reuse: str | None
+    positions: str | None
+    tokens: int
+    versions: tuple[SchemaVersion, ...]
+
+    @property
+    def version(self) -> int:
+        return self.versions[-1].version
+
+    @property
+    def etag(self) -> str:
+        """What tells this version from all others of this name, also of a schema that was deleted since."""
+        now = self.versions[-1]
+        return f'"{now.version}-{now.sha256[:16]}-{int(now.created * 1e6):x}"'
+
+    @property
+    def public(self) -> bool:
+        return self.salt is None
+
 
 #: The most modules that are shown at once.
 MODULES = 1000
@@ -18,20 +60,20 @@ MODULES = 1000
 Stored = Mapping[str, tuple[int, int]]  # module → tokens that can be encoded ahead, and how many of them are stored
 
 
-def summary(entry: Entry) -> dict[str, Any]:
+def summary(record: SchemaRecord) -> dict[str, Any]:
     """A schema in a line of a list."""
     return {
         "object": "schema",
-        "name": entry.name,
-        "public": entry.public,
-        "version": entry.version,
-        "etag": entry.etag,
-        "created": int(entry.versions[-1].created),
-        "reuse": entry.reuse,
-        "positions": entry.positions,
-        "modules": len(entry.layout.schema.modules),
-        "tokens": entry.tokens,
-        "length": entry.layout.length,
+        "name": record.name,
+        "public": record.public,
+        "version": record.version,
+        "etag": record.etag,
+        "created": int(record.versions[-1].created),
+        "reuse": record.reuse,
+        "positions": record.positions,
+        "modules": len(record.layout.schema.modules),
+        "tokens": record.tokens,
+        "length": record.layout.length,
     }
 
 
@@ -45,9 +87,9 @@ class Page:
     after: str = ""
     limit: int = MODULES
 
-    def check(self, entry: Entry) -> None:
+    def check(self, record: SchemaRecord) -> None:
         """Raises BodyError where the schema has no such module."""
-        if self.after and self.after not in entry.layout.schema.modules:
+        if self.after and self.after not in record.layout.schema.modules:
             raise BodyError(
                 f"after is {self.after!r:.100}, and the schema has no such module; leave it out to begin with the "
                 "first one, or take the last_id of a page",
@@ -61,35 +103,28 @@ class Page:
         return names[start:end], end < len(names)
 
 
-def detail(entry: Entry, stored: Stored, warming: Warming | None, bytes_per_token: int, page: Page) -> dict[str, Any]:
-    """A schema with its versions, the tree of the modules on a page, and what is encoded of each now."""
-    schema = entry.layout.schema
+def detail(
+    record: SchemaRecord, stored: Stored, encoding: dict[str, Any], bytes_per_token: int, page: Page
+) -> dict[str, Any]:
+    """A schema with its versions, the tree of the modules on a page, and what is encoded of each now.
+
+    encoding: how far its encoding ahead of time is; see prewarm.py.
+    """
+    schema = record.layout.schema
     shown, has_more = page.of(list(schema.modules))
-    tree = _Tree(entry.layout, stored, bytes_per_token, frozenset(shown))
+    tree = _Tree(record.layout, stored, bytes_per_token, frozenset(shown))
     return {
-        **summary(entry),
+        **summary(record),
         "modules": tree.nodes(schema.children),
         "last_id": shown[-1] if shown else None,
         "has_more": has_more,
         "always": {"tokens": tree.always, "encoded": tree.encoded("")},
         "encoded": tree.encoded(*stored),
-        "encoding": encoding(warming),
+        "encoding": encoding,
         "versions": [
-            {"version": one.version, "created": int(one.created), "sha256": one.sha256} for one in entry.versions
+            {"version": one.version, "created": int(one.created), "sha256": one.sha256} for one in record.versions
         ],
     }
-
-
-def encoding(warming: Warming | None) -> dict[str, Any]:
-    """How far the encoding ahead of this version is, in tokens.
-
-    state: "none" where it was never begun, "running", "done" or "failed", with the error.
-    """
-    if warming is None:
-        return {"state": "none", "done": 0, "total": 0}
-    state = "running" if not warming.over else "done" if warming.failure is None else "failed"
-    failed = {} if warming.failure is None else warming.failure.body()
-    return {"state": state, "done": warming.done, "total": warming.total, **failed}
 
 
 class _Tree:

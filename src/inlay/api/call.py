@@ -1,0 +1,53 @@
+"""One request for answers as a model takes it, whichever dialect it came in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inlay.api.tools import ToolUse
+from inlay.prompt.inputs import PromptInput
+from inlay.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request for answers.
+
+    Arguments:
+        endpoint: the path that it was sent to; the answer has that path's form.
+        model: the model that it asks for, or None.
+        prompts: as ``LLM.generate`` takes them; one, but for completions of several. Each gets ``params.n`` answers.
+        params: how tokens are chosen; ``seed`` is None where the request brings none.
+        said_max_tokens: whether the request says how many tokens an answer may have.
+        reuse, positions: its policy; None for the engine's defaults.
+        priority: who goes first where not all can run; a lower one does.
+        stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
+            running_usage: and every piece what it is so far.
+        tools: how its answers call tools; None where they cannot.
+    """
+
+    endpoint: str
+    model: str | None
+    prompts: tuple[PromptInput, ...]
+    params: SamplingParams
+    said_max_tokens: bool
+    reuse: str | None
+    positions: str | None
+    priority: int
+    stream: bool
+    include_usage: bool
+    running_usage: bool
+    tools: ToolUse | None
+
+    @property
+    def answers(self) -> int:
+        """How many answers it asks for: every prompt gets ``params.n``."""
+        return len(self.prompts) * self.params.n
+
+
+def system_fingerprint(fingerprint: bytes) -> str:
+    """What answers call the weights that they came from, and how these are kept.
+
+    fingerprint: ``LoadedModel.fingerprint``.
+    """
+    return f"fp_{fingerprint.hex()[:10]}"

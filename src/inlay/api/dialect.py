@@ -1,0 +1,92 @@
+"""What one API puts around the neutral call: how it writes requests, answers and failures. No HTTP.
+
+A new dialect is a package beside ``openai`` with an object of this kind, and one more in DIALECTS; server and batch
+know dialects by this protocol alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from inlay.api.call import Call
+from inlay.api.failures import Failure
+from inlay.api.openai import OpenAI
+from inlay.api.tools.formats import ModelTools
+from inlay.types import RequestOutput
+
+
+class AnswerStream(Protocol):
+    """The server-sent events of one response, as text; each ends with its empty line."""
+
+    def update(self, number: int, output: RequestOutput) -> Iterable[str]:
+        """The events that say what is new in the answers to the call's prompt of this number."""
+
+    def end(self) -> Iterable[str]:
+        """The events behind the last choice's last one."""
+
+    def fail(self, failure: Failure) -> Iterable[str]:
+        """The events that end the stream before its time."""
+
+
+class Dialect(Protocol):
+    """One API's way to write requests, answers and failures.
+
+    endpoints: the paths that take requests for answers.
+    """
+
+    endpoints: tuple[str, ...]
+
+    def read(self, raw: Any, endpoint: str) -> Any:
+        """The checked body of a request. Raises BodyError, which names every problem."""
+
+    def translate(
+        self,
+        body: Any,
+        *,
+        default_max_tokens: int | None = None,
+        tools: ModelTools | None = None,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Call:
+        """A checked body as a call. Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
+
+        default_max_tokens: for requests that don't say. tools: what the model does with tools.
+        defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say.
+        """
+
+    def respond(
+        self,
+        call: Call,
+        outputs: Sequence[RequestOutput],
+        *,
+        name: str,
+        created: int,
+        model: str,
+        fingerprint: str | None = None,
+    ) -> dict[str, Any]:
+        """The body of a whole response.
+
+        outputs: one for each of the call's prompts, finished. name: what tells this response from others.
+        created: seconds since 1970. model: what it is called. fingerprint: see ``system_fingerprint``.
+        """
+
+    def stream(
+        self, call: Call, *, name: str, created: int, model: str, fingerprint: str | None = None
+    ) -> AnswerStream:
+        """The events of a streamed response; for the arguments, see ``respond``."""
+
+    def error_body(self, failure: Failure) -> dict[str, Any]:
+        """The body of a response that says what went wrong."""
+
+
+OPENAI: Dialect = OpenAI()
+
+DIALECTS: tuple[Dialect, ...] = (OPENAI,)
+
+_BY_ENDPOINT: dict[str, Dialect] = {path: dialect for dialect in DIALECTS for path in dialect.endpoints}
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a path; OpenAI's where the path is no endpoint of any."""
+    return _BY_ENDPOINT.get(path, OPENAI)

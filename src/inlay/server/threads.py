@@ -1,0 +1,159 @@
+"""Threads beside the event loop, for the server's own long work: what bodies ask for, and large answers.
+
+Bodies are parsed, checked and translated before the engine knows of them. The event loop does this itself for small
+ones, which takes it less than a change of threads. All others wait for a thread of a lane, a tenant's one after the
+other, so that tenants take turns. A lane's threads are its own: work that a client no longer waits for keeps its thread
+until it ends, and no more of it begins.
+
+A thread of Python holds the interpreter for as long as one call into C takes, and the event loop waits with everybody
+else. So large JSON is made of many small pieces, between which the loop gets its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from inlay.api.failures import BodyError
+from inlay.server.errors import JSONBytes
+
+Result = TypeVar("Result")
+
+_INLINE_BYTES = 2**14
+_SMALL_BYTES = 2**16
+_THREADS = 2  # of a lane: more would only share the interpreter's lock
+_MIB = 2**20
+_RETRY_S = 1.0
+
+
+class BodyWorkers:
+    """Runs work on bodies where it holds up nobody else; one event loop's.
+
+    max_bytes: of one tenant's bodies that wait for a thread or have one, at the same time.
+    """
+
+    def __init__(self, max_bytes: int = 128 * _MIB) -> None:
+        self._small = _Lane("small-bodies", max_bytes)
+        self._large = _Lane("large-bodies", max_bytes)
+
+    async def run(self, work: Callable[[], Result], *, tenant: str, size: int, slow: bool = False) -> Result:
+        """What the work returns or raises; and BodyError, status 429, where too much of its tenant's waits.
+
+        size: bytes of the body. slow: whether so many bytes take longer here than those of others.
+        """
+        if size <= (_INLINE_BYTES // 16 if slow else _INLINE_BYTES):
+            return work()
+        lane = self._small if size <= _SMALL_BYTES else self._large
+        return await lane.run(work, tenant, size)
+
+
+class _Lane:
+    """A few threads, of which no tenant has more than one at a time."""
+
+    def __init__(self, name: str, max_bytes: int) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"inlay-{name}")
+        self._max_bytes = max_bytes
+        self._bytes: Counter[str] = Counter()  # by tenant
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
+        if self._bytes[tenant] + size > max(self._max_bytes, size):
+            raise BodyError(
+                "you are sending as many large bodies at the same time as may be; wait for one to end",
+                code="too_many_bodies",
+                status=429,
+                retry_after_s=_RETRY_S,
+            )
+        self._bytes[tenant] += size
+        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        try:
+            await turn.acquire()
+        except asyncio.CancelledError:
+            self._left(tenant, size)
+            raise
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._end, tenant, size)
+
+        future = self._threads.submit(copy_context().run, work)
+        future.add_done_callback(ended)  # not when nobody waits any more: the thread is taken until then
+        return await asyncio.wrap_future(future)
+
+    def _end(self, tenant: str, size: int) -> None:
+        self._turns[tenant].release()
+        self._left(tenant, size)
+
+    def _left(self, tenant: str, size: int) -> None:
+        self._bytes[tenant] -= size
+        if not self._bytes[tenant]:
+            del self._bytes[tenant], self._turns[tenant]
+
+
+#: Where JSON is to become larger than this, it is made off the loop. In bytes.
+LARGE = 2**16
+
+_WRITTEN_AT_ONCE = 2**18  # bytes; behind each the loop may do something else
+_DEPTH = 6  # down to one token's log-probabilities, or one module, of any body that is sent
+
+# Two, so that one large answer does not hold up another; more would only share the same interpreter.
+_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inlay-json")
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+async def off_loop(work: Callable[[], Result]) -> Result:
+    """What a function returns, called on a thread that is for nothing else. Raises what it raises."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
+
+
+async def json_response(
+    make: Callable[[], Any], size: int, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """A response of JSON.
+
+    make: gives its value; called on another thread where the response is large.
+    size: about how many bytes it will have.
+    """
+    if size <= LARGE:
+        return JSONBytes(make(), status, headers)
+    return InPieces(await off_loop(lambda: b"".join(json_pieces(make()))), status, headers)
+
+
+def json_pieces(value: Any, depth: int = _DEPTH) -> Iterator[bytes]:
+    """Compact JSON as ``errors.json_bytes`` writes it, part by part; lists and objects are taken apart to a depth."""
+    if depth and isinstance(value, dict) and value:
+        for number, (key, member) in enumerate(value.items()):
+            yield (("," if number else "{") + _encode(key) + ":").encode(errors="backslashreplace")
+            yield from json_pieces(member, depth - 1)
+        yield b"}"
+    elif depth and isinstance(value, list) and value:
+        for number, member in enumerate(value):
+            yield b"," if number else b"["
+            yield from json_pieces(member, depth - 1)
+        yield b"]"
+    else:
+        yield _encode(value).encode(errors="backslashreplace")
+
+
+class InPieces(Response):
+    """A large body of JSON, handed over to the client's connection as fast as that takes it."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = memoryview(self.body)
+        for start in range(0, len(body), _WRITTEN_AT_ONCE):
+            piece, end = bytes(body[start : start + _WRITTEN_AT_ONCE]), start + _WRITTEN_AT_ONCE
+            await send({"type": "http.response.body", "body": piece, "more_body": end < len(body)})
+            await asyncio.sleep(0)

@@ -1,0 +1,152 @@
+"""What a request for answers may use, told before it runs: tokens and log-probabilities. And what it has used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from inlay.api.call import Call
+from inlay.api.failures import BodyError, Failure
+from inlay.pml import Import, Prompt, PromptTurn, Text
+from inlay.types import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from inlay.async_llm import AsyncLLM
+    from inlay.prompt.layout import SchemaLayout
+    from inlay.server.limits import Tenant
+    from inlay.server.metric_families import Step
+    from inlay.server.metrics import Metrics
+
+#: The number of a prompt, and what its answers have come to.
+Update = tuple[int, RequestOutput]
+
+#: Of one request, alternatives included. Each takes about 60 bytes of a response, and several times that until then.
+MAX_LOGPROBS = 2**18
+
+_BYTES_A_TOKEN = 4  # of UTF-8, roughly; what a prompt comes to is known when it is laid out
+
+
+def within_logprobs(call: Call, longest: int) -> Call:
+    """The call with answers no longer than MAX_LOGPROBS allows, where it does not say how long they may be.
+
+    longest: tokens of the model's context. Raises BodyError for a call that asks for more.
+    """
+    params = call.params
+    if params.logprobs is None:
+        return call
+    wide = call.answers * (1 + params.logprobs)
+    most = max(1, MAX_LOGPROBS // wide)
+    wanted = _longest_answer(params, longest)
+    if wanted <= most:
+        return call
+    if call.said_max_tokens:
+        raise BodyError(
+            f"the request asks for {wide * wanted:,} log-probabilities (answers × tokens × alternatives), and one may "
+            f"have {MAX_LOGPROBS:,}; ask for at most {most:,} tokens, or for fewer answers or alternatives",
+            param="logprobs",
+        )
+    return replace(call, params=replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most)))
+
+
+def tokens_of(call: Call, llm: AsyncLLM, tenant: Tenant) -> int:
+    """How many tokens a call may use: of its prompts, estimated from their text, and of the longest answers."""
+    longest = llm.loaded.spec.max_positions
+    answers = call.answers * _longest_answer(call.params, longest)
+    return answers + sum(min(longest, _prompt_tokens(prompt, llm, tenant)) for prompt in call.prompts)
+
+
+def text_tokens(text: str) -> int:
+    """About how many tokens a text has."""
+    return -(-len(text.encode(errors="replace")) // _BYTES_A_TOKEN)
+
+
+def _longest_answer(params: SamplingParams, longest: int) -> int:
+    return longest if params.max_tokens is None else min(params.max_tokens, longest)
+
+
+def _prompt_tokens(prompt: Any, llm: AsyncLLM, tenant: Tenant) -> int:
+    if isinstance(prompt, Prompt):
+        layout = llm.schema(prompt.schema, cache_salt=tenant.salt)
+        always = 0 if layout is None else sum(len(run.ids) for run in layout.runs if not run.owner)
+        return always + _nodes_tokens(prompt.children, layout)
+    if isinstance(prompt, str):
+        return text_tokens(prompt)
+    if isinstance(prompt, Mapping):
+        return sum(_prompt_tokens(value, llm, tenant) for value in prompt.values())
+    if isinstance(prompt, Sequence):
+        ids = bool(prompt) and isinstance(prompt[0], int)
+        return len(prompt) if ids else sum(_prompt_tokens(one, llm, tenant) for one in prompt)
+    return 1
+
+
+def _nodes_tokens(nodes: Sequence[Text | Import | PromptTurn], layout: SchemaLayout | None) -> int:
+    """Of what a prompt of a schema says and imports. Names that its schema does not have are refused later."""
+    total = 0
+    for node in nodes:
+        if isinstance(node, Text):
+            total += text_tokens(node.text)
+            continue
+        if isinstance(node, Import):
+            extent = None if layout is None else layout.extents.get(node.name)
+            total += (0 if extent is None else extent.tokens) + sum(text_tokens(one.value) for one in node.arguments)
+        total += _nodes_tokens(node.children, layout)
+    return total
+
+
+class RequestUsage:
+    """What one request for answers has used so far, for all who count: metrics, the log line, a tenant's limits.
+
+    Kept while the request is answered; ``end`` comes once.
+    """
+
+    def __init__(self, metrics: Metrics, endpoint: str, tenant: Tenant) -> None:
+        self._metrics = metrics
+        self._observer = metrics.begin(endpoint, tenant)
+        self._outputs: dict[int, RequestOutput] = {}  # the last of each prompt
+        self._said: dict[tuple[int, int], int] = {}  # tokens of each answer, by prompt and choice
+        self.said = 0  # tokens of all answers
+        self._asked_at = 0.0
+        self._took: dict[Step, float] = {}
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """The last output of each prompt that has one."""
+        return [output for _, output in sorted(self._outputs.items())]
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and answers."""
+        return self.said + sum(output.usage.prompt_tokens for output in self._outputs.values())
+
+    def asked(self, params: SamplingParams) -> None:
+        """The engine is asked now."""
+        self._observer.asked(params)
+        self._asked_at = time.perf_counter()
+
+    def note(self, changed: Sequence[Update]) -> None:
+        """The engine has said something."""
+        if not self._outputs:
+            # What is not the engine's own time: laying the prompt out, and the ways there and back.
+            ttft_s = changed[0][1].metrics.ttft_s or 0.0
+            self.took("lay_out", max(0.0, time.perf_counter() - self._asked_at - ttft_s))
+        self._outputs.update(changed)
+        more = []
+        for number, output in changed:
+            for answer in output.outputs:
+                at, tokens = (number, answer.index), len(answer.token_ids)
+                more.append(tokens - self._said.get(at, 0))
+                self._said[at] = tokens
+        self.said += sum(more)
+        self._observer.tokens(sum(more), steps=max(more, default=0))
+
+    def took(self, step: Step, seconds: float) -> None:
+        """The server itself took so long for a step; several times are added up."""
+        self._took[step] = self._took.get(step, 0.0) + seconds
+
+    def end(self, failure: Failure | None) -> None:
+        """It is over. failure: what was answered in place of an answer, or ended it."""
+        for step, seconds in self._took.items():
+            self._metrics.overhead(step, seconds)
+        self._observer.end(self.outputs, failure)
