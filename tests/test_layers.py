@@ -61,7 +61,7 @@ NOT_YET = frozenset(
     {
         ("server.completions", "server.requests"),
         ("server.limits", "server.tenants"),
-        ("server.prewarm", "server.schema_registry"),
+        ("server.prewarm", "server.schema_catalog"),
     }
 )
 

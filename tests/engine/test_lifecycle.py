@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from inlay import CapacityError, ContextError, Schema
+from inlay.engine import kv_manager
+from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.scheduler import Step
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 
@@ -333,6 +335,28 @@ def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
     driver.run(bad, good)
     assert "hold NaN" in str(bad.error)
     check_stock(driver, good)
+    assert driver.all_free()
+
+
+@pytest.mark.parametrize("step", ["_room", "allocation_of"])
+def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(monkeypatch, step):
+    """What had been found is held, and room had been made, when it arose."""
+    driver = Driver()
+    first = driver.request(ids(200), 4)
+    driver.run(first)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KVCacheManager if step == "_room" else kv_manager, step, broken)
+        failed = driver.request(ids(200) + ids(9, 1), 4)
+        driver.add(failed)
+        driver.step()
+        assert str(failed.error) == "broken"
+    again = driver.request(ids(200) + ids(9, 1), 4)
+    driver.run(again)
+    check_stock(driver, again)
     assert driver.all_free()
 
 

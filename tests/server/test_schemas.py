@@ -21,8 +21,8 @@ from starlette.testclient import TestClient
 from inlay import AsyncLLM, SamplingParams, Schema
 from inlay.server import body as body_module
 from inlay.server.limits import Limits, Tenant
+from inlay.server.schema_catalog import SchemaCatalog, SchemaQuotas
 from inlay.server.schema_documents import MAX_TAGS, MAX_VALUES
-from inlay.server.schema_registry import SchemaQuotas, SchemaRegistry
 from inlay.server.schemas import _events
 
 from ..conftest import tiny
@@ -61,7 +61,7 @@ def asking(
     """A client of a new server around a model with an empty store; the schemas that it makes are gone at the end."""
     llm.client.thread.call(llm.store.clear).result()
     made = service(llm, tenants, **given)
-    made.schemas = SchemaRegistry(llm, limits)
+    made.schemas = SchemaCatalog(llm, limits)
     with TestClient(server(made), raise_server_exceptions=False) as client:
         yield client
     for salt, name in made.schemas.owned_names():

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 
-from inlay.attention.plan import Item, Part, items_at
-from inlay.engine.allocation import Prefill, SequenceAllocation, Work, pieces
+from inlay.engine.allocation import Prefill, SequenceAllocation
 from inlay.engine.encoder import Encoding, Task
+from inlay.engine.lookup import Lookup, allocation_of, readable_tokens, tail_tokens, wanted_runs
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.index import shared_length
-from inlay.kv.segment import Found, Hold, Segment
+from inlay.kv.segment import Found, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Fresh, Splice
@@ -29,32 +29,6 @@ _WORTH_WAITING = 16
 
 #: The part of the pool that encodings may hold while they compute; a single module, with its context, may hold more.
 _ENCODING_SHARE = 1 / 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Lookup:
-    """What of a splice the store has.
-
-    modules: every module segment that the splice reads or encodes behind, and what is stored of its beginning.
-    beginnings: for each part of the splice, what is stored of a fresh run's beginning; None for modules.
-    """
-
-    modules: dict[bytes, tuple[SegmentSpec, Found]]
-    beginnings: tuple[Found | None, ...]
-
-    @property
-    def found(self) -> list[Found]:
-        modules = [found for _, found in self.modules.values()]
-        return modules + [found for found in self.beginnings if found is not None]
-
-    @property
-    def missing(self) -> list[tuple[SegmentSpec, Found]]:
-        """Modules that are not wholly stored, each with what is."""
-        return [(spec, found) for spec, found in self.modules.values() if found.tokens < len(spec.ids)]
-
-    @property
-    def missing_tokens(self) -> int:
-        return sum(len(spec.ids) - found.tokens for spec, found in self.missing)
 
 
 class KVCacheManager:
@@ -102,13 +76,11 @@ class KVCacheManager:
             self._check_capacity(
                 self._chunks_needed((), lookup), f"a module of {encoding.id}, with what it attends to,"
             )
-        hold = self._store.hold(*lookup.found)
-        slots = self._room((), lookup)
-        if slots is None:
-            hold.release()
+        allocation = self._allocate((), lookup)
+        if allocation is None:
             return Admission.NO_ROOM
-        encoding.allocation = _allocation((), lookup, *slots, hold)
-        self._promise(encoding.allocation.prefill)
+        encoding.allocation = allocation
+        self._promise(allocation.prefill)
         self._encoding = encoding
         return Admission.ADMITTED
 
@@ -135,19 +107,31 @@ class KVCacheManager:
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
             lookup = self._look_up(splice, find=False)
             self._check_capacity(self._chunks_needed(splice, lookup), "the request")
-        known = request.prefill.admitted_at is None and self._knows_last(splice, lookup)
-        hold = self._store.hold(*lookup.found)  # before room is made: what is read must not be evicted for it
-        slots = self._room(splice, lookup)
-        if slots is None:
-            hold.release()
+        first = request.prefill.admitted_at is None
+        if first:  # before room is made, for which some of what is found may go
+            request.prefill.usage = None
+            request.count(lookup.modules, lookup.beginnings, self._knows_last(splice, lookup))
+        allocation = self._allocate(splice, lookup)
+        if allocation is None:
             return Admission.NO_ROOM
-        allocation = _allocation(splice, lookup, *slots, hold)
-        self._promise(allocation.prefill)
-        if request.prefill.admitted_at is None:
-            request.count(lookup.modules, lookup.beginnings, known)
+        if first:
             request.prefill.fetch_s = time.perf_counter() - since
         request.attach(allocation)
+        self._promise(allocation.prefill)
         return Admission.ADMITTED
+
+    def _allocate(self, splice: Splice, lookup: Lookup) -> SequenceAllocation | None:
+        """What a splice takes of the pool; None where there is no room now, and then nothing is held or evicted."""
+        with ExitStack() as undo:
+            hold = undo.enter_context(self._store.hold(*lookup.found))  # what is read must not be evicted for room
+            slots = self._room(splice, lookup)
+            if slots is None:
+                return None
+            for own in slots:
+                undo.callback(self._store.pool.free, own)
+            allocation = allocation_of(splice, lookup, *slots, hold)
+            undo.pop_all()
+        return allocation
 
     def grow(self, task: Task) -> bool:
         """See scheduler.Memory."""
@@ -227,29 +211,29 @@ class KVCacheManager:
             if not self._pending[first]:
                 del self._pending[first]
 
-    def _look_up(self, splice: Splice, *, find: bool = True) -> _Lookup:
+    def _look_up(self, splice: Splice, *, find: bool = True) -> Lookup:
         """What is stored of a splice; nothing of it where ``find`` is False."""
         specs = [part.spec for part in splice if isinstance(part, Cached)]
         beginnings = [
             self._store.longest(part.run, most=most) if find and isinstance(part, Fresh) and part.run else None
-            for part, most in zip(splice, _readable(splice), strict=True)
+            for part, most in zip(splice, readable_tokens(splice), strict=True)
         ]
-        return _Lookup(self._look_up_modules(specs, find=find).modules, tuple(beginnings))
+        return Lookup(self._look_up_modules(specs, find=find).modules, tuple(beginnings))
 
-    def _look_up_modules(self, specs: Sequence[SegmentSpec], *, find: bool = True) -> _Lookup:
+    def _look_up_modules(self, specs: Sequence[SegmentSpec], *, find: bool = True) -> Lookup:
         """What is stored of modules, and of what the missing ones attend to."""
         wanted = {spec.key for spec in specs}
         ordered = in_encoding_order(specs)
-        lookup = _Lookup({spec.key: (spec, self._begun(spec) if find else Found(())) for spec in ordered}, ())
+        lookup = Lookup({spec.key: (spec, self._begun(spec) if find else Found(())) for spec in ordered}, ())
         needed = {spec.key for spec in in_encoding_order(spec for spec, _ in lookup.missing if spec.key in wanted)}
-        return _Lookup({key: entry for key, entry in lookup.modules.items() if key in wanted | needed}, ())
+        return Lookup({key: entry for key, entry in lookup.modules.items() if key in wanted | needed}, ())
 
     def _begun(self, spec: SegmentSpec) -> Found:
         """What is stored of a module; not a few tokens of it, for which a chunk would be held that others share."""
         found = self._store.longest(spec)
         return found if found.tokens >= min(self._store.pool.chunk_size, len(spec.ids)) else Found(())
 
-    def _knows_last(self, splice: Splice, lookup: _Lookup) -> bool:
+    def _knows_last(self, splice: Splice, lookup: Lookup) -> bool:
         """Whether the KV of a prompt's last token is stored, and computed again for the logits behind it."""
         last, found = splice[-1], lookup.beginnings[-1]
         if isinstance(last, Fresh) and last.run is not None:
@@ -258,21 +242,21 @@ class KVCacheManager:
         before = splice[-2] if len(splice) > 1 else None  # open_end took the last token of this module
         return isinstance(before, Cached) and lookup.modules[before.spec.key][1].tokens == len(before.spec.ids)
 
-    def _somebody_computes(self, splice: Splice, lookup: _Lookup) -> bool:
+    def _somebody_computes(self, splice: Splice, lookup: Lookup) -> bool:
         return any(
             prefill.computed < common
-            for run, done, most in _wanted(splice, lookup)
+            for run, done, most in wanted_runs(splice, lookup)
             for prefill, common in self._computing(run, done, most)
         )
 
-    def _publish(self, splice: Splice, lookup: _Lookup) -> bool:
+    def _publish(self, splice: Splice, lookup: Lookup) -> bool:
         """Keep what others have computed by now, where that is all that this splice shares with them.
 
         So nobody waits for the end of a prompt that goes on otherwise. Returns whether there was any.
         """
         shared = [
             prefill
-            for run, done, most in _wanted(splice, lookup)
+            for run, done, most in wanted_runs(splice, lookup)
             for prefill, common in self._computing(run, done, most)
             if prefill.computed >= common
         ]
@@ -301,11 +285,11 @@ class KVCacheManager:
                 if self._store.place(prefill.pending) == place:
                     yield prefill, common
 
-    def _chunks_needed(self, splice: Splice, lookup: _Lookup) -> int:
+    def _chunks_needed(self, splice: Splice, lookup: Lookup) -> int:
         """The chunks that it holds when it is admitted, those of what it finds and those of its own."""
         pool = self._store.pool
         held = {chunk for found in lookup.found for chunk in pool.chunks_of(found.slots)}
-        return len(held) + pool.chunks_for(lookup.missing_tokens) + pool.chunks_for(_tail_tokens(splice, lookup))
+        return len(held) + pool.chunks_for(lookup.missing_tokens) + pool.chunks_for(tail_tokens(splice, lookup))
 
     def _check_capacity(self, needed: int, who: str) -> None:
         pool = self._store.pool
@@ -316,103 +300,12 @@ class KVCacheManager:
                 f"{needed * pool.chunk_size * pool.bytes_per_token / 2**20:.0f} MiB"
             )
 
-    def _room(self, splice: Splice, lookup: _Lookup) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
+    def _room(self, splice: Splice, lookup: Lookup) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
         """Slots for missing modules and for the open tail; None, and nothing evicted, where there is no room now."""
         pool = self._store.pool
         modules = pool.chunks_for(lookup.missing_tokens) * pool.chunk_size
         try:
-            room = self._store.allocate(modules + _tail_tokens(splice, lookup))
+            room = self._store.allocate(modules + tail_tokens(splice, lookup))
         except CapacityError:
             return None
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
-
-
-def _allocation(
-    splice: Splice, lookup: _Lookup, modules: tuple[SlotRange, ...], tail: tuple[SlotRange, ...], hold: Hold
-) -> SequenceAllocation:
-    """The allocation of a splice: what it reads, and what it computes."""
-    allocation = SequenceAllocation(modules=modules, tail=tail, hold=hold)
-    encoded = _lay_modules(lookup, modules, allocation)
-    for part, found in zip(splice, lookup.beginnings, strict=True):
-        if isinstance(part, Fresh):
-            _lay_fresh(part, found, allocation)
-            continue
-        allocation.context += _module_pieces(part.spec, lookup, encoded, part.start, part.length)
-    return allocation
-
-
-def _lay_modules(
-    lookup: _Lookup, slots: tuple[SlotRange, ...], allocation: SequenceAllocation
-) -> dict[bytes, tuple[SlotRange, ...]]:
-    """Prefill work for what is missing of modules, side by side; returns where that goes."""
-    encoded: dict[bytes, tuple[SlotRange, ...]] = {}
-    at = 0
-    for spec, found in lookup.missing:
-        done, left = found.tokens, len(spec.ids) - found.tokens
-        own = encoded[spec.key] = cut(slots, at, left)
-        at += left
-        context: tuple[Item, ...] = ()
-        for other in spec.context:
-            context += _module_pieces(other, lookup, encoded, other.start, len(other.ids))
-        context += pieces(found, spec.start, done)
-        work = Work(spec.ids[done:], Part.of(spec.start + done, left, context, own))
-        allocation.prefill.append(Prefill(work, spec, found.slots + own, spec.rest(done), spec.key))
-    return encoded
-
-
-def _module_pieces(
-    spec: SegmentSpec, lookup: _Lookup, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, length: int
-) -> tuple[Item, ...]:
-    """The first ``length`` tokens of a module, read from ``start`` on: what is stored of them, and what is computed."""
-    found = lookup.modules[spec.key][1]
-    rest = cut(encoded.get(spec.key, ()), 0, max(0, length - found.tokens))
-    return pieces(found, start, length) + items_at(rest, spec.start + found.tokens, start - spec.start)
-
-
-def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation) -> None:
-    """A run of the request's own tokens: read what is stored of it, compute the rest."""
-    done = 0 if found is None else found.tokens
-    if found is not None and done:
-        allocation.context += pieces(found, part.start, done)
-    slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
-    allocation.last = _whole(part, found, slots)
-    if done == len(part.ids):
-        return
-    start = part.start + done
-    rows = Part.of(start, len(part.ids) - done, allocation.context, slots)
-    keep, lies = allocation.last or (None, ())
-    pending = None if keep is None else keep.rest(done)
-    allocation.prefill.append(Prefill(Work(part.ids[done:], rows), keep, lies, pending))
-    allocation.context += items_at(slots, start)
-    allocation.tokens += len(part.ids) - done
-
-
-def _whole(
-    part: Fresh, found: Found | None, slots: tuple[SlotRange, ...]
-) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
-    """A run with all its slots, stored and own: what the store keeps, and what an answer carries on."""
-    if part.run is None:
-        return None
-    return part.run, (() if found is None else found.slots) + slots
-
-
-def _tail_tokens(splice: Splice, lookup: _Lookup) -> int:
-    """What a request computes of its own text, and its next token; an encoding has neither."""
-    found = zip(splice, lookup.beginnings, strict=True)
-    own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if isinstance(part, Fresh)]
-    return sum(own) + 1 if own else 0
-
-
-def _wanted(splice: Splice, lookup: _Lookup) -> Iterator[tuple[TokenRun, int, int]]:
-    """What is read and not stored, as runs: with how many of their tokens are stored, and how many are read."""
-    for spec, found in lookup.missing:
-        yield spec, found.tokens, len(spec.ids)
-    for part, begun, most in zip(splice, lookup.beginnings, _readable(splice), strict=True):
-        if isinstance(part, Fresh) and part.run is not None and begun is not None:
-            yield part.run, begun.tokens, most
-
-
-def _readable(splice: Splice) -> list[int]:
-    """How many tokens of each fresh part may be read from the store: somebody has to compute the last logits."""
-    lengths = [len(part.ids) if isinstance(part, Fresh) else 0 for part in splice]
-    return [*lengths[:-1], lengths[-1] - 1] if lengths else []

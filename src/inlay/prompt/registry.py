@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +23,9 @@ class SchemaRegistry(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._known.values()))
 
     def find(self, name: str, owner: str = PUBLIC) -> T | None:
         """What an owner means by a name: their own, else the public one."""

@@ -17,9 +17,9 @@ from inlay.policy import BEST, CONTEXTS, ReusePolicy
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
 from inlay.server.prewarm import PrewarmTask, encoding
+from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_documents import GivenSchema, SchemaBody, SchemaOptions, Source
 from inlay.server.schema_record import MODULES, Page, SchemaRecord, detail, summary
-from inlay.server.schema_registry import SchemaRegistry
 from inlay.server.threads import json_response
 
 if TYPE_CHECKING:
@@ -234,13 +234,13 @@ def _to_encode(given: GivenSchema, reuse: str | None, tenant: Tenant) -> int:
     return given.tokens()
 
 
-async def _missing(registry: SchemaRegistry, record: SchemaRecord) -> int:
+async def _missing(registry: SchemaCatalog, record: SchemaRecord) -> int:
     """How many tokens there are to be encoded."""
     return sum(of - tokens for of, tokens in (await registry.stored(record)).values())
 
 
 async def _encode(
-    registry: SchemaRegistry, record: SchemaRecord, options: SchemaOptions, tenant: Tenant, admission: Admission
+    registry: SchemaCatalog, record: SchemaRecord, options: SchemaOptions, tenant: Tenant, admission: Admission
 ) -> None:
     if options.encode is False or record.reuse is None:
         return
@@ -251,7 +251,7 @@ async def _encode(
 
 
 async def _response(
-    registry: SchemaRegistry, record: SchemaRecord, *, status: int = 200, source: bool = False, page: Page | None = None
+    registry: SchemaCatalog, record: SchemaRecord, *, status: int = 200, source: bool = False, page: Page | None = None
 ) -> Response:
     """A schema as it is now, one page of its modules."""
     page = page or Page()
@@ -270,7 +270,7 @@ async def _response(
     return await json_response(body, size, status, headers)
 
 
-async def _outcome(registry: SchemaRegistry, task: PrewarmTask) -> dict[str, Any]:
+async def _outcome(registry: SchemaCatalog, task: PrewarmTask) -> dict[str, Any]:
     """What came of an encoding."""
     record = task.record
     counts = (await registry.stored(record)).values()
@@ -284,7 +284,7 @@ async def _outcome(registry: SchemaRegistry, task: PrewarmTask) -> dict[str, Any
     }
 
 
-async def _events(registry: SchemaRegistry, task: PrewarmTask) -> AsyncIterator[bytes]:
+async def _events(registry: SchemaCatalog, task: PrewarmTask) -> AsyncIterator[bytes]:
     """Server-sent events: how far it is, what came of it, and the end."""
     async for done, total in task.watch():
         yield _event({"done": done, "total": total})

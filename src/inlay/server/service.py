@@ -16,8 +16,8 @@ from inlay.policy import ReusePolicy
 from inlay.server.drain import InFlight
 from inlay.server.limits import Meter
 from inlay.server.metrics import Metrics
+from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_record import SchemaRecord
-from inlay.server.schema_registry import SchemaRegistry
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import Tenants
 from inlay.server.threads import BodyWorkers
@@ -43,7 +43,7 @@ class Service:
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.body_workers = BodyWorkers(16 * settings.max_body_bytes)
-        self.schemas = SchemaRegistry(llm)
+        self.schemas = SchemaCatalog(llm)
         self.metrics = Metrics(
             llm, model_name=settings.served_names[0], longest=llm.loaded.spec.max_positions, schemas=self.schemas
         )

@@ -17,6 +17,7 @@ from inlay.async_llm import AsyncLLM
 from inlay.errors import ParameterError
 from inlay.pml import Schema
 from inlay.policy import BEST
+from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
 from inlay.server.prewarm import PrewarmTask
 from inlay.server.schema_documents import SchemaBody, Source, of_schema, read_source
@@ -35,8 +36,8 @@ class SchemaQuotas:
     versions: int = 100
 
 
-class SchemaRegistry:
-    """All schemas of one server. One event loop's.
+class SchemaCatalog:
+    """All schemas of one server, with their versions and quotas. One event loop's.
 
     clock: seconds since 1970.
     """
@@ -47,7 +48,7 @@ class SchemaRegistry:
         self._llm = llm
         self._quotas = quotas or SchemaQuotas()
         self._clock = clock
-        self._records: dict[tuple[str | None, str], SchemaRecord] = {}
+        self._records: SchemaRegistry[SchemaRecord] = SchemaRegistry()
         self._prewarms: dict[tuple[str | None, str], PrewarmTask] = {}
         self._locks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one change at a time
         self._looks: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)  # by salt: one look at a time
@@ -57,7 +58,7 @@ class SchemaRegistry:
 
     def owned_names(self) -> list[tuple[str | None, str]]:
         """The owner's salt and the name of every schema."""
-        return list(self._records)
+        return [(record.salt, record.name) for record in self._records]
 
     async def publish(self, schema: Schema, *, reuse: str | None = str(BEST)) -> SchemaRecord:
         """Register a public schema, as the operator's. Raises PMLError, and BodyError where its name is taken.
@@ -71,8 +72,8 @@ class SchemaRegistry:
 
         public: True for the public one alone, False for its own alone.
         """
-        salts = {None: (tenant.salt, None), True: (None,), False: (tenant.salt,)}[public]
-        record = next((self._records[salt, name] for salt in salts if (salt, name) in self._records), None)
+        owner = PUBLIC if public else _owner(tenant.salt)
+        record = self._records.find(name, owner) if public is None else self._records.get(name, owner)
         if record is None:
             raise _unknown(name)
         return record
@@ -90,9 +91,7 @@ class SchemaRegistry:
 
     def visible(self, tenant: Tenant) -> list[SchemaRecord]:
         """All schemas that a tenant can name, by name; the public ones that its own stand before are left out."""
-        salts = (None, tenant.salt)
-        named = {record.name: record for salt in salts for record in self._of(salt)}
-        return [named[name] for name in sorted(named)]
+        return [record for _, record in sorted(self._records.visible(_owner(tenant.salt)).items())]
 
     async def read(self, body: SchemaBody, tenant: Tenant) -> Source:
         """The schema that a body of a tenant's holds. Raises BodyError and PMLError."""
@@ -104,7 +103,7 @@ class SchemaRegistry:
         """Register a new schema. Raises BodyError, and PMLError where it cannot be laid out."""
         name = source.schema.name
         async with self._locks[salt]:
-            if (salt, name) in self._records:
+            if self._records.get(name, _owner(salt)) is not None:
                 raise BodyError(
                     f"there is a schema {name!r:.100} already; change it with PUT, or DELETE it first",
                     code="already_exists",
@@ -128,7 +127,7 @@ class SchemaRegistry:
             record = await self._current(before, if_match)
             self._llm.remove_schema(record.name, cache_salt=record.salt)
             self._prewarms.pop((record.salt, record.name), None)
-            del self._records[record.salt, record.name]
+            self._records.remove(record.name, _owner(record.salt))
 
     async def prewarm(self, record: SchemaRecord, tenant: str = "") -> PrewarmTask:
         """Encode a schema's modules, those that are not; joins whoever does so already. Raises BodyError.
@@ -138,10 +137,11 @@ class SchemaRegistry:
         """
         async with self._locks[record.salt]:  # no change is half done
             key = (record.salt, record.name)
-            if key not in self._records:
+            current = self._records.get(record.name, _owner(record.salt))
+            if current is None:
                 raise _unknown(record.name)
             if key not in self._prewarms or self._prewarms[key].over:
-                self._prewarms[key] = PrewarmTask(self._llm, self._records[key], tenant)
+                self._prewarms[key] = PrewarmTask(self._llm, current, tenant)
             return self._prewarms[key]
 
     def prewarm_of(self, record: SchemaRecord) -> PrewarmTask | None:
@@ -175,7 +175,7 @@ class SchemaRegistry:
         tokens = sum(len(run.ids) for run in layout.runs)
         record = SchemaRecord(schema.name, salt, source, layout, reuse, positions, tokens, versions)
         self._prewarms.pop((salt, schema.name), None)
-        self._records[salt, schema.name] = record
+        self._records.put(schema.name, _owner(salt), record)
         return record
 
     async def _current(self, before: SchemaRecord, if_match: str | None) -> SchemaRecord:
@@ -183,7 +183,7 @@ class SchemaRegistry:
         key = (before.salt, before.name)
         if key in self._prewarms:
             await self._prewarms[key].begun()  # until then it might put back what is taken away
-        record = self._records.get(key)
+        record = self._records.get(before.name, _owner(before.salt))
         if record is None:
             raise _unknown(before.name)
         if if_match is not None and not _matches(record, if_match):
@@ -198,7 +198,7 @@ class SchemaRegistry:
 
     def _check_quota(self, salt: str | None, source: Source, before: SchemaRecord | None) -> None:
         """Raises BodyError where a tenant has as much as it may. before: what the source replaces."""
-        others = [record for record in self._of(salt) if record is not before]
+        others = [record for record in self._records.of(_owner(salt)) if record is not before]
         whose = "the server has" if salt is None else "you have"
         if len(others) >= self._quotas.schemas:
             raise _too_much(f"{whose} {len(others)} schemas, as many as may be; delete one first")
@@ -206,14 +206,16 @@ class SchemaRegistry:
         if size > most:
             raise _too_much(f"with this one {whose} schemas of {size:,} bytes, and {most:,} may be; delete one first")
 
-    def _of(self, salt: str | None) -> list[SchemaRecord]:
-        return [record for record in self._records.values() if record.salt == salt]
-
 
 def _matches(record: SchemaRecord, if_match: str) -> bool:
     """Whether an If-Match header names this version: by its etag, by its number, or "*" for any."""
     named = [one.strip() for one in if_match.split(",")]
     return "*" in named or record.etag in named or str(record.version) in [one.strip('"') for one in named]
+
+
+def _owner(salt: str | None) -> str:
+    """Whose a schema is, as the registry names it."""
+    return PUBLIC if salt is None else salt
 
 
 def _unknown(name: str) -> BodyError:

@@ -17,8 +17,8 @@ from inlay import Schema
 from inlay.api.failures import BodyError
 from inlay.errors import CapacityError
 from inlay.server.limits import EVERYBODY, Tenant
+from inlay.server.schema_catalog import SchemaCatalog, SchemaQuotas
 from inlay.server.schema_documents import Source, of_schema
-from inlay.server.schema_registry import SchemaQuotas, SchemaRegistry
 
 ANN, BOB = Tenant("ann", "a"), Tenant("bob", "b")
 ROOT = Tenant("root", "r", admin=True)
@@ -65,20 +65,20 @@ class Library:
         return self.schemas.pop((cache_salt, name), None) is not None
 
 
-def run(use: Callable[[SchemaRegistry, Library], Coroutine[Any, Any, None]], **limits: int) -> None:
+def run(use: Callable[[SchemaCatalog, Library], Coroutine[Any, Any, None]], **limits: int) -> None:
     async def whole() -> None:
         library = Library()
-        await use(SchemaRegistry(library, SchemaQuotas(**limits)), library)  # type: ignore[arg-type]
+        await use(SchemaCatalog(library, SchemaQuotas(**limits)), library)  # type: ignore[arg-type]
 
     asyncio.run(whole())
 
 
-async def create(registry: SchemaRegistry, given: Source | None = None, salt: str | None = None) -> Any:
+async def create(registry: SchemaCatalog, given: Source | None = None, salt: str | None = None) -> Any:
     return await registry.create(given or source(), salt=salt, reuse="anchored", positions=None)
 
 
 def test_of_changes_that_name_one_version_one_is_made():
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         first = await create(registry)
 
         async def change(text: str) -> Any:
@@ -97,7 +97,7 @@ def test_of_changes_that_name_one_version_one_is_made():
 
 @pytest.mark.parametrize("if_match", [None, "*", "1", '"1"', '"x", 1', "ETAG", '"0", ETAG'])
 def test_what_if_match_may_say(if_match):
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         entry = await create(registry)
         said = None if if_match is None else if_match.replace("ETAG", entry.etag)
         await registry.remove(entry, if_match=said)
@@ -109,7 +109,7 @@ def test_what_if_match_may_say(if_match):
 
 @pytest.mark.parametrize("if_match", ["", "2", "01", 'W/"1"', '"x"', "1-"])
 def test_what_names_another_version_changes_nothing(if_match):
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         entry = await create(registry)
         with pytest.raises(BodyError, match="If-Match does not name the current version") as caught:
             await registry.remove(entry, if_match=if_match)
@@ -121,7 +121,7 @@ def test_what_names_another_version_changes_nothing(if_match):
 
 
 def test_a_schema_made_anew_is_not_the_one_that_was_deleted():
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         before = await create(registry)
         await registry.remove(before, if_match=None)
         after = await create(registry)
@@ -132,7 +132,7 @@ def test_a_schema_made_anew_is_not_the_one_that_was_deleted():
 
 
 def test_the_past_is_listed_as_far_as_may_be():
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         entry = await create(registry)
         for n in range(6):
             entry = await registry.replace(entry, source(text=f"Text {n}."), reuse=None, positions=None, if_match=None)
@@ -143,7 +143,7 @@ def test_the_past_is_listed_as_far_as_may_be():
 
 
 def test_limits_are_of_each_owner_and_count_what_is_there():
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         size = source().size
         first = await create(registry, salt="a")
         with pytest.raises(BodyError, match="with this one you have schemas of") as caught:
@@ -164,7 +164,7 @@ def test_limits_are_of_each_owner_and_count_what_is_there():
 
 
 def test_two_who_warm_share_one_encoding_and_both_see_its_end():
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         library.steps = asyncio.Semaphore(0)
         entry = await create(registry)
         one, two = await registry.prewarm(entry), await registry.prewarm(entry)
@@ -189,7 +189,7 @@ def test_two_who_warm_share_one_encoding_and_both_see_its_end():
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_schema_that_is_deleted_while_it_is_encoded_stays_deleted(steps):
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         library.steps = asyncio.Semaphore(0)
         entry = await create(registry)
         task = await registry.prewarm(entry)
@@ -213,7 +213,7 @@ def test_a_schema_that_is_deleted_while_it_is_encoded_stays_deleted(steps):
     [(CapacityError("no room"), 507, "kv_memory_exceeded"), (KeyError("secret"), 500, "internal_error")],
 )
 def test_an_encoding_that_fails_says_so_and_the_schema_stays(failure, status, code):
-    async def use(registry: SchemaRegistry, library: Library) -> None:
+    async def use(registry: SchemaCatalog, library: Library) -> None:
         library.failure = failure
         entry = await create(registry)
         task = await (await registry.prewarm(entry)).result()
@@ -238,7 +238,7 @@ class Shelf(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.library = Library()
-        self.registry = SchemaRegistry(self.library)  # type: ignore[arg-type]
+        self.registry = SchemaCatalog(self.library)  # type: ignore[arg-type]
         self.loop = asyncio.new_event_loop()
         self.model: dict[tuple[str | None, str], tuple[int, str]] = {}
 
