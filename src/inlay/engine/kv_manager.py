@@ -16,7 +16,7 @@ from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
-from inlay.kv.identity import Hold, Segment, SegmentSpec, TokenRun
+from inlay.kv.identity import Segment, SegmentSpec, TokenRun
 from inlay.kv.index import Found, shared_length
 from inlay.kv.pool import Run, cut
 from inlay.kv.store import SegmentStore
@@ -65,7 +65,11 @@ class Placing:
 
     def admit(self, task: Task) -> Admission:
         """See scheduler.Memory."""
-        return self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+        try:
+            return self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+        except BaseException:
+            self.release(task)  # what it was given before the fault
+            raise
 
     def check(self, encoding: Encoding) -> None:
         """Raises CapacityError where the pool never holds all that is to be encoded, of which nothing is then."""
@@ -96,13 +100,8 @@ class Placing:
             self._check_capacity(
                 self._chunks_needed((), survey), f"a module of {encoding.id}, with what it attends to,"
             )
-        hold = self._store.hold(*survey.found)
-        slots = self._room((), survey)
-        if slots is None:
-            hold.release()
+        if not self._take_room(encoding, (), survey):
             return Admission.NO_ROOM
-        encoding.seat = _seat((), survey, *slots, hold)
-        self._promise(encoding.seat.prefill)
         self._encoding = encoding
         return Admission.ADMITTED
 
@@ -129,18 +128,26 @@ class Placing:
             survey = self._survey(splice, find=False)
             self._check_capacity(self._chunks_needed(splice, survey), "the request")
         known = request.seated is None and self._knows_last(splice, survey)
-        hold = self._store.hold(*survey.found)  # before room is made: what is read must not be evicted for it
-        slots = self._room(splice, survey)
-        if slots is None:
-            hold.release()
+        if not self._take_room(request, splice, survey):
             return Admission.NO_ROOM
-        seat = _seat(splice, survey, *slots, hold)
-        self._promise(seat.prefill)
         if request.seated is None:
             request.count(survey.modules, survey.beginnings, known)
             request.fetch_s = time.perf_counter() - since
-        request.sit(seat)
+        request.sit(request.seat)
         return Admission.ADMITTED
+
+    def _take_room(self, task: Task, splice: Splice, survey: _Survey) -> bool:
+        """Fill a task's seat. Returns whether there is room; whatever it has by then is the seat's, to be released."""
+        task.seat = Seat()
+        task.seat.hold = self._store.hold(*survey.found)  # before room is made, which must not evict what is read
+        slots = self._room(splice, survey)
+        if slots is None:
+            self.release(task)
+            return False
+        task.seat.modules, task.seat.tail = slots
+        _lay(splice, survey, task.seat)
+        self._promise(task.seat.prefill)
+        return True
 
     def grow(self, task: Task) -> bool:
         """See scheduler.Memory."""
@@ -214,8 +221,9 @@ class Placing:
         return self._store.longest(run, most=tokens).tokens == tokens
 
     def _forget(self, prefill: Prefill) -> None:
-        if prefill.pending is not None:
-            first = prefill.pending.ids[0]
+        """Promise it to nobody any more, if it was."""
+        first = None if prefill.pending is None else prefill.pending.ids[0]
+        if first is not None and prefill in self._pending.get(first, ()):
             self._pending[first].remove(prefill)
             if not self._pending[first]:
                 del self._pending[first]
@@ -314,10 +322,9 @@ class Placing:
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
 
 
-def _seat(splice: Splice, survey: _Survey, modules: tuple[Run, ...], tail: tuple[Run, ...], hold: Hold) -> Seat:
-    """A splice as a seat: what it reads, and what it computes."""
-    seat = Seat(modules=modules, tail=tail, hold=hold)
-    encoded = _lay_modules(survey, modules, seat)
+def _lay(splice: Splice, survey: _Survey, seat: Seat) -> None:
+    """Note in a seat that has its slots what of a splice it reads, and what it computes."""
+    encoded = _lay_modules(survey, seat.modules, seat)
     for part, found in zip(splice, survey.beginnings, strict=True):
         if isinstance(part, Fresh):
             _lay_fresh(part, found, seat)
@@ -327,7 +334,6 @@ def _seat(splice: Splice, survey: _Survey, modules: tuple[Run, ...], tail: tuple
             seat.context += pieces(stored, part.start, part.length)
         else:
             seat.context += pieces_at(cut(encoded[spec.key], 0, part.length), spec.start, part.start - spec.start)
-    return seat
 
 
 def _lay_modules(survey: _Survey, slots: tuple[Run, ...], seat: Seat) -> dict[bytes, tuple[Run, ...]]:
