@@ -17,6 +17,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ LONG_S = float(os.environ.get("INLAY_SOAK_S", "3600"))
 PAUSE_EVERY_S = 5.0
 PATIENCE_S = 60.0  # with a request that would never end
 CLIENTS = 12
+THREADS = 3
+RATES = (0.01, 0.0, 0.002)  # of faults, for the seconds between two pauses
 NEAR_TIE = 1e-3
 MOST_GROWTH = 32 * 2**20  # bytes of memory between the second pause and the last
 SCHEMA = Schema.from_string(
@@ -176,9 +180,9 @@ class AsyncSoak(Soak):
     """Many clients on an event loop, the engine on a thread of its own."""
 
     async def run(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
+        until, rates = time.monotonic() + seconds, cycle(RATES)
         while time.monotonic() < until:
-            self.faults.rate = self.randomly.choice([0.0, 0.002, 0.01])
+            self.faults.rate = next(rates)
             pause = min(until, time.monotonic() + PAUSE_EVERY_S)
             await asyncio.gather(*(self._client(pause) for _ in range(CLIENTS)))
             self.faults.rate = 0.0
@@ -253,27 +257,94 @@ class AsyncSoak(Soak):
             assert output.outputs
 
 
+class CallersSoak(Soak):
+    """A few threads that step the engine themselves, and leave streams to the garbage collector in the middle."""
+
+    def run(self, seconds: float) -> None:
+        until, rates = time.monotonic() + seconds, cycle(RATES)
+        while time.monotonic() < until:
+            self.faults.rate = next(rates)
+            pause = min(until, time.monotonic() + PAUSE_EVERY_S)
+            with ThreadPoolExecutor(THREADS) as threads:
+                for client in [threads.submit(self._client, pause) for _ in range(THREADS)]:
+                    client.result(PAUSE_EVERY_S + PATIENCE_S)
+            self.faults.rate = 0.0
+            gc.collect()
+            self.llm._thread.run(self.settle)
+
+    def _client(self, until: float) -> None:
+        while time.monotonic() < until:
+            try:
+                self.randomly.choices([self._ask, self._leave, self._schema], [60, 30, 10])[0]()
+            except (InjectedError, InlayError) as error:
+                self.ended(error)
+
+    def _ask(self) -> None:
+        numbers = self.randomly.sample(range(len(self.prompts)), self.randomly.randrange(1, 4))
+        params = self.params()
+        outputs = self.llm.generate([self.prompts[number] for number in numbers], params)
+        for number, output in zip(numbers, outputs, strict=True):
+            self.check(number, params, output)
+
+    def _leave(self) -> None:
+        """Begin a stream, and leave it in a circle."""
+        stream = self.llm.stream(self.randomly.choice(self.prompts), self.params())
+        next(stream)
+        circle: list[Any] = [stream]
+        circle.append(circle)
+        self.seen["left"] += 1
+
+    def _schema(self) -> None:
+        salt = self.randomly.choice("xyz")
+        self.llm.add_schema(SCHEMA, cache_salt=salt, reuse="anchored")
+        prompt = SCHEMA.prompt().use(self.randomly.choice("ab")).text("What?")
+        self.llm.generate(prompt, self.params(), reuse="anchored", cache_salt=salt)
+        self.llm.remove_schema("s", cache_salt=salt)
+        self.seen["schemas"] += 1
+
+
 def soak_async(seconds: float, patch: pytest.MonkeyPatch, seed: int) -> Soak:
-    randomly = random.Random(seed)
     loaded = tiny("llama")
     llm = AsyncLLM(loaded, seed=0, **engine_settings(loaded))
-    faults = Faults(patch, randomly, (InjectedError, PanicException))
-    soak = AsyncSoak(llm, faults, seed)
-    everywhere(llm, faults)
+    soak = AsyncSoak(llm, Faults(patch, random.Random(seed), (InjectedError, PanicException)), seed)
+    everywhere(llm, soak.faults)
     asyncio.run(soak.run(seconds))
     llm.shutdown()
     return soak
 
 
-def check_seen(soak: Soak) -> None:
+def soak_callers(seconds: float, patch: pytest.MonkeyPatch, seed: int) -> Soak:
+    loaded = tiny("llama")
+    llm = LLM(loaded, seed=0, **engine_settings(loaded))
+    soak = CallersSoak(llm, Faults(patch, random.Random(seed), (InjectedError,)), seed)  # a panic stops its caller
+    everywhere(llm, soak.faults)
+    soak.run(seconds)
+    llm.shutdown()
+    return soak
+
+
+def check_seen(soak: Soak, *kinds: str) -> None:
     print(dict(soak.seen), dict(soak.faults.thrown), [size >> 20 for size in soak.memory])
     assert soak.seen["equal"] > 0
     assert soak.seen["close calls"] <= 1 + soak.seen["equal"] // 200
-    assert min(soak.seen[kind] for kind in ("left", "schemas", "AbortedError", "DeadlineError")) > 0
+    assert min(soak.seen[kind] for kind in ("left", "schemas", "InjectedError", *kinds)) > 0
     if len(soak.memory) > 2:
         assert soak.memory[-1] - soak.memory[1] < MOST_GROWTH, soak.memory
 
 
+def test_callers_threads_beside_faults_in_short(monkeypatch: pytest.MonkeyPatch):
+    check_seen(soak_callers(2, monkeypatch, seed=3))
+
+
+def test_an_event_loop_beside_faults_in_short(monkeypatch: pytest.MonkeyPatch):
+    check_seen(soak_async(3, monkeypatch, seed=4), "AbortedError", "DeadlineError")
+
+
 @pytest.mark.slow
-def test_clients_beside_faults(monkeypatch: pytest.MonkeyPatch):
-    check_seen(soak_async(LONG_S, monkeypatch, seed=1))
+def test_callers_threads_beside_faults(monkeypatch: pytest.MonkeyPatch):
+    check_seen(soak_callers(LONG_S / 4, monkeypatch, seed=1))
+
+
+@pytest.mark.slow
+def test_an_event_loop_beside_faults(monkeypatch: pytest.MonkeyPatch):
+    check_seen(soak_async(LONG_S * 3 / 4, monkeypatch, seed=2), "AbortedError", "DeadlineError")
