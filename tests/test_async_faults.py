@@ -145,16 +145,40 @@ def test_a_fault_of_nobody_in_particular_ends_all_and_not_the_thread(monkeypatch
     run(ask())
 
 
-def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch):
+def test_what_a_fault_has_kept_from_being_computed_is_not_stored(monkeypatch):
+    """It comes when the pass is laid out, and not run."""
+
+    async def ask() -> None:
+        prompt, before, llm = "A prompt of more tokens than one chunk has.", engine(), engine()
+        expected = text(await last(before.generate(prompt, PARAMS)))
+        laid_out = llm.client.engine._pass
+
+        def faulty(step: Any) -> None:
+            laid_out(step)
+            raise RuntimeError("a fault")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.client.engine, "_pass", faulty)
+            (found,) = await outcomes(last(llm.generate(prompt, PARAMS)))
+        assert repr(found) == "RuntimeError('a fault')"
+        assert text(await last(llm.generate(prompt, PARAMS))) == expected
+        await check_healthy(llm)
+
+    run(ask())
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
+def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
         stream = llm.generate("broken", LONG)
         await anext(stream)
         (request,) = llm.client.engine.scheduler.running
-        once(monkeypatch, request, "output", PanicException("no output"), lambda: True)
+        once(monkeypatch, request, "output", kind("no output"), lambda: True)
         other, found = await outcomes(last(llm.generate("Hello", PARAMS)), last(stream))
         assert text(other)
-        assert repr(found) == "RuntimeError('PanicException: no output')"
+        assert type(found) is RuntimeError
+        assert "no output" in str(found)
         await check_healthy(llm)
 
     run(ask())

@@ -270,8 +270,9 @@ class _Updates:
         """On the engine's thread. An event loop that has been closed has nobody left to tell."""
         if not self._worth_a_step(request):
             return
+        news = request.failure or request.output()
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._set, request.failure or request.output())
+            self._loop.call_soon_threadsafe(self._set, news)
 
     def _worth_a_step(self, request: Request) -> bool:
         if request.answered or request.failure is not None:

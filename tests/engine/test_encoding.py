@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -194,3 +195,25 @@ def test_where_positions_are_learned_what_lies_beyond_the_context_is_left_out():
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("kind", ["request", "encoding"])
+def test_a_fault_when_room_was_taken_gives_it_back(monkeypatch: pytest.MonkeyPatch, kind: str):
+    driver = Driver(kv_tokens=512, chunk_size=16)
+
+    def task() -> Any:
+        return driver.request(ids(40), 3) if kind == "request" else encoding_of(driver, schema_of(3))
+
+    def fail(prefill: object) -> None:
+        raise RuntimeError("a fault")
+
+    broken, whole = task(), task()
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.engine.kv_manager, "_promise", fail)
+        driver.add(broken)
+        assert driver.step() == [broken]
+    assert str(broken.error) == "a fault"
+    driver.add(whole)
+    driver.finish()
+    assert whole.error is None
+    assert driver.all_free()

@@ -322,6 +322,16 @@ def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
     assert texts[-1] == "x3", "it was the one that had the most"
 
 
+def test_large_grammars_count_for_several(monkeypatch):
+    monkeypatch.setattr(structured, "_COUNTED_ONCE", 10)
+    monkeypatch.setattr(structured, "_COMPILED_EACH", 4)
+    grammars = _new_grammars()
+    texts = _compiled(grammars, monkeypatch)
+    for pattern in (large := "a" * 25, "b", large, "b", other := "c" * 25, "b", other, large):
+        grammars.guide({"regex": pattern})
+    assert texts == [large, "b", other, large]
+
+
 def test_requests_bring_their_tenant_s_salt(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
     texts = _compiled(llm.client.factory.grammars, monkeypatch)

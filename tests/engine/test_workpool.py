@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -212,3 +215,33 @@ def test_a_process_that_ends_does_not_wait_for_them():
         "while not begun: time.sleep(0.01)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_what_has_ended_waits_for_the_garbage_collector(fails: bool):
+    class Text(str):
+        """One that says when it is gone."""
+
+    def work(text: Text) -> Text:
+        if fails:
+            raise ValueError("a fault")
+        return text
+
+    async def done() -> None:
+        pool = WorkPool("reading")
+        text = Text("long")
+        gone = weakref.ref(text)
+        with suppress(ValueError):
+            await pool.run(work, text)
+        del text
+        while gone() is not None and time.monotonic() < until:  # the thread lets go of it behind its result
+            await asyncio.sleep(0.001)
+        assert gone() is None
+        pool.close()
+
+    until = time.monotonic() + 1
+    gc.disable()
+    try:
+        asyncio.run(done())
+    finally:
+        gc.enable()

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -191,3 +192,27 @@ def test_a_body_is_gone_while_its_request_is_answered(site: Site, monkeypatch: p
     for size in (10, 100_000):  # in both places where it is made
         site.post(CHAT, messages=[{"role": "user", "content": "a"}], metadata=["a" * size], max_tokens=1)
     assert gone == [True, True]
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_nothing_of_a_refused_body_waits_for_the_garbage_collector(size: int):
+    class Body(bytearray):
+        """One that says when it is gone."""
+
+    def refuse(body: Body) -> None:
+        raise BodyError(f"{len(body)} bytes are wrong")
+
+    async def refused() -> None:
+        body = Body(size)
+        gone = weakref.ref(body)
+        with pytest.raises(BodyError):
+            await BodyWorkers().run(partial(refuse, body), tenant="ann", size=size)
+        del body
+        await turns()
+        assert gone() is None
+
+    gc.disable()
+    try:
+        asyncio.run(refused())
+    finally:
+        gc.enable()

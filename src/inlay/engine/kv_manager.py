@@ -41,7 +41,11 @@ class KVCacheManager:
 
     def admit(self, task: Task) -> Admission:
         """See scheduler.Memory."""
-        return self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+        try:
+            return self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+        except BaseException:
+            self.release(task)  # what it was given before the fault
+            raise
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""
@@ -205,8 +209,9 @@ class KVCacheManager:
         return self._store.longest(run, most=tokens).tokens == tokens
 
     def _forget(self, prefill: Prefill) -> None:
-        if prefill.pending is not None:
-            first = prefill.pending.ids[0]
+        """Promise it to nobody any more, if it was."""
+        first = None if prefill.pending is None else prefill.pending.ids[0]
+        if first is not None and prefill in self._pending.get(first, ()):
             self._pending[first].remove(prefill)
             if not self._pending[first]:
                 del self._pending[first]

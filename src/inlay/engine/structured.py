@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -27,8 +27,9 @@ from inlay.errors import InlayError, ParameterError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-_COMPILED = 256  # grammars that are kept
+_COMPILED = 256  # grammars that are kept, large ones counted several times
 _COMPILED_EACH = 64  # of one tenant
+_COUNTED_ONCE = 2**12  # characters of a grammar; compiled, it takes some 70 times the bytes that its text has
 _LONGEST = 2**17  # characters of a grammar
 _MAX_KEYS = 4_096  # of all objects of a schema: the time to compile it grows with the square of its properties,
 _MAX_PATTERNS = 128  # and faster with that of its patternProperties, each of which is held against all others
@@ -138,6 +139,8 @@ class Grammars:
 class _Kept:
     """Compiled grammars by the salt of their tenant and their text, those used last. From any thread.
 
+    A grammar counts once, and once more for each _COUNTED_ONCE characters of its text.
+
     most: of all tenants together; beyond it, the one who has the most loses the one that it has not used for longest.
     each: of one tenant.
     """
@@ -145,7 +148,7 @@ class _Kept:
     def __init__(self, most: int, each: int) -> None:
         self._most = most
         self._each = each
-        self._count = 0
+        self._counts = Counter[str]()  # by salt
         self._by_salt: dict[str, OrderedDict[tuple[str, str], LLMatcher]] = {}
         self._lock = threading.Lock()
 
@@ -160,20 +163,24 @@ class _Kept:
     def put(self, salt: str, key: tuple[str, str], matcher: LLMatcher) -> None:
         with self._lock:
             own = self._by_salt.setdefault(salt, OrderedDict())
-            self._count += key not in own
+            self._counts[salt] += 0 if key in own else _count(key)
             own[key] = matcher
             own.move_to_end(key)
-            if len(own) > self._each:
+            while self._counts[salt] > self._each and len(own) > 1:
                 self._drop(salt)
-            elif self._count > self._most:
-                self._drop(max(self._by_salt, key=lambda one: len(self._by_salt[one])))
+            while self._counts.total() > self._most and len(self._by_salt) > 1:
+                self._drop(max(self._counts, key=self._counts.__getitem__))
 
     def _drop(self, salt: str) -> None:
         own = self._by_salt[salt]
-        own.popitem(last=False)
-        self._count -= 1
+        key, _ = own.popitem(last=False)
+        self._counts[salt] -= _count(key)
         if not own:
-            del self._by_salt[salt]
+            del self._by_salt[salt], self._counts[salt]
+
+
+def _count(key: tuple[str, str]) -> int:
+    return 1 + len(key[1]) // _COUNTED_ONCE
 
 
 def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:

@@ -232,8 +232,8 @@ class EngineThread:
     def _fail(self, request: Task, error: Exception) -> None:
         for member in request.family:
             if not member.finished:
+                member.error = error  # first: of what failed in the middle of a step, the store keeps nothing
                 self._release(member)
-                member.error = error
 
     def _release(self, member: Task) -> None:
         try:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from inlay.errors import DeadlineError, InlayError, QueueFullError
@@ -38,6 +39,7 @@ class _Job(Generic[T]):
             self.future.set_result(self.function(*self.args))
         except BaseException as error:
             self.future.set_exception(error)
+            del self  # the error's traceback leads here, and the future to the error: a circle
 
 
 class WorkPool:
@@ -64,7 +66,7 @@ class WorkPool:
         self._most_waiting = most_waiting
         self._clock = clock
         self._wake = threading.Condition()
-        self._lines: dict[str | None, dict[_Job[Any], None]] = {}  # in the order of whose turn it is
+        self._lines: dict[str | None, dict[Future[Any], _Job[Any]]] = {}  # in the order of whose turn it is
         self._running: Counter[str | None] = Counter()
         self._started = 0
         self._idle = 0
@@ -85,12 +87,12 @@ class WorkPool:
             if self._most_waiting is not None and len(line) >= self._most_waiting:
                 raise QueueFullError(f"{len(line)} requests are in line for {self._name} already, as many as may be")
             job = _Job(function, args, owner, future, self._clock())
-            line[job] = None
+            line[future] = job
             if sum(map(len, self._lines.values())) > self._idle and self._started < self._threads:
                 self._started += 1
                 threading.Thread(target=self._work, name=f"inlay-{self._name}", daemon=True).start()
             self._wake.notify()
-        future.add_done_callback(lambda done: self._withdraw(job) if done.cancelled() else None)
+        future.add_done_callback(partial(self._withdraw, owner))
         return future
 
     async def run(
@@ -120,7 +122,7 @@ class WorkPool:
     def stuck_s(self) -> float:
         """For how many seconds somebody has been waiting while all threads are busy and no work has begun."""
         with self._wake:
-            waiting = [next(iter(line)).since for line in self._lines.values() if line]
+            waiting = [next(iter(line.values())).since for line in self._lines.values() if line]
             if not waiting or sum(self._running.values()) < self._threads:
                 return 0.0
             return self._clock() - max(self._begun_at, min(waiting))
@@ -129,7 +131,7 @@ class WorkPool:
         """Refuse further work, and fail what is in line; what has begun goes on for nobody."""
         with self._wake:
             self._closed = True
-            waiting = [job for line in self._lines.values() for job in line]
+            waiting = [job for line in self._lines.values() for job in line.values()]
             self._lines.clear()
             self._wake.notify_all()
         for job in waiting:
@@ -163,20 +165,21 @@ class WorkPool:
 
     def _take(self, owner: str | None) -> _Job[Any]:
         line = self._lines.pop(owner)
-        job = next(iter(line))
-        del line[job]
+        job = line.pop(next(iter(line)))
         if line:
             self._lines[owner] = line  # behind the others
         self._running[owner] += 1
         self._begun_at = self._clock()
         return job
 
-    def _withdraw(self, job: _Job[Any]) -> None:
+    def _withdraw(self, owner: str | None, future: Future[Any]) -> None:
+        if not future.cancelled():
+            return
         with self._wake:
-            line = self._lines.get(job.owner, {})
-            line.pop(job, None)
+            line = self._lines.get(owner, {})
+            line.pop(future, None)
             if not line:
-                self._lines.pop(job.owner, None)
+                self._lines.pop(owner, None)
 
 
 class WorkPools:

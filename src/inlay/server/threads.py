@@ -12,6 +12,7 @@ else. So large JSON is made of many small pieces, between which the loop gets it
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ _SMALL_BYTES = 2**16
 _THREADS = 2  # of a lane: more would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
+_TRIMMED_BYTES = 4 * _MIB  # of bodies, behind which it is worth some milliseconds to give their memory back
 
 
 class BodyWorkers:
@@ -64,6 +66,7 @@ class _Lane:
         self._max_bytes = max_bytes
         self._bytes: Counter[str] = Counter()  # by tenant
         self._turns: dict[str, asyncio.Lock] = {}
+        self._to_trim = 0  # bytes of bodies that have ended since memory was given back
 
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
@@ -88,16 +91,30 @@ class _Lane:
 
         future = self._threads.submit(copy_context().run, work)
         future.add_done_callback(ended)  # not when nobody waits any more: the thread is taken until then
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            del future, work  # an error's traceback leads here, and from here to the error and the body: a circle
 
     def _end(self, tenant: str, size: int) -> None:
         self._turns[tenant].release()
         self._left(tenant, size)
+        self._to_trim += size
+        if self._to_trim >= _TRIMMED_BYTES and not self._bytes:
+            self._to_trim = 0
+            self._threads.submit(give_memory_back)
 
     def _left(self, tenant: str, size: int) -> None:
         self._bytes[tenant] -= size
         if not self._bytes[tenant]:
             del self._bytes[tenant], self._turns[tenant]
+
+
+def give_memory_back() -> None:
+    """Return to the system what was freed: glibc keeps it wherever anything that is still in use lies behind it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)
 
 
 #: Where JSON is to become larger than this, it is made off the loop. In bytes.

@@ -21,26 +21,35 @@ from urllib.parse import urlsplit
 
 
 class Wire:
-    """HTTP/1.1, one request after another. url: of the server, without a path."""
+    """HTTP/1.1, one request after another. url: of the server, without a path. key: None where it asks for none."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         found = urlsplit(url)
         self._host, self._port = found.hostname, found.port
+        self._key = "" if key is None else f"Authorization: Bearer {key}\r\n"
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, method: str, path: str, body: Any = None) -> int:
-        """Send a request; returns the status of the response, whose parts are to be read next. Raises OSError."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port)
-        reader, writer = self._streams
-        data = b"" if body is None else json.dumps(body).encode()
-        kind = "Content-Type: application/json\r\n" if data else ""
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{kind}Content-Length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
+        """Send a request; returns the status of the response, whose parts are to be read next.
+
+        body: JSON as it is sent, or what is written as JSON; None for none. Raises OSError.
+        """
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        reader, writer = await self.begin(method, path, len(data))
+        writer.write(data)
         heads = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         found = re.search(r"content-length: (\d+)", heads)
         self._length = None if found is None else int(found[1])
         return int(heads.split()[1])
+
+    async def begin(self, method: str, path: str, length: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a request's head, whose body of ``length`` bytes is to follow. Raises OSError."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        kind = "Content-Type: application/json\r\n" if length else ""
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self._key}{kind}Content-Length: {length}\r\n\r\n"
+        self._streams[1].write(head.encode())
+        return self._streams
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The response's body, as it comes. Raises EOFError where it ends too early."""
@@ -134,10 +143,10 @@ def make_cases(number: int, max_tokens: int, draw: random.Random) -> list[Case]:
     return found
 
 
-async def ask_alone(url: str, case: Case) -> None:
+async def ask_alone(url: str, case: Case, key: str | None = None) -> None:
     """Fill in what the model says with nothing beside it and nothing reused. Raises ValueError where it is refused."""
     asked = {"logprobs": True, "top_logprobs": 2} if case.path == _CHAT else {"logprobs": 2}
-    wire = Wire(url)
+    wire = Wire(url, key)
     status, answer = await wire.ask("POST", case.path, {**case.body, **asked, "reuse": "off"})
     wire.leave()
     if status != 200:
@@ -188,9 +197,10 @@ async def client(
     until: float,
     draw: random.Random,
     results: Results,
+    key: str | None = None,
 ) -> None:
     """Ask one thing after another. until: seconds of ``perf_counter``."""
-    wire = Wire(url)
+    wire = Wire(url, key)
     while time.perf_counter() < until:
         (habit,), case = draw.choices(list(habits), list(habits.values())), draw.choice(cases)
         results.counts[habit] += 1

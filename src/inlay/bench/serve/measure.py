@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.bench.serve.clients import HABITS, Results, Wire, ask_alone, client, make_cases
+from inlay.bench.serve.clients import HABITS, Case, Results, Wire, ask_alone, client, make_cases
 
 #: Called with a line that says how far it is.
 Progress = Callable[[str], None]
@@ -25,7 +25,7 @@ class Load:
     """What is to be run.
 
     clients: how many at a time. seconds: how long. prompts: how many different ones. max_tokens: of an answer.
-    only: the one habit that all clients have; None for all habits.
+    only: the one habit that all clients have; None for all habits. key: an admin's, where the server asks for keys.
     """
 
     clients: int = 64
@@ -34,28 +34,37 @@ class Load:
     max_tokens: int = 32
     only: str | None = None
     seed: int = 0
+    key: str | None = None
 
 
 async def run_load(url: str, load: Load, progress: Progress) -> dict[str, Any]:
     """Ask every prompt alone, then let the clients loose. url: of the server, without a path."""
+    return await run_clients(url, load, await ask_all(url, load, progress), progress)
+
+
+async def ask_all(url: str, load: Load, progress: Progress) -> list[Case]:
+    """Every prompt of a load, with what the model says to it alone."""
     cases = make_cases(load.prompts, load.max_tokens, random.Random(load.seed))
     for number, case in enumerate(cases):
         progress(f"alone: {number + 1}/{len(cases)}")
-        await ask_alone(url, case)
-    results, before, began = Results(), await _numbers(url), time.perf_counter()
+        await ask_alone(url, case, load.key)
+    return cases
+
+
+async def run_clients(url: str, load: Load, cases: list[Case], progress: Progress) -> dict[str, Any]:
+    """Let the clients loose, and say what they and the server have seen."""
+    results, before, began = Results(), await numbers(url, load.key), time.perf_counter()
     until, habits = began + load.seconds, HABITS if load.only is None else {load.only: 1}
-    clients = [
-        asyncio.create_task(client(url, cases, habits, until, random.Random(f"{load.seed} {number}"), results))
-        for number in range(load.clients)
-    ]
+    draws = [random.Random(f"{load.seed} {number}") for number in range(load.clients)]
+    clients = [asyncio.create_task(client(url, cases, habits, until, draw, results, load.key)) for draw in draws]
     memory = [before[_RSS]]
     for look in range(1, _LOOKS):
         await asyncio.sleep(max(0.0, began + load.seconds * look / _LOOKS - time.perf_counter()))
-        memory.append((await _numbers(url))[_RSS])
+        memory.append((await numbers(url, load.key))[_RSS])
         progress(f"{look / _LOOKS:.0%} of {load.seconds:g} s: {dict(results.counts)}")
     await asyncio.gather(*clients)
     took = time.perf_counter() - began
-    after = await _at_rest(url)
+    after = await _at_rest(url, load.key)
     sizes = [round(size / 2**20, 1) for size in (*memory, after[_RSS])]
     return {"clients": load.clients, **_seen(results, took), **_said(before, after, took), "rss_mib": sizes}
 
@@ -63,19 +72,19 @@ async def run_load(url: str, load: Load, progress: Progress) -> dict[str, Any]:
 _RSS = "process_resident_memory_bytes"
 
 
-async def _numbers(url: str) -> dict[str, float]:
-    """The server's own, by name and labels but for the model's."""
-    wire = Wire(url)
+async def numbers(url: str, key: str | None = None) -> dict[str, float]:
+    """The server's own metrics, by name and labels but for the model's."""
+    wire = Wire(url, key)
     _, text = await wire.ask("GET", "/metrics")
     wire.leave()
     lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if line and not line.startswith("#")]
     return {re.sub(r'model_name="[^"]*"', "", name): float(value) for name, value in lines}
 
 
-async def _at_rest(url: str) -> dict[str, float]:
+async def _at_rest(url: str, key: str | None) -> dict[str, float]:
     """The server's numbers once nothing runs: those that have left must not keep it busy."""
     for _ in range(100):
-        found = await _numbers(url)
+        found = await numbers(url, key)
         if not found["inlay:num_requests_running{}"] and not found["inlay:num_requests_waiting{}"]:
             break
         await asyncio.sleep(0.05)
