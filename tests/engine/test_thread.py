@@ -260,7 +260,7 @@ class Clock:
         run = llm.client.engine._runner.run
 
         def timed(work: Any, rows: Any, plan: Any = None) -> Any:
-            took = 0.02 + 0.001 * sum(one.span.length for one in work)
+            took = 0.02 + 0.001 * sum(one.part.rows for one in work)
             self.passes.append(took)
             self.now += took
             return run(work, rows, plan)
