@@ -36,10 +36,11 @@ NOT_SHOWN = {
 #: The files with the other messages of that table.
 WITH_A_MODEL = (
     SRC / "pml" / "sources.py",
-    SRC / "layout.py",
+    SRC / "prompt/layout.py",
     SRC / "prompt/processor.py",
     SRC / "prompt/placement.py",
     SRC / "llm.py",
+    SRC / "schemas.py",
 )
 
 
