@@ -134,7 +134,7 @@ async def chosen_attacks(options: argparse.Namespace, url: str, keys: Keys) -> d
     return {name: attack for name, attack in attacks(filling).items() if not options.only or name in options.only}
 
 
-async def fill_pool(url: str, key: str) -> None:
+async def fill_pool(url: str, key: str | None) -> None:
     """Have every chunk of the pool written once."""
     wire, draw = Wire(url, key), random.Random(0)
     found = await numbers(url, key)

@@ -34,7 +34,8 @@ _SMALL_BYTES = 2**16
 _THREADS = 2  # of a lane: more would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
-_TRIMMED_BYTES = 4 * _MIB  # of bodies, behind which it is worth some milliseconds to give their memory back
+_TRIMMED_BYTES = _MIB  # of bodies, behind which it is worth some milliseconds to give their memory back
+_TRIM_AFTER_S = 1.0
 
 
 class BodyWorkers:
@@ -66,7 +67,8 @@ class _Lane:
         self._max_bytes = max_bytes
         self._bytes: Counter[str] = Counter()  # by tenant
         self._turns: dict[str, asyncio.Lock] = {}
-        self._to_trim = 0  # bytes of bodies that have ended since memory was given back
+        self._ended = 0  # bytes of bodies since memory was given back
+        self._trim: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
@@ -99,10 +101,13 @@ class _Lane:
     def _end(self, tenant: str, size: int) -> None:
         self._turns[tenant].release()
         self._left(tenant, size)
-        self._to_trim += size
-        if self._to_trim >= _TRIMMED_BYTES and not self._bytes:
-            self._to_trim = 0
-            self._threads.submit(give_memory_back)
+        self._ended += size
+        if self._ended >= _TRIMMED_BYTES and self._trim is None:  # later: the request goes on with what was made of it
+            self._trim = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._trim, self._ended = None, 0
+        self._threads.submit(give_memory_back)
 
     def _left(self, tenant: str, size: int) -> None:
         self._bytes[tenant] -= size

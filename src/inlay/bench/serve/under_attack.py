@@ -27,13 +27,13 @@ _PAUSE_S = 0.02  # between two of the victim's requests, or two probes
 
 @dataclass(frozen=True)
 class Keys:
-    """One of each tenant. limited: that of a tenant with a limit of tokens by the minute."""
+    """One of each tenant; None where the server asks for none. limited: of a tenant with few tokens by the minute."""
 
-    victim: str
-    attacker: str
-    limited: str
+    victim: str | None = None
+    attacker: str | None = None
+    limited: str | None = None
 
-    def of(self, attack: Attack) -> str:
+    def of(self, attack: Attack) -> str | None:
         return self.limited if attack.limited else self.attacker
 
 
@@ -107,7 +107,7 @@ async def run_attack(url: str, pid: int, keys: Keys, attack: Attack, seconds: fl
 
 
 async def send_on(
-    url: str, key: str, rounds: list[list[Send]], clients: int, seconds: float, said: Counter[str]
+    url: str, key: str | None, rounds: list[list[Send]], clients: int, seconds: float, said: Counter[str]
 ) -> None:
     """Send the requests of an attack in circles, by several clients at once, for some seconds."""
     until = time.perf_counter() + seconds
@@ -119,7 +119,7 @@ async def send_on(
     await asyncio.gather(*attackers, return_exceptions=True)
 
 
-async def _attacker(url: str, key: str, rounds: list[list[Send]], until: float, said: Counter[str]) -> None:
+async def _attacker(url: str, key: str | None, rounds: list[list[Send]], until: float, said: Counter[str]) -> None:
     wire = Wire(url, key)
     try:
         for send in cycle(send for each in rounds for send in each):
@@ -167,7 +167,7 @@ async def _trickle(wire: Wire, send: Send, until: float) -> None:
     wire.leave()
 
 
-async def _send_all(url: str, key: str, sends: Iterable[Send]) -> None:
+async def _send_all(url: str, key: str | None, sends: Iterable[Send]) -> None:
     wire = Wire(url, key)
     for send in sends:
         status, answer = await wire.ask(send.method, send.path, send.body)
@@ -176,7 +176,7 @@ async def _send_all(url: str, key: str, sends: Iterable[Send]) -> None:
     wire.leave()
 
 
-async def _ask_on(url: str, key: str, waits: list[float], failures: list[str]) -> None:
+async def _ask_on(url: str, key: str | None, waits: list[float], failures: list[str]) -> None:
     """Ask for 4 tokens, again and again, and note the time to the first of them."""
     wire = Wire(url, key)
     for number in count():
