@@ -21,11 +21,13 @@ SOURCE = Path(inlay.__file__).parent
 #: other alone. A part is a module or a package; the longest name counts, so ``kv.identity`` is not ``kv``.
 LAYERS = (
     ("errors", "slots", "wording"),
-    ("types", "strict_json", "kv.identity"),
+    ("types", "policy", "strict_json", "kv.identity"),
     ("pml", "kv"),
     ("prompt", "attention"),
-    ("models", "policy", "config", "client"),
+    ("models", "config"),
     ("engine",),
+    ("client",),
+    ("schemas",),
     ("base",),
     ("llm", "async_llm"),
     ("__init__",),
@@ -56,15 +58,6 @@ LIGHT = (
     "pml.program",
 )
 
-#: Imports that break a rule today: the server has three circles.
-NOT_YET = frozenset(
-    {
-        ("server.completions", "server.requests"),
-        ("server.limits", "server.tenants"),
-        ("server.prewarm", "server.schema_catalog"),
-    }
-)
-
 Imports = Mapping[str, Mapping[str, int]]
 """By module, the modules of inlay that it imports and the line where it does; names without "inlay." in front."""
 
@@ -85,7 +78,7 @@ def _imported(module: str, tree: ast.Module, modules: frozenset[str]) -> Iterato
             continue
         for candidates in names:
             known = [_short(name) for name in candidates if name.split(".")[0] == "inlay" and _short(name) in modules]
-            if known and (module, known[0]) not in NOT_YET:
+            if known:
                 yield known[0], node.lineno
 
 

@@ -360,7 +360,9 @@ def test_a_module_that_lost_its_end_is_completed(name, reuse, left):
     driver = Driver(name, reuse=reuse, positions=positions, prefill_chunk=7)
     driver.schema(LONG)
     request, again = (driver.request(LONG.prompt().use("b").text("Well?"), 4) for _ in range(2))
-    stored = max((part.spec for part in request.prompt.splice if isinstance(part, Cached)), key=lambda spec: len(spec.ids))
+    stored = max(
+        (part.spec for part in request.prompt.splice if isinstance(part, Cached)), key=lambda spec: len(spec.ids)
+    )
     with driver.store.hold(driver.store.longest(stored, most=left)):
         driver.store.clear()
     driver.run(request)
