@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,3 +151,11 @@ def check_stock(driver: Driver, request: Request) -> None:
     close(torch.stack(driver.logits[request][-len(answer) :]), expected)
     if not request.sampling.forced and request.params.greedy:
         assert answer == expected.argmax(-1).tolist()
+
+
+def placed_requests(elsewhere: Sequence[object] = ()) -> list[object]:
+    """The requests and encodings alive that have slots in a pool, but for those of other tests."""
+    gc.collect()
+    alive = [one for one in gc.get_objects() if type(one) in (Request, Encoding)]
+    placed = [one for one in alive if one.allocation.tail or one.allocation.modules]
+    return [one for one in placed if not any(one is other for other in elsewhere)]

@@ -27,11 +27,11 @@ import pytest
 from inlay import LLM, AsyncLLM, InlayError, SamplingParams, Schema
 from inlay.base import Base
 from inlay.engine import core, kv_manager
-from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from tests.kv.accounting import audit
 
 from ..conftest import tiny
+from .driving import placed_requests
 
 LONG_S = float(os.environ.get("INLAY_SOAK_S", "3600"))
 PAUSE_EVERY_S = 5.0
@@ -109,6 +109,7 @@ class Soak:
     def __init__(self, llm: Base, faults: Faults, seed: int) -> None:
         self.llm, self.faults, self.randomly = llm, faults, random.Random(seed)
         self.seen: Counter[str] = Counter()
+        self.elsewhere = placed_requests()
         self.memory: list[int] = []
         self.prompts = [
             self.randomly.choice(TRUNKS)[: self.randomly.randrange(1, 25)] + f" {number}?" for number in range(12)
@@ -156,13 +157,7 @@ class Soak:
         assert not engine.kv_manager._pending
         assert engine.kv_manager._encoding is None
         assert not self.llm.client.thread._listeners
-        gc.collect()
-        alive = [
-            one
-            for one in gc.get_objects()
-            if type(one) in (Request, Encoding) and (one.allocation.tail or one.allocation.modules)
-        ]
-        assert not alive
+        assert not placed_requests(self.elsewhere)
         self.memory.append(resident())
 
 
