@@ -9,8 +9,9 @@ wrong requests, and hang up. ``/health`` is asked all the time. Prints a table, 
 
 - a wait of the victim or of ``/health`` was longer than a second,
 - the victim got anything but its answers, or the attacker a 5xx,
-- the server's resident memory does not come back to within 5% of what it was before the attack, in 15 seconds. The KV
-  pool is filled once before the first attack, so that its pages count from the start.
+- the server's resident memory does not come back to within 5% of what it was before the attack, in 15 seconds. Before
+  the first attack the KV pool is filled, and batches of 1 to 64 answers run: its pages, and the products that oneDNN
+  keeps for every number of rows that it has seen, count from the start.
 
 With ``--clients`` there is no table: so many clients stream answers beside one attacker of each kind, all at once, in
 fp32, and each answer is held against the one that was given alone, as benchmarks/serve_load.py does; it ends with 1
@@ -50,6 +51,7 @@ _HEAD = (
 )
 _FILLING_IDS = 1000  # of a prompt that fills the pool
 _TOKENS_PER_MINUTE = 500
+_TIMEOUT_S = 60.0
 
 
 def main() -> int:
@@ -86,7 +88,8 @@ def serving(options: argparse.Namespace, file: Path) -> Iterator[tuple[subproces
         keys = Keys(*(tenants.add(name, admin=name == "victim")[0] for name in ("victim", "attacker", "limited")))
         tenants.tenants["limited"].limits = Limits(tokens_per_minute=_TOKENS_PER_MINUTE)
     command = [sys.executable, "-m", "inlay", "serve", options.model, "--port", "0", "--log-level", "error"]
-    command += ["--keys", str(file), "--kv-memory", options.kv_memory, "--timeout", "60", "--drain", "5"]
+    command += ["--keys", str(file), "--kv-memory", options.kv_memory, "--drain", "5"]
+    command += ["--timeout", str(_TIMEOUT_S + options.seconds)]  # no deadline ends an attack before its time does
     if options.clients:
         command += ["--dtype", "float32"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -110,6 +113,7 @@ async def one_by_one(options: argparse.Namespace, pid: int, url: str, keys: Keys
     problems, rows = [], []
     chosen = await chosen_attacks(options, url, keys)
     await fill_pool(url, keys.victim)
+    await warm_up(url, keys.victim)
     if not options.json:
         print(_HEAD, flush=True)
     for name, attack in chosen.items():
@@ -147,6 +151,19 @@ async def fill_pool(url: str, key: str | None) -> None:
         if found["inlay:kv_chunks_used{}"] <= before["inlay:kv_chunks_used{}"]:
             break
     wire.leave()
+
+
+async def warm_up(url: str, key: str | None) -> None:
+    """Have batches of every size run, from 64 answers down to one, and prompts of many lengths beside them."""
+
+    async def ask(number: int) -> None:
+        wire = Wire(url, key)
+        body = {"prompt": [3] * (5 * number), "max_tokens": 4 * number, "temperature": 1, "ignore_eos": True}
+        await wire.ask("POST", "/v1/completions", body)
+        wire.leave()
+
+    for _ in range(2):
+        await asyncio.gather(*(ask(number) for number in range(1, 65)))
 
 
 def row_of(name: str, seen: Seen) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch, capsys):
     ran = set()
     for command in COMMANDS:
         program, *words = shlex.split(command)
-        assert program == "inlay"
+        assert program == "inlay" or (program == "python" and (DOCS.parent / words[0]).exists())
         if words[0] != "keys":
             continue
         if words[1] == "revoke":
