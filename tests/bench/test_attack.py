@@ -40,7 +40,7 @@ def test_an_attack_in_short(site: Site, name: str):
 
 
 def test_who_refuses_the_victim_is_told(site: Site, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(site.service.llm._engine, "add", lambda task: exec("raise RuntimeError('a fault')"))
+    monkeypatch.setattr(site.service.llm.client.engine, "add", lambda task: exec("raise RuntimeError('a fault')"))
     seen = attacked(site, attacks(1)["fields"], 0.1)
     assert seen.failures
     assert all("500" in failure for failure in seen.failures)
