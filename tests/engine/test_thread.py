@@ -277,7 +277,9 @@ def test_nobody_waits_for_a_long_pass(monkeypatch):
     long, late = driver.request(ids(1900), 3), driver.request(ids(9, 1), 3, deadline=0.6)
     driver.add(long, late)
     told: list[float] = []
-    while not told:
+    for _ in range(100):
+        if told:
+            break
         driver.engine.step(on_leave=lambda request: told.append(clock.now))
     assert "its deadline has passed" in str(late.error)
     assert told[0] <= 0.6 + 0.25

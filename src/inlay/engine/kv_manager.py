@@ -112,16 +112,16 @@ class KVCacheManager:
             lookup = self._look_up(splice, find=False)
             self._check_capacity(self._chunks_needed(splice, lookup), "the request")
         first = request.prefill.admitted_at is None
-        if first:  # before room is made, for which some of what is found may go
-            request.prefill.usage = None
-            request.count(lookup.modules, lookup.beginnings, self._knows_last(splice, lookup))
+        known = first and self._knows_last(splice, lookup)  # before room is made, for which that may go
         allocation = self._allocate(splice, lookup)
         if allocation is None:
             return Admission.NO_ROOM
-        if first:
-            request.prefill.fetch_s = time.perf_counter() - since
+        fetch_s = time.perf_counter() - since
         request.attach(allocation)
         self._promise(allocation.prefill)
+        if first:
+            request.prefill.fetch_s = fetch_s
+            request.count(lookup.modules, lookup.beginnings, known)
         return Admission.ADMITTED
 
     def _allocate(self, splice: Splice, lookup: Lookup) -> SequenceAllocation | None:
