@@ -1,4 +1,4 @@
-"""What prompts cost before they run grows evenly: sizes at which anything quadratic takes a multiple of its bound."""
+"""What prompts, lines and pools cost grows evenly: sizes at which anything quadratic takes a multiple of its bound."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from inlay.kv.identity import KeyMaker
+from inlay.kv.identity import Context, KeyMaker, TokenRun
+from inlay.kv.pool import KVPool
+from inlay.kv.store import SegmentStore
 from inlay.models.random import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
@@ -17,6 +19,7 @@ from inlay.prompt.placement import lay_out_ids, lay_out_prompt
 from inlay.prompt.request import PromptPart
 from inlay.prompt.splice import Cached, splice_parts
 from inlay.prompt.tokens import TextEncoder
+from inlay.slots import SlotRange
 from tests.tokenizers_for_tests import family
 
 TOKENIZER = bytes_tokenizer()
@@ -95,3 +98,23 @@ def test_prompts_in_line_share_their_numbers():
     finally:
         tracemalloc.stop()
     assert held < 4 * 50_000 * 20, "two references a token; with integers of its own, each would hold 72 bytes"
+
+
+def test_giving_back_to_a_pool_of_many_free_spans():
+    pool = KVPool(80_000, 1, 1)
+    held = [pool.allocate(1) for _ in range(80_000)]
+    assert seconds(lambda: [pool.free(each) for each in held[::2]]) < 5  # 0.1; quadratic: 200
+    assert len(pool.free_ranges) == 40_000
+    assert seconds(lambda: [pool.free(each) for each in held[1::2]]) < 5
+    assert pool.free_ranges == (SlotRange(0, 80_000),)
+
+
+def test_eviction_among_many_segments():
+    pool = KVPool(20_000, 1, 1)
+    store = SegmentStore(pool, KEYS)
+    for token in range(20_000):
+        slots = store.allocate(1)
+        store.insert(TokenRun((token,), 0, Context()), slots)
+        pool.free(slots)
+    assert seconds(lambda: [store.allocate(1) for _ in range(2000)]) < 3  # 0.1; looking through all: 6
+    assert len(store) == 20_000 - 2000 - pool.free_chunks

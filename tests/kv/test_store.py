@@ -10,6 +10,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import Context, KeyMaker, SegmentSpec, TokenRun, specify
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
+from inlay.slots import SlotRange
 from tests.kv.accounting import audit
 
 KEYS = KeyMaker(b"model", "float32", "none", b"", positioned=False)
@@ -183,6 +184,19 @@ def test_small_segments_in_one_chunk_go_together():
     s.allocate(4)
     assert (s.get(spec(1, 2)), s.get(spec(11, 2))) == (None, None)
     assert s.get(spec(101)) is not None
+
+
+def test_of_those_that_would_go_soon_neighbours_go_together():
+    s = store(256)
+    for chunk in range(256):
+        put(s, spec(chunk * 10))
+    lies = {segment.slots[0].first // 4: segment for segment in s}
+    soon = [*range(0, 160, 10), *range(200, 216)]  # unused for longest: some far from each other, and some side by side
+    for chunk in set(range(256)) - set(soon):
+        s.get(spec(lies[chunk].run.ids[0]))
+    assert len(s.allocate(8 * 4)) == 1
+    assert s.pool.free_ranges == (SlotRange(208, 8),), "a few more than are needed"
+    assert len(s) == 256 - 16
 
 
 @given(

@@ -2,15 +2,26 @@
 
 Segments go from their ends: a chunk of a segment is of use only together with all that stands before it. So a newcomer
 that is one chunk short takes one chunk of the segment that was unused for longest, and the rest stays.
+
+What is stored comes and goes for as long as the engine runs, and chunks that go one by one would leave no two free ones
+side by side. So among those that would go soon in any case, chunks go first that make long runs together; and a large
+pool lets a few more go than are needed, so that a sequence may find the chunk behind its last one free. What that does
+is measured by ``benchmarks/pool_runs.py``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Segment
+
+#: How many more chunks go than are needed: this part of the pool, and no more than that.
+_SPARE, _MOST_SPARE = 1 / 32, 256
+#: Of so many times that, those go that lie together: they would be the next.
+_ALIKE = 4
 
 
 class UseOrder:
@@ -66,31 +77,102 @@ class UseOrder:
 
 
 def victims(segments: UseOrder, chunks: int, pool: KVPool) -> list[tuple[Segment, int]]:
-    """Segments, each with how many of its tokens may stay, whose ends free just ``chunks`` chunks; none if they can't.
+    """Segments, each with how many of its tokens may stay, whose ends free ``chunks`` chunks; none if they can't.
 
-    Least recently used first, and never what is held. A chunk is free when all its owners have gone, so a segment alone
-    may free none, and one whose chunks others keep stays: its going would free nothing.
+    Least recently used first, but for what is said above, and never what is held. A chunk is free when all its owners
+    have gone, so a segment alone may free none, and one whose chunks others keep stays: its going would free nothing.
     """
-    chosen: list[tuple[Segment, int, list[int]]] = []  # with the chunks that it lets go
-    left: Counter[int] = Counter()  # chunk → how many of its owners would be gone
-    freed: set[int] = set()
+    spare = min(int(pool.chunks * _SPARE), _MOST_SPARE)
+    oldest = _Oldest(pool, chunks + _ALIKE * spare)
     for segment in segments:
-        if len(freed) >= chunks:
+        if not oldest.add(segment):
             break
-        stays, gone = segment.tokens, []
-        for first, chunk in _from_its_end(segment, pool.chunk_size):
-            if len(freed) >= chunks or first < segment.held:
-                break
-            stays = first
-            gone.append(chunk)
-            left[chunk] += 1
-            if left[chunk] == pool.owners(chunk):
-                freed.add(chunk)
-        if gone:
-            chosen.append((segment, stays, gone))
-    if len(freed) < chunks:
+    if len(oldest.freeable) < chunks:
         return []
-    return [(segment, stays) for segment, stays, gone in chosen if not freed.isdisjoint(gone)]
+    return oldest.choose(chunks + spare)
+
+
+@dataclass(eq=False, slots=True)
+class _End:
+    """The end of a segment: its chunks from the last on, each with the first of its tokens that lies in it.
+
+    behind: the ends of what follows this segment, which would be found no more without it. gone: how many chunks go.
+    """
+
+    segment: Segment
+    chunks: list[tuple[int, int]]
+    behind: list[_End]
+    gone: int = 0
+
+
+class _Oldest:
+    """The ends of the segments that were unused for longest, as many as free ``most`` chunks.
+
+    freeable: those chunks: all their owners are among these ends.
+    """
+
+    def __init__(self, pool: KVPool, most: int) -> None:
+        self.freeable: dict[int, None] = {}  # the least recently used first
+        self._pool = pool
+        self._most = most
+        self._owners: dict[int, list[tuple[_End, int]]] = {}  # chunk → the ends that hold it, and where in them
+        self._places: dict[bytes, list[_End]] = {}  # where the index keeps them
+        self._left: Counter[int] = Counter()  # chunk → how many of its owners go
+
+    def add(self, segment: Segment) -> bool:
+        """The next segment in the order of use. Returns whether there is any need for more."""
+        held = segment.held
+        # What follows a segment was used no later than it (see PrefixIndex), so it has been here before.
+        end = _End(segment, [], self._places.get(segment.behind, []))
+        self._places.setdefault(segment.place, []).append(end)
+        for first, chunk in _from_its_end(segment, self._pool.chunk_size):
+            if len(self.freeable) >= self._most or first < held:
+                break
+            owners = self._owners.setdefault(chunk, [])
+            owners.append((end, len(end.chunks)))
+            end.chunks.append((first, chunk))
+            if len(owners) == self._pool.owners(chunk):
+                self.freeable[chunk] = None
+        return len(self.freeable) < self._most
+
+    def choose(self, chunks: int) -> list[tuple[Segment, int]]:
+        """As ``victims``: what frees that many, or all there are."""
+        freed: set[int] = set()
+        touched: dict[_End, None] = {}
+        for run in self._runs(chunks):
+            for chunk in reversed(run):  # most segments end where their slots have the highest numbers
+                if len(freed) >= chunks:
+                    break
+                for end, at in self._owners[chunk]:
+                    self._let_go(end, at + 1, touched, freed)
+        return [(end.segment, end.chunks[end.gone - 1][0]) for end in touched]
+
+    def _let_go(self, end: _End, chunks: int, touched: dict[_End, None], freed: set[int]) -> None:
+        """Chunks of an end, and all that follows it."""
+        todo = [(end, chunks)]
+        while todo:
+            end, chunks = todo.pop()
+            if not end.gone:
+                todo += [(other, len(other.chunks)) for other in end.behind if other.chunks]
+            for _, chunk in end.chunks[end.gone : chunks]:
+                self._left[chunk] += 1
+                if self._left[chunk] == self._pool.owners(chunk):
+                    freed.add(chunk)
+            end.gone = max(end.gone, chunks)
+            touched[end] = None
+
+    def _runs(self, chunks: int) -> list[range]:
+        """What can be freed, as runs of chunks: first the shortest that is long enough, then the longest ones."""
+        runs: list[range] = []
+        for chunk in sorted(self.freeable):
+            if runs and runs[-1].stop == chunk:
+                runs[-1] = range(runs[-1].start, chunk + 1)
+            else:
+                runs.append(range(chunk, chunk + 1))
+        age = {chunk: number for number, chunk in enumerate(self.freeable)}
+        runs.sort(key=lambda run: (-len(run) - self._pool.free_beside(run.start, run.stop), age[run[-1]]))
+        fitting = min((run for run in runs if len(run) >= chunks), key=len, default=None)
+        return runs if fitting is None else [fitting]
 
 
 def _from_its_end(segment: Segment, size: int) -> Iterator[tuple[int, int]]:

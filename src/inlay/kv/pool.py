@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable
 
 from inlay.errors import CapacityError
+from inlay.kv.spans import FreeSpans
 from inlay.slots import SlotRange, chunks_for, chunks_of, join
 
 
@@ -29,8 +30,7 @@ class KVPool:
                 f"kv_memory of {capacity_bytes} bytes holds no chunk of {chunk_size} tokens at "
                 f"{bytes_per_token} bytes a token; give at least {bytes_per_token * chunk_size}"
             )
-        self._free: list[SlotRange] = [SlotRange(0, self.chunks)]  # of chunks, not slots; by first chunk
-        self._free_chunks = self.chunks
+        self._free = FreeSpans(self.chunks)
         self._owners = array("i", bytes(4 * self.chunks))
         self.peak_chunks = 0  # the most that were ever held at once
 
@@ -41,12 +41,12 @@ class KVPool:
 
     @property
     def free_chunks(self) -> int:
-        return self._free_chunks
+        return self._free.chunks
 
     @property
     def free_ranges(self) -> tuple[SlotRange, ...]:
         """The free chunks, by number; of chunks, not of slots."""
-        return tuple(self._free)
+        return self._free.ranges
 
     @property
     def free_tokens(self) -> int:
@@ -72,13 +72,12 @@ class KVPool:
         taken: list[SlotRange] = []
         if after is not None:
             wanted -= self._take_at(after.end // self.chunk_size, wanted, taken)
-        if wanted and not self._take_first_fit(wanted, taken):
-            self._take_anywhere(wanted, taken)
+        while wanted:
+            wanted -= self._take_best(wanted, taken)
         for chunks in taken:
             for chunk in range(chunks.first, chunks.end):
                 self._owners[chunk] = 1
-            self._free_chunks -= chunks.length
-        self.peak_chunks = max(self.peak_chunks, self.chunks - self._free_chunks)
+        self.peak_chunks = max(self.peak_chunks, self.chunks - self.free_chunks)
         return tuple(SlotRange(c.first * self.chunk_size, c.length * self.chunk_size) for c in join(taken))
 
     def share(self, ranges: Iterable[SlotRange]) -> None:
@@ -95,35 +94,26 @@ class KVPool:
             self._owners[chunk] -= 1
             if self._owners[chunk] == 0:
                 returned.append(SlotRange(chunk, 1))
-        if returned:
-            self._free = list(join(sorted([*self._free, *returned], key=lambda chunks: chunks.first)))
-            self._free_chunks += len(returned)
+        for chunks in join(returned):
+            self._free.add(chunks.first, chunks.end)
 
     def owners(self, chunk: int) -> int:
         """How many hold a chunk; 0 for a free one."""
         return self._owners[chunk]
 
+    def free_beside(self, first: int, end: int) -> int:
+        """How many free chunks lie right before and behind chunks ``first`` … ``end - 1``."""
+        return self._free.before(first) + self._free.behind(end)
+
     def _take_at(self, chunk: int, wanted: int, taken: list[SlotRange]) -> int:
-        for index, free in enumerate(self._free):
-            if free.first == chunk:
-                return self._take(index, min(wanted, free.length), taken)
-        return 0
+        length = min(wanted, self._free.behind(chunk))
+        if length:
+            taken.append(self._free.take(chunk, length))
+        return length
 
-    def _take_first_fit(self, wanted: int, taken: list[SlotRange]) -> bool:
-        for index, free in enumerate(self._free):
-            if free.length >= wanted:
-                self._take(index, wanted, taken)
-                return True
-        return False
-
-    def _take_anywhere(self, wanted: int, taken: list[SlotRange]) -> None:
-        while wanted:
-            largest = max(range(len(self._free)), key=lambda index: self._free[index].length)
-            wanted -= self._take(largest, min(wanted, self._free[largest].length), taken)
-
-    def _take(self, index: int, wanted: int, taken: list[SlotRange]) -> int:
-        free = self._free[index]
-        taken.append(SlotRange(free.first, wanted))
-        rest = SlotRange(free.first + wanted, free.length - wanted)
-        self._free[index : index + 1] = [rest] if rest.length else []
-        return wanted
+    def _take_best(self, wanted: int, taken: list[SlotRange]) -> int:
+        """The smallest span that is large enough, so that large ones stay; where there is none, the largest."""
+        fitting = self._free.smallest(wanted)
+        best = self._free.largest() if fitting is None else SlotRange(fitting, wanted)
+        taken.append(self._free.take(best.first, best.length))
+        return best.length

@@ -43,7 +43,9 @@ class Int8Linear(FrozenLinear):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
         rows = x.reshape(-1, self.in_features)
-        if 0 < len(rows) <= _FEW_ROWS_INT8 and self._read_as_they_lie:
+        if not len(rows):  # a pass in which no prompt ends has none for the head
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        if len(rows) <= _FEW_ROWS_INT8 and self._read_as_they_lie:
             output = torch._weight_int8pack_mm(rows, self._numbers, self._scales)
         else:
             stretches = self._numbers.split(_stretch(self.in_features, x.element_size()))
@@ -71,7 +73,9 @@ class Int4Linear(FrozenLinear):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
         rows = x.reshape(-1, self.in_features)
-        if 0 < len(rows) <= _FEW_ROWS_INT4 or not _can_unpack(x.dtype):
+        if not len(rows):
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        if len(rows) <= _FEW_ROWS_INT4 or not _can_unpack(x.dtype):
             output = _int4_mm(rows, self._numbers, GROUP, self._scales_zeros)
         else:
             step = _stretch(self.in_features, x.element_size())
