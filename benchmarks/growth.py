@@ -1,4 +1,4 @@
-"""What do prompts and schemas cost before anything is computed, as they grow?
+"""What do prompts, schemas, lines and pools cost beside what is computed, as they grow?
 
     python benchmarks/growth.py
 
@@ -9,10 +9,18 @@ evenly. The last line of stdout is one JSON object.
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from inlay.kv.identity import KeyMaker
+import torch
+
+from inlay.engine.encoder import Encoding
+from inlay.engine.scheduler import Admission, Scheduler
+from inlay.kv.identity import Context, KeyMaker, TokenRun
+from inlay.kv.pool import KVPool
+from inlay.kv.store import SegmentStore
 from inlay.models.load import load_tokenizer
+from inlay.models.quantize import Int8Linear
 from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
@@ -73,12 +81,74 @@ def placement(texts: int) -> Callable[[], Any]:
     return lambda: lay_out_prompt(resolved, layout, ENCODER, TEMPLATE, packed=True)
 
 
-ROWS = {
+def free_spans(spans: int) -> Callable[[], Any]:
+    pool = KVPool(2 * spans, 1, 1)
+    held = [pool.allocate(1) or () for _ in range(2 * spans)]
+    for each in held[::2]:
+        pool.free(each)
+    return lambda: [pool.free(each) for each in held[1::2]]
+
+
+def evictions(segments: int) -> Callable[[], Any]:
+    pool = KVPool(segments, 1, 1)
+    store = SegmentStore(pool, KEYS)
+    for token in range(segments):
+        slots = store.allocate(1)
+        store.insert(TokenRun((token,), 0, Context()), slots)
+        pool.free(slots)
+    return lambda: [store.allocate(1) for _ in range(2000)]
+
+
+class Boundless:
+    """A pool that always has room."""
+
+    def admit(self, job: Any) -> Admission:
+        return Admission.ADMITTED
+
+    def grow(self, job: Any) -> bool:
+        return True
+
+    def release(self, job: Any) -> None:
+        pass
+
+
+def line(jobs: int, *, steps: int = 0) -> Callable[[], Any]:
+    """Jobs come and go; or some steps are decided on while they wait."""
+    scheduler: Scheduler[Encoding] = Scheduler(1, 64, 64, None, Boundless())
+    waiting = [Encoding("job", (), deadline=1e9, sequences=1) for _ in range(jobs)]
+
+    def come_and_go() -> None:
+        for job in waiting:
+            scheduler.add(job)
+        for job in waiting[::-1]:
+            scheduler.remove(job)
+
+    if not steps:
+        return come_and_go
+    for job in waiting:
+        scheduler.add(job)
+    return lambda: [scheduler.step(0.0) for _ in range(steps)]
+
+
+def quantized_head(outputs: int) -> Callable[[], Any]:
+    head, none = (
+        Int8Linear(torch.ones(outputs, 896, dtype=torch.bfloat16)),
+        torch.zeros(1, 0, 896, dtype=torch.bfloat16),
+    )
+    return lambda: head(none)
+
+
+ROWS: dict[str, tuple[Callable[[int], Callable[[], Any]], tuple[int, ...]]] = {
     "schema specs (modules, text between)": (schema_specs, (80, 800, 8000)),
     "splice of all modules": (splice_of_modules, (80, 800, 8000)),
     "splice joins (parts)": (splice_joins, (200, 2000, 20_000)),
     "chat turns": (chat_turns, (200, 2000, 20_000)),
     "placement (new texts)": (placement, (200, 2000, 20_000)),
+    "free all chunks (free spans)": (free_spans, (2000, 20_000, 200_000)),
+    "2,000 evictions (segments)": (evictions, (4000, 40_000, 400_000)),
+    "line (jobs come and go)": (line, (2000, 20_000, 200_000)),
+    "100 steps (jobs that wait)": (partial(line, steps=100), (2000, 20_000, 200_000)),
+    "int8 head, no rows (outputs)": (quantized_head, (15_193, 151_936)),
 }
 
 

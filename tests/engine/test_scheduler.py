@@ -309,3 +309,62 @@ def test_a_full_line_refuses_and_leaves_no_trace():
         scheduler.add(three)
     scheduler.remove(three)
     assert scheduler.waiting == [one, two]
+
+
+def test_one_that_has_no_room_holds_up_no_other_tenant():
+    scheduler, memory = make(chunks=20, requests=3)
+    first = FakeJob(0, 4, 50, tenant="a")
+    add(scheduler, first)
+    run(scheduler, memory, scheduler.step(0))
+    large, behind = FakeJob(1, 17, 1, tenant="b"), FakeJob(2, 1, 1, tenant="b")
+    small = [FakeJob(3 + n, 1, 1, tenant="c") for n in range(6)]
+    add(scheduler, large, behind, *small)
+    for now in range(9):
+        run(scheduler, memory, scheduler.step(now))
+    assert [job.said for job in small] == [1, 1, 1, 0, 0, 0], "as many as run at once, and no more"
+    assert (large.said, behind.said) == (0, 0)
+    scheduler.remove(first)
+    for now in range(9, 20):
+        run(scheduler, memory, scheduler.step(now))
+    assert (large.said, behind.said) == (1, 1)
+    assert [job.said for job in small] == [1] * 6
+
+
+def test_many_tenants_without_room_are_not_all_asked():
+    scheduler, memory = make(chunks=20, requests=100)
+    add(scheduler, FakeJob(0, 4, 50, tenant="a"))
+    run(scheduler, memory, scheduler.step(0))
+    add(scheduler, *(FakeJob(1 + n, 18, 1, tenant=str(n)) for n in range(50)))
+    memory.asked.clear()
+    for now in range(5):
+        run(scheduler, memory, scheduler.step(now))
+    assert len(memory.asked) == 4
+
+
+class Timed(FakeJob):
+    """Counts how often anybody looks at a deadline."""
+
+    looks = 0
+
+    def __getattribute__(self, name):
+        Timed.looks += name == "deadline"
+        return super().__getattribute__(name)
+
+
+def test_a_step_does_not_look_at_every_deadline():
+    scheduler, memory = make(chunks=100, requests=1)
+    add(scheduler, *(Timed(n, 1, 1000, deadline=100.0 + n) for n in range(2000)))
+    Timed.looks = 0
+    for now in range(10):
+        run(scheduler, memory, scheduler.step(now))
+    assert Timed.looks < 100
+    assert [job.number for job in scheduler.step(105.0).expired] == [0, 1, 2, 3, 4, 5]
+
+
+def test_who_left_is_not_kept_until_its_deadline():
+    scheduler, _ = make()
+    for number in range(1000):
+        job = FakeJob(number, 1, 1, deadline=1e9)
+        scheduler.add(job)
+        scheduler.remove(job)
+    assert len(scheduler._deadlines) < 100

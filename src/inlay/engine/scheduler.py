@@ -12,8 +12,9 @@ Pure logic: jobs say what they still need, a memory says whether there is room, 
    newcomers
 
 Jobs stand in line by priority (a lower number first), then by arrival. Of several tenants the one with the fewest
-running jobs for its weight is admitted from first. The line is shared, too: where it is full, a tenant with fewer jobs
-in it than its share puts out the last job of the tenant that has most, which ends with QueueFullError.
+running jobs for its weight is admitted from first. One that has no room waits for it, and all of its tenant behind it;
+of other tenants, as many as run at once may go before it. The line is shared, too: where it is full, a tenant with
+fewer jobs in it than its share puts out the last job of the tenant that has most, which ends with QueueFullError.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 from inlay.engine.fairness import Shares, crowded_out
@@ -58,6 +60,8 @@ class Job(Protocol):
         ...
 
 
+_FEW = 64  # deadlines that are never worth looking through
+_STUCK = 4  # so many tenants are told in a step that there is no room, at most
 _ALONE = "the KV pool has no room for this request beside what is held in it; give a larger kv_memory"
 
 J = TypeVar("J", bound=Job)
@@ -121,7 +125,9 @@ class Scheduler(Generic[J]):
         self._queues: dict[tuple[str, int], list[J]] = {}  # who waits, by tenant and sequences, in line
         self._begun: set[J] = set()  # who was admitted once
         self._refused: list[tuple[J, Exception]] = []  # who was put out of the line since the last step
-        self._no_room: J | None = None  # who was told so since somebody left: until then it need not ask again
+        self._no_room: set[J] = set()  # who was told so since somebody left: until then they need not ask again
+        self._overtaken: dict[J, int] = {}  # of those who were told so and wait: by how many of other tenants
+        self._deadlines: list[tuple[float, int, J]] = []  # a heap; who left stays until it is met, or there are many
         self.waiting: list[J] = []
         self.running: list[J] = []
 
@@ -138,6 +144,8 @@ class Scheduler(Generic[J]):
             self._shares.join(job.tenant, {tenant for tenant, count in self._jobs.items() if count})
         self._jobs[job.tenant] += 1
         self._line_up(job)
+        if job.deadline is not None:
+            self._await_deadline(job, job.deadline)
 
     def remove(self, job: J) -> None:
         """Forget a job, wherever it stands, and take back what it has; nothing for one that is not known."""
@@ -147,7 +155,8 @@ class Scheduler(Generic[J]):
             self._leave(job)
         else:
             self._unqueue(job)
-            self._no_room = None
+            self._no_room.clear()
+            self._overtaken.pop(job, None)
         del self._line[job]
         self._begun.discard(job)
         self._jobs[job.tenant] -= 1
@@ -182,10 +191,17 @@ class Scheduler(Generic[J]):
         return step
 
     def _expire(self, step: Step[J], now: float) -> None:
-        for jobs in (self.running, self.waiting):
-            for job in [job for job in jobs if job.deadline is not None and job.deadline <= now]:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            job = heappop(self._deadlines)[2]
+            if job in self._line:
                 self.remove(job)
                 step.expired.append(job)
+
+    def _await_deadline(self, job: J, deadline: float) -> None:
+        heappush(self._deadlines, (deadline, self._count, job))
+        if len(self._deadlines) > 2 * len(self._line) + _FEW:  # those who left would stay in memory
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._line]
+            heapify(self._deadlines)
 
     def _give_up_a_place(self, step: Step[J]) -> None:
         """Preempt one job of a tenant that has more than its share of the places, for one that has less."""
@@ -230,20 +246,23 @@ class Scheduler(Generic[J]):
     def _admit(self, step: Step[J]) -> None:
         places = self._max_requests - sum(job.sequences for job in self.running)
         counts = self._running_by_tenant()
+        stuck: dict[str, J] = {}  # who has no room, by tenant
         asked = dict.fromkeys(self._queues, 0)  # how many of each queue wait for somebody
         while True:
             heads = [
                 queue[asked[key]]
                 for key, queue in self._queues.items()
-                if asked[key] < len(queue) and key[1] <= max(0, places)
+                if asked[key] < len(queue) and key[1] <= max(0, places) and key[0] not in stuck
             ]
             job = min(heads, key=lambda job: self._turn(job, counts), default=None)
-            if job is None or job is self._no_room:
+            if job is None:
                 return
-            answer = self._ask(job, step)
+            answer = Admission.NO_ROOM if job in self._no_room else self._ask(job, step)
             if answer is Admission.NO_ROOM:
-                self._no_room = job
-                return  # nobody overtakes it: a large request would wait for ever
+                self._no_room.add(job)
+                stuck[job.tenant] = job
+                if not self._may_overtake(stuck):
+                    return
             if answer is Admission.LATER:
                 assert self.running, "a job waits for what nobody computes"
                 asked[job.tenant, job.sequences] += 1
@@ -253,6 +272,20 @@ class Scheduler(Generic[J]):
             if answer is Admission.ADMITTED:
                 count = counts.get(job.tenant, (0, 0.0))[0]
                 counts[job.tenant] = count + job.sequences, job.weight
+                for other in stuck.values():
+                    self._overtaken[other] += 1
+                if not self._may_overtake(stuck):
+                    return
+
+    def _may_overtake(self, stuck: dict[str, J]) -> bool:
+        """Whether jobs of further tenants may go before those that have no room. stuck: them, by tenant.
+
+        As many as run at once may do so. After them nobody does until there is room: a large request would wait for
+        ever otherwise. And few are asked, since looking for room in a full pool takes time.
+        """
+        return len(stuck) < _STUCK and all(
+            self._overtaken.setdefault(job, 0) < self._max_requests for job in stuck.values()
+        )
 
     def _ask(self, job: J, step: Step[J]) -> Admission | None:
         """Whether a job that waits can run now, and see to it that it does; None for one that has left."""
@@ -272,6 +305,7 @@ class Scheduler(Generic[J]):
             return None
         if answer is Admission.ADMITTED:
             self._unqueue(job)
+            self._overtaken.pop(job, None)
             self._begun.add(job)
             insort(self.running, job, key=self._line.__getitem__)
         return answer
@@ -299,7 +333,7 @@ class Scheduler(Generic[J]):
     def _leave(self, job: J) -> None:
         self.running.remove(job)
         self._memory.release(job)
-        self._no_room = None
+        self._no_room.clear()
 
     def _preempt(self, job: J, step: Step[J]) -> None:
         self._leave(job)
