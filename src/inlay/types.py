@@ -283,6 +283,7 @@ class EngineStats:
             what lies in the others is evicted when room is needed.
         segments, stored_tokens: what the store finds.
         steps, preemptions: since the start.
+        busy: whether there is anything to do, encodings too.
     """
 
     running: int
@@ -294,6 +295,7 @@ class EngineStats:
     stored_tokens: int
     steps: int
     preemptions: int
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
