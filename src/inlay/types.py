@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from inlay.errors import ParameterError, show
+from inlay.errors import ParameterError
+from inlay.wording import show
 
 # Below it, dividing by the temperature tells nothing apart but rounding errors.
 _GREEDY_BELOW = 1e-5
