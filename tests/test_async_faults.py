@@ -13,6 +13,12 @@ import pytest
 
 from inlay import AbortedError, AsyncLLM, EngineDeadError, InlayError, ParameterError, SamplingParams, Schema
 from inlay.engine import core as engine_module
+from inlay.engine.allocation import SequenceAllocation
+from inlay.engine.core import Engine
+from inlay.engine.kv_manager import KVCacheManager
+from inlay.engine.request import Request
+from inlay.engine.runner import Runner
+from inlay.engine.scheduler import Scheduler
 from inlay.types import RequestOutput
 
 from .conftest import tiny
@@ -56,8 +62,17 @@ async def check_healthy(llm: AsyncLLM) -> None:
     """It answers, and nothing is held."""
     await llm.check_health()
     assert len((await last(llm.generate("Are you well?", PARAMS))).outputs[0].token_ids) == 6
-    await asyncio.wrap_future(llm.client.thread.call(llm.store.clear))
+    await asyncio.wrap_future(llm.client.call(llm.store.clear))
     assert (llm.stats().running, llm.stats().waiting, llm.stats().used_chunks) == (0, 0, 0)
+
+
+async def until_dead(llm: AsyncLLM) -> None:
+    while True:
+        try:
+            await llm.check_health()
+        except EngineDeadError:
+            return
+        await asyncio.sleep(0.001)
 
 
 def once(
@@ -74,7 +89,7 @@ def once(
     monkeypatch.setattr(owner, name, hooked)
 
 
-def with_words(request: Any) -> bool:
+def with_words(_: Any, request: Any) -> bool:
     return request.prompt.request.text == "broken"
 
 
@@ -99,7 +114,7 @@ def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, ki
 def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
     async def ask() -> None:
         llm = engine()
-        once(monkeypatch, llm.client.engine.kv_manager, "admit", RuntimeError("a fault"), with_words)
+        once(monkeypatch, KVCacheManager, "admit", RuntimeError("a fault"), with_words)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "broken", "Another")))
         assert repr(found[1]) == "RuntimeError('a fault')"
         assert text(found[0])
@@ -113,7 +128,7 @@ def test_a_fault_at_admission_ends_the_request_concerned(monkeypatch):
 def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, kind):
     async def ask() -> None:
         llm = engine()
-        once(monkeypatch, llm.client.engine, "add", kind("a fault"), with_words)
+        once(monkeypatch, Engine, "add", kind("a fault"), with_words)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "broken", "Another")))
         assert type(found[1]) is RuntimeError
         assert "a fault" in str(found[1])
@@ -128,13 +143,7 @@ def test_a_fault_when_a_request_is_queued_ends_it_alone(monkeypatch, kind):
 def test_a_fault_of_nobody_in_particular_ends_all_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
-        once(
-            monkeypatch,
-            llm.client.engine.scheduler,
-            "step",
-            kind("a fault"),
-            lambda *_: len(llm.client.engine.scheduler.waiting) == 2,
-        )
+        once(monkeypatch, Scheduler, "step", kind("a fault"), lambda scheduler, *_: len(scheduler.waiting) == 2)
         first = llm.generate("Hello", LONG)
         await anext(first)
         others = [asyncio.create_task(last(llm.generate(prompt, PARAMS))) for prompt in ("One", "Another")]
@@ -151,14 +160,14 @@ def test_what_a_fault_has_kept_from_being_computed_is_not_stored(monkeypatch):
     async def ask() -> None:
         prompt, before, llm = "A prompt of more tokens than one chunk has.", engine(), engine()
         expected = text(await last(before.generate(prompt, PARAMS)))
-        laid_out = llm.client.engine._pass
+        take = SequenceAllocation.take
 
-        def faulty(step: Any) -> None:
-            laid_out(step)
+        def faulty(allocation: SequenceAllocation, tokens: int) -> None:
+            take(allocation, tokens)
             raise RuntimeError("a fault")
 
         with monkeypatch.context() as patch:
-            patch.setattr(llm.client.engine, "_pass", faulty)
+            patch.setattr(SequenceAllocation, "take", faulty)
             (found,) = await outcomes(last(llm.generate(prompt, PARAMS)))
         assert repr(found) == "RuntimeError('a fault')"
         assert text(await last(llm.generate(prompt, PARAMS))) == expected
@@ -173,8 +182,7 @@ def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
         llm = engine()
         stream = llm.generate("broken", LONG)
         await anext(stream)
-        (request,) = llm.client.engine.scheduler.running
-        once(monkeypatch, request, "output", kind("no output"), lambda: True)
+        once(monkeypatch, Request, "output", kind("no output"), lambda request: with_words(None, request))
         other, found = await outcomes(last(llm.generate("Hello", PARAMS)), last(stream))
         assert text(other)
         assert type(found) is RuntimeError
@@ -200,13 +208,13 @@ def test_when_the_thread_ends_all_hear_why_and_nobody_is_taken_in(monkeypatch):
             raise RuntimeError("a fault that goes on")
 
         def ends() -> None:
-            monkeypatch.setattr(llm.client.engine, "release", broken)
-            monkeypatch.setattr(llm.client.engine.scheduler, "step", broken)
+            monkeypatch.setattr(Engine, "release", broken)
+            monkeypatch.setattr(Scheduler, "step", broken)
 
-        await asyncio.wrap_future(llm.client.thread.call(ends))
+        await asyncio.wrap_future(llm.client.call(ends))
         found = await outcomes(last(running), waiting)
         assert [str(one) for one in found] == ["a fault that goes on"] * 2
-        llm.client.thread._thread.join(PATIENCE_S)
+        await until_dead(llm)
         reason = r"the engine has ended by a fault, RuntimeError: a fault that goes on; make a new LLM"
         for call in (last(llm.generate("Hello", PARAMS)), llm.add_schema(SCHEMA), llm.check_health()):
             with pytest.raises(EngineDeadError, match=reason):
@@ -255,21 +263,21 @@ def test_what_was_posted_during_a_pass_ends_with_the_shutdown(monkeypatch):
     async def ask() -> None:
         llm = engine()
         computing, go_on, posted = threading.Event(), threading.Event(), threading.Semaphore(0)
-        compute, post = llm.client.engine._runner.run, llm.client.thread._post
+        compute, submit = Runner.run, llm.client.submit
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             computing.set()
             go_on.wait(PATIENCE_S)
             return compute(*args, **kwargs)
 
-        def noted(order: Any) -> None:
-            post(order)
+        def noted(*task: Any) -> None:
+            submit(*task)
             posted.release()
 
-        monkeypatch.setattr(llm.client.engine._runner, "run", slow)
+        monkeypatch.setattr(Runner, "run", slow)
         running = asyncio.create_task(last(llm.generate("Hello", LONG)))
         await asyncio.to_thread(computing.wait)
-        monkeypatch.setattr(llm.client.thread, "_post", noted)
+        monkeypatch.setattr(llm.client, "submit", noted)
         newcomer = asyncio.create_task(last(llm.generate("Another", PARAMS)))
         encoding = asyncio.create_task(llm.add_schema(SCHEMA))
         for _ in range(2):
@@ -344,21 +352,21 @@ def test_names_that_are_given_and_those_that_are_not_never_meet():
 def test_a_request_can_be_aborted_while_its_prompt_is_laid_out(monkeypatch):
     async def ask() -> None:
         llm = engine()
-        making, go_on, make = threading.Event(), threading.Event(), llm._request
+        making, go_on, make = threading.Event(), threading.Event(), llm.processor.process
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             making.set()
             go_on.wait(PATIENCE_S)
             return make(*args, **kwargs)
 
-        monkeypatch.setattr(llm, "_request", slow)
+        monkeypatch.setattr(llm.processor, "process", slow)
         asked = asyncio.create_task(last(llm.generate("Hello", LONG, request_id="mine")))
         await asyncio.to_thread(making.wait)
         assert llm.abort("mine")
         go_on.set()
         with pytest.raises(AbortedError, match="request mine was aborted"):
             await asked
-        monkeypatch.setattr(llm, "_request", make)
+        monkeypatch.setattr(llm.processor, "process", make)
         await check_healthy(llm)
 
     run(ask())

@@ -73,10 +73,10 @@ def test_leaving_the_loop_gives_the_request_up():
         stream = llm.generate("Hello", LONG)
         await anext(stream)
         await stream.aclose()
-        await asyncio.wrap_future(llm.client.thread.call(llm.store.clear))
-        assert not llm.client.engine.busy
+        await asyncio.wrap_future(llm.client.call(llm.store.clear))
+        assert not llm.stats().busy
         await last(llm.generate("Hello", PARAMS))
-        await asyncio.wrap_future(llm.client.thread.call(llm.store.clear))
+        await asyncio.wrap_future(llm.client.call(llm.store.clear))
         return llm.store.pool.free_chunks, llm.store.pool.chunks
 
     free, chunks = asyncio.run(leave())

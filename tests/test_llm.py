@@ -20,6 +20,7 @@ from inlay import (
     SamplingParams,
     Schema,
 )
+from inlay.engine.runner import Runner
 
 from .conftest import tiny
 
@@ -176,22 +177,21 @@ def test_calls_in_the_middle_of_a_stream_mix_nothing_up(llm):
         steps = [step.outputs[0].token_ids for step in stream]
         assert steps[-1] == answer
         assert all(answer[: len(step)] == step for step in steps)
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
 
 
 def test_a_failed_step_ends_the_answers_in_it_and_no_others(llm, monkeypatch):
     stream = llm.stream("One", GREEDY)
     next(stream)
-    run = llm.client.engine._runner.run
 
     def fail(*args, **kwargs):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(llm.client.engine._runner, "run", fail)
+    monkeypatch.setattr(Runner, "run", fail)
     with pytest.raises(RuntimeError, match="broken"):
         llm.generate("Another", GREEDY)
-    monkeypatch.setattr(llm.client.engine._runner, "run", run)
-    assert not llm.client.engine.busy
+    monkeypatch.undo()
+    assert not llm.stats().busy
     with pytest.raises(RuntimeError, match="broken"):
         list(stream)
     assert tokens(llm.generate("One", GREEDY))
@@ -287,7 +287,7 @@ def test_wrong_prompts(llm, prompt, sentence):
     with pytest.raises(ParameterError, match=sentence):
         llm.generate([prompt] if prompt == [] else prompt)
     assert llm.store.pool.free_chunks == free
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
 
 
 def test_a_prompt_beyond_the_context(llm):
@@ -370,14 +370,13 @@ def test_a_fault_in_a_step_gives_everything_back(llm, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("broken")
 
-    run = llm.client.engine._runner.run
-    monkeypatch.setattr(llm.client.engine._runner, "run", fail)
+    monkeypatch.setattr(Runner, "run", fail)
     with pytest.raises(RuntimeError, match="broken"):
         llm.generate("Hello", GREEDY)
     assert llm.store.pool.free_chunks == free
     with pytest.raises(RuntimeError, match="broken"):
         llm.add_schema(SCHEMA)
-    monkeypatch.setattr(llm.client.engine._runner, "run", run)
+    monkeypatch.undo()
     assert (llm.store.pool.free_chunks, len(llm.store)) == (free, 0)
     llm.add_schema(SCHEMA)
     assert tokens(llm.generate("Hello", GREEDY))
@@ -390,15 +389,14 @@ def test_an_interrupt_stops_the_caller_and_loses_nothing(llm, monkeypatch, caplo
     expected = tokens(llm.generate("Hello", GREEDY))
     other = llm.stream("Quite another prompt", GREEDY)
     next(other)
-    run = llm.client.engine._runner.run
-    monkeypatch.setattr(llm.client.engine._runner, "run", interrupted)
+    monkeypatch.setattr(Runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate("Hello", GREEDY)
-    monkeypatch.setattr(llm.client.engine._runner, "run", run)
+    monkeypatch.undo()
     with pytest.raises(AbortedError, match="its pass was interrupted"):
         list(other)
     assert not caplog.records
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
     assert tokens(llm.generate("Hello", GREEDY)) == expected
 
 

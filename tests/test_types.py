@@ -3,8 +3,9 @@ import math
 
 import pytest
 
-from inlay.errors import ParameterError, show
+from inlay.errors import ParameterError
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams, Usage
+from inlay.wording import show
 
 
 def usage(**changes: int) -> Usage:

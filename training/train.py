@@ -50,10 +50,10 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, director
     tokenizer.save_pretrained(directory)
 
 
-_WARMUP = 50
+WARMUP = 50
 _CHECKPOINT_S = 240
-_LOOK = 50  # steps between two lines of progress
-_EXAMINE = 250  # steps between two looks at held-out questions
+LOOK = 50  # steps between two lines of progress
+EXAMINE = 250  # steps between two looks at held-out questions
 _ROUND = 64  # a step predicts a multiple of so many tokens: libraries keep code and memory for every size they meet
 
 
@@ -85,12 +85,12 @@ class Training:
         while (at := self._at(self.step)) is not None:
             stage, share = at
             before = time.monotonic()
-            batch = self._batch(stage)
-            loss, right = self._learn(batch, self._rate(stage, share))
+            batch = self.batch(stage)
+            loss, right = self.learn(batch, self._rate(stage, share))
             lately.append((loss, right, batch.ids.numel() * self.processes, time.monotonic() - before))
             self.step += 1
             self.seconds = time.monotonic() - begun
-            if self.step % _LOOK == 0:
+            if self.step % LOOK == 0:
                 losses, rights, tokens, times = zip(*lately, strict=True)
                 self._note(
                     stage=stage.name,
@@ -99,7 +99,7 @@ class Training:
                     tokens_per_s=round(sum(tokens) / sum(times)),
                 )
                 lately = []
-            if self.step % _EXAMINE == 0 and self.rank == 0:
+            if self.step % EXAMINE == 0 and self.rank == 0:
                 self._note(**examine(self.model, self.encoder, (2, 6)))
             if time.monotonic() - saved > _CHECKPOINT_S:
                 self.save()
@@ -123,9 +123,10 @@ class Training:
 
     def _rate(self, stage: Stage, share: float) -> float:
         first, last = stage.rate
-        return (first + (last - first) * share) * min(1.0, (self.step + 1) / _WARMUP)
+        return (first + (last - first) * share) * min(1.0, (self.step + 1) / WARMUP)
 
-    def _batch(self, stage: Stage) -> Batch:
+    def batch(self, stage: Stage) -> Batch:
+        """What the step at hand learns from."""
         tokens = stage.tokens // self.processes
         # drawn from the step, so that a resumed run sees what an unbroken one does
         count = random.Random(f"{self.seed} {self.step}").randint(*stage.lesson.documents)
@@ -136,7 +137,8 @@ class Training:
         batch, _ = answering(rng, self.encoder, stage.split, lesson, tokens=tokens)
         return batch
 
-    def _learn(self, batch: Batch, rate: float) -> tuple[float, float]:
+    def learn(self, batch: Batch, rate: float) -> tuple[float, float]:
+        """One step at a learning rate; returns the loss, and the share of answers that were right."""
         logits, targets, weights = predict(self.model, batch)
         losses = cross_entropy(logits.float(), targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from inlay.client import InProcessClient
 from inlay.config import EngineConfig
+from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
 from inlay.engine.structured import Guide
 from inlay.engine.workpool import WorkPools
@@ -97,6 +99,13 @@ class Base:
     def stats(self) -> EngineStats:
         """What the engine is doing, and how full its pool is. Cheap, from any thread."""
         return self.client.stats()
+
+    def observe(self, observer: StepObserver) -> Callable[[], None]:
+        """Tell an observer of every step of the engine from now on, on the thread that takes it.
+
+        Returns what ends that.
+        """
+        return self.client.observe(observer)
 
     def lay_out(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol, TypeVar
 
 from inlay.attention.registry import get_backend
@@ -17,6 +18,7 @@ from inlay.config import EngineConfig
 from inlay.engine.core import Engine
 from inlay.engine.encoder import Task
 from inlay.engine.factory import RequestFactory
+from inlay.engine.forward import StepObserver
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner, why_not_shift
 from inlay.engine.structured import Guide
@@ -135,6 +137,11 @@ class InProcessClient:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have a function called between two steps."""
         return self.thread.call(function)
+
+    def observe(self, observer: StepObserver) -> Callable[[], None]:
+        """Tell an observer of every step of the engine from now on; returns what ends that."""
+        self.engine.observers.append(observer)
+        return partial(self.engine.observers.remove, observer)
 
     def pump(self) -> None:
         self.thread.pump()

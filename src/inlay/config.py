@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from inlay.errors import ParameterError, show
+from inlay.errors import ParameterError
 from inlay.policy import ReusePolicy
+from inlay.wording import show
 
 PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")

@@ -16,47 +16,9 @@ InlayError
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
-
-_SHOWN = 100  # characters of a value that a sentence repeats
-_MAX_BITS = 200
-
-
-class _Repr(reprlib.Repr):
-    """Looks at the beginning of a value alone: writing 8 MB of text to show 100 characters of it would take a while."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxother = 4, _SHOWN + 1
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = _SHOWN // 2
-
-    def repr_dict(self, x: dict[object, object], level: int) -> str:
-        """In its own order, not sorted."""
-        if level <= 0:
-            return "{…}"
-        first = islice(x.items(), self.maxdict)
-        return (
-            "{" + ", ".join(f"{self.repr1(key, level)}: {self.repr1(inner, level - 1)}" for key, inner in first) + "}"
-        )
-
-    def repr_str(self, x: str, level: int) -> str:
-        return repr(x[: _SHOWN + 1])
-
-    def repr_bytes(self, x: bytes, level: int) -> str:
-        return repr(x[: _SHOWN + 1])
-
-    def repr_int(self, x: int, level: int) -> str:
-        return repr(x) if x.bit_length() <= _MAX_BITS else "a huge number"  # which Python may refuse to write
-
-
-def show(value: object) -> str:
-    """A value as ``repr`` writes it, on one line and in at most 100 characters, whatever its size."""
-    text = _Repr().repr(value).replace("\n", " ")
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 class InlayError(Exception):

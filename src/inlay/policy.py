@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inlay.errors import ParameterError, show
+from inlay.errors import ParameterError
+from inlay.wording import show
 
 #: How much approximation there may be, from none to all: nothing is reused; exact prefixes are; modules are, too.
 LEVELS = ("off", "exact", "modular")

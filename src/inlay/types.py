@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from inlay.errors import ParameterError, show
+from inlay.errors import ParameterError
+from inlay.wording import show
 
 # Below it, dividing by the temperature tells nothing apart but rounding errors.
 _GREEDY_BELOW = 1e-5
@@ -283,6 +284,7 @@ class EngineStats:
             what lies in the others is evicted when room is needed.
         segments, stored_tokens: what the store finds.
         steps, preemptions: since the start.
+        busy: whether there is anything to do, encodings too.
     """
 
     running: int
@@ -294,6 +296,7 @@ class EngineStats:
     stored_tokens: int
     steps: int
     preemptions: int
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice
@@ -11,6 +12,7 @@ from typing import Any
 SHOWN = 60
 """How many characters a message shows of one text or value."""
 
+_SHOWN_PYTHON = 100  # as above, of a value as Python writes it
 _MAX_BITS = 200  # of a number, in 61 digits
 
 
@@ -45,7 +47,8 @@ def shown(value: Any, *, kind: bool = False) -> str:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return "a huge number"  # which Python may refuse to write
     if not kind:
-        return clip(repr(value))
+        # no more of a text than is shown: a body may hold one of many megabytes
+        return clip(repr(value[: SHOWN + 1] if isinstance(value, str) else value))
     if isinstance(value, str):
         return f"the text {quote(value)}" if len(value) <= SHOWN else f"a text of {len(value):,} characters"
     return f"the number {value}"
@@ -56,6 +59,41 @@ def shown_python(value: object, most: int = SHOWN) -> str:
     if isinstance(value, Enum):
         return clip(str(value), most)
     return clip(repr(dict(value) if isinstance(value, Mapping) else value), most)
+
+
+class _Repr(reprlib.Repr):
+    """Looks at the beginning of a value alone: writing 8 MB of text to show 100 characters of it would take a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxother = 4, _SHOWN_PYTHON + 1
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = (
+            _SHOWN_PYTHON // 2
+        )
+
+    def repr_dict(self, x: dict[object, object], level: int) -> str:
+        """In its own order, not sorted."""
+        if level <= 0:
+            return "{…}"
+        first = islice(x.items(), self.maxdict)
+        return (
+            "{" + ", ".join(f"{self.repr1(key, level)}: {self.repr1(inner, level - 1)}" for key, inner in first) + "}"
+        )
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[: _SHOWN_PYTHON + 1])
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[: _SHOWN_PYTHON + 1])
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= _MAX_BITS else "a huge number"  # which Python may refuse to write
+
+
+def show(value: object) -> str:
+    """A value as ``repr`` writes it, on one line and in at most 100 characters, whatever its size."""
+    text = _Repr().repr(value).replace("\n", " ")
+    return text if len(text) <= _SHOWN_PYTHON else f"{text[:_SHOWN_PYTHON]}…"
 
 
 def shown_path(path: str) -> str:

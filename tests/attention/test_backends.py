@@ -156,8 +156,10 @@ def test_what_lies_outside_the_window_is_not_read(backend):
 def test_stored_keys_are_read_where_they_lie(monkeypatch, window):
     """No stored key or value is copied: what the kernel gets are views of the pool."""
     seen = []
-    flash = torch_flash._flash
-    monkeypatch.setattr(torch_flash, "_flash", lambda q, k, v, **kw: seen.append((k, v)) or flash(q, k, v, **kw))
+    flash = torch_flash.flash_attention
+    monkeypatch.setattr(
+        torch_flash, "flash_attention", lambda q, k, v, **kw: seen.append((k, v)) or flash(q, k, v, **kw)
+    )
     pool = make_pool(2, 8)
     plan = build_plan(
         [Part.of(40, 3, (Item(SlotRange(0, 12), 0, shift=5), Item(SlotRange(12, 16), 20)), (SlotRange(28, 3),))]

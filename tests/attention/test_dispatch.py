@@ -26,9 +26,9 @@ WARNING = (
 def no_kernel(monkeypatch):
     """As where no compiler was found."""
     monkeypatch.setattr(cpu, "kernel", None)
-    dispatch._without_kernel.cache_clear()
+    dispatch.fallback.cache_clear()
     yield
-    dispatch._without_kernel.cache_clear()
+    dispatch.fallback.cache_clear()
 
 
 @pytest.mark.skipif(not cpu.available(), reason="installed without the compiled kernel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,8 @@ def test_a_full_disk(source: Path, tmp_path: Path, monkeypatch):
         output.begin(b"m")
         output.answer(Entry(1, 0, 0, "a", None), {})
         with open("/dev/full", "wb", buffering=0) as full:
-            monkeypatch.setattr(output, "_file", full.fileno())
+            write_to = os.write
+            monkeypatch.setattr(os, "write", lambda file, data: write_to(full.fileno(), data))
             with pytest.raises(
                 ParameterError, match=r"cannot be written \(No space left on device\); what it holds is"
             ):

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 
 from inlay import LLM, AsyncLLM, InlayError, ParameterError, PMLError, Prompt, SamplingParams, Schema
 from inlay.batch import run as module
-from inlay.engine.core import Engine
+from inlay.engine.runner import Runner
 
 from ..conftest import tiny
 from .helpers import CHAT, bodies, line, read, run, texts, write
@@ -178,20 +178,18 @@ def test_schemas_run_together(tmp_path: Path, monkeypatch):
         for module_ in "ab"
     ]
     order: list[str] = []
-    monkeypatch.setattr(
-        module._Batch, "_answer", _noting(order, module._Batch._answer)
-    )  # as they start, not as they end
+    monkeypatch.setattr(module.Index, "read", _noting(order, module.Index.read))
     run(write(tmp_path / "in", rows), tmp_path / "out", schemas=[SCHEMA, other])
     assert len(bodies(tmp_path / "out")) == 20
-    groups = [name[:2] for name in order]
+    groups = [name[:2] for name in order[20:]]  # as they start, not as they end; before, all were read to be sorted
     assert groups == sorted(groups, key=lambda group: (group[0], groups.index(group)))
     assert sum(1 for a, b in pairwise(groups) if a != b) == 3
 
 
-def _noting(order: list[str], answer: Any) -> Any:
-    async def noted(self: Any, rank: int, entry: Any, prompts: Any) -> None:
+def _noting(order: list[str], real: Any) -> Any:
+    def noted(self: Any, entry: Any) -> Any:
         order.append(entry.custom_id)
-        await answer(self, rank, entry, prompts)
+        return real(self, entry)
 
     return noted
 
@@ -219,16 +217,16 @@ def test_a_bounded_number_is_under_way(tmp_path: Path, monkeypatch):
 
 def test_a_model_that_fails_ends_the_batch_and_nothing_is_lost(tmp_path: Path, monkeypatch):
     source = write(tmp_path / "in", [line(str(n), prompt=f"Words {n}.") for n in range(20)])
-    compute, steps = Engine._compute, 0
+    compute, steps = Runner.run, 0
 
-    def fails_later(self: Engine, *arguments: Any):
+    def fails_later(self: Runner, *arguments: Any):
         nonlocal steps
         steps += 1
-        if steps == 12:
+        if steps == 15:  # of which three probe whether shifts are exact
             raise RuntimeError("out of order")
         return compute(self, *arguments)
 
-    monkeypatch.setattr(Engine, "_compute", fails_later)
+    monkeypatch.setattr(Runner, "run", fails_later)
     with pytest.raises(
         InlayError, match=r"line \d+: the model failed \(RuntimeError: out of order\); the answers so far"
     ):

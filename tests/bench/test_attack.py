@@ -11,6 +11,7 @@ import pytest
 
 from inlay.bench.serve.attacks import Attack, Send, attacks, rounds_of
 from inlay.bench.serve.under_attack import Keys, Seen, run_attack
+from inlay.engine.core import Engine
 
 from ..server.conftest import Site, running, small_model
 
@@ -40,7 +41,7 @@ def test_an_attack_in_short(site: Site, name: str):
 
 
 def test_who_refuses_the_victim_is_told(site: Site, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(site.service.llm.client.engine, "add", lambda task: exec("raise RuntimeError('a fault')"))
+    monkeypatch.setattr(Engine, "add", lambda *_: exec("raise RuntimeError('a fault')"))
     seen = attacked(site, attacks(1)["fields"], 0.1)
     assert seen.failures
     assert all("500" in failure for failure in seen.failures)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import runpy
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inlay.api.openai import stream as chunks
+from inlay.api.openai.stream import Chunks
 from inlay.bench.serve.clients import Case, Verdict
 from inlay.bench.serve.measure import Load, run_load
+from inlay.types import RequestOutput
 
 from ..server.conftest import Site, running, small_model
 
@@ -46,8 +49,13 @@ def test_a_short_load(loaded: Site):
 
 
 def test_tokens_that_get_lost_are_found(loaded: Site, monkeypatch: pytest.MonkeyPatch):
-    said = chunks._TextChoice._said
-    monkeypatch.setattr(chunks._TextChoice, "_said", lambda self, text, logprobs: said(self, text[1:], logprobs))
+    update = Chunks.update
+
+    def lossy(self: Chunks, number: int, output: RequestOutput) -> Iterable[str]:
+        answers = tuple(replace(answer, text=answer.text[1:]) for answer in output.outputs)
+        return update(self, number, replace(output, outputs=answers))
+
+    monkeypatch.setattr(Chunks, "update", lossy)
     found = run(loaded, Load(clients=4, seconds=1, prompts=1, max_tokens=8))
     assert found["wrong"] > 0
     assert found["problems"]

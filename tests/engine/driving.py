@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.plan import Item
@@ -20,10 +19,12 @@ from tests.kv.accounting import audit
 from ..conftest import tiny
 from ..equivalence.oracle import prefill
 from ..equivalence.recorder import close
+from .observing import Observed, observed
 
 
 class Driver:
-    """kv_tokens: the size of the pool. record: whether the logits of every request are kept."""
+    """kv_tokens: the size of the pool. record: whether the logits of every request are kept, and passes
+    noted, of which ``passes`` holds the number of tokens."""
 
     def __init__(self, name: str = "llama", *, kv_tokens: int = 4000, record: bool = True, **settings: Any) -> None:
         self.loaded: LoadedModel = tiny(name)
@@ -33,31 +34,8 @@ class Driver:
         self.llm = LLM(self.loaded, kv_memory=kv_tokens * per_token, seed=0, **settings)
         self.engine = self.llm.client.engine
         self.store = self.llm.store
-        self.logits: dict[Request, list[Tensor]] = {}
-        self.passes: list[int] = []  # the number of tokens of each
-        if record:
-            self._record()
-
-    def _record(self) -> None:
-        run, pass_of = self.engine._runner.run, self.engine._pass
-        logits_of, passes = self.logits, self.passes  # and not self: the engine would keep its own LLM alive
-        made: Any = None
-
-        def passed(step: Any) -> Any:
-            nonlocal made
-            made = pass_of(step)
-            return made
-
-        def recorded(work: Any, rows: Any, plan: Any = None) -> Tensor:
-            logits = run(work, rows, plan)
-            passes.append(sum(len(w.ids) for w in work))
-            if rows:
-                for (request, _), row in zip(made.sampled, logits, strict=True):
-                    logits_of.setdefault(request, []).append(row.clone())
-            return logits
-
-        self.engine._pass = passed  # type: ignore[method-assign]
-        self.engine._runner.run = recorded  # type: ignore[method-assign]
+        seen = observed(self.llm) if record else Observed()
+        self.logits, self.passes = seen.logits, seen.tokens
 
     def schema(self, schema: Schema, *, encode: bool = True, **policy: Any) -> None:
         """Make a schema known."""
@@ -89,7 +67,8 @@ class Driver:
         """A request that is not queued yet; greedy unless told otherwise. forced: the text that it has to say."""
         ids = self.llm.encoder.text(forced)
         chosen = {"temperature": 0, "ignore_eos": True, "max_tokens": len(ids) or tokens} | params
-        request = self.llm._request(prompt, SamplingParams(**chosen), self.llm.policy(reuse, positions))
+        prepared = self.llm.processor.process(prompt, SamplingParams(**chosen), self.llm.policy(reuse, positions))
+        request = self.llm.client.prepare(prepared)
         for member in request.family:
             member.priority, member.deadline = priority, deadline
         if ids:

@@ -45,11 +45,11 @@ class FakeMemory:
         return self.chunks - sum(self.held.values())
 
     def admit(self, job: FakeJob) -> Admission:
-        answer = self._admit(job)
+        answer = self.answer(job)
         self.asked.append((job, answer))
         return answer
 
-    def _admit(self, job: FakeJob) -> Admission:
+    def answer(self, job: FakeJob) -> Admission:
         assert job not in self.held
         tokens = job.prompt + job.said
         if tokens + 1 > self.chunks:

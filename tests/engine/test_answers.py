@@ -9,9 +9,14 @@ from itertools import pairwise
 import pytest
 
 from inlay import LLM, CapacityError, InlayError, ParameterError, SamplingParams, Schema
+from inlay.attention.plan import Part
+from inlay.engine.forward import StepObserver
+from inlay.engine.request import Request
+from inlay.engine.runner import Runner
 from inlay.engine.sampler.sampler import request_seed
 
 from ..conftest import tiny
+from .observing import observed
 
 SCHEMA = Schema.from_string('<schema name="s">In front. <module name="a">The first module.</module></schema>')
 PARAMS = SamplingParams(n=3, seed=5, max_tokens=12, temperature=0.8, logprobs=1)
@@ -24,19 +29,6 @@ def llm() -> LLM:
 
 def prompt():
     return SCHEMA.prompt().use("a").text("Well?")
-
-
-def computed(llm: LLM, monkeypatch) -> list[list[int]]:
-    """The lengths of the spans of every forward pass from now on."""
-    passes: list[list[int]] = []
-    run = llm.client.engine._runner.run
-
-    def counted(packed, rows, plan=None):
-        passes.append([len(work.ids) for work in packed])
-        return run(packed, rows, plan)
-
-    monkeypatch.setattr(llm.client.engine._runner, "run", counted)
-    return passes
 
 
 def alone(llm: LLM, question, params: SamplingParams) -> list[tuple[str, tuple[int, ...], float | None]]:
@@ -65,24 +57,28 @@ def test_a_prompt_of_modules_has_several_answers(llm):
     assert (output.usage.cached_tokens, output.usage.computed_tokens) == (27, 5)
 
 
-def test_the_prompt_is_computed_once(llm, monkeypatch):
-    passes = computed(llm, monkeypatch)
+def test_the_prompt_is_computed_once(llm):
+    passes = observed(llm).lengths
     llm.generate("Tell me something.", replace(PARAMS, n=5, max_tokens=2, ignore_eos=True))
     # the others wait a pass for what the first computes; then each computes the last token again, for the logits
     assert passes == [[18], [1] * 5, [1] * 4]
 
 
-def test_answers_read_one_copy_of_the_prompt(llm, monkeypatch):
-    plans = []
-    run = llm.client.engine._runner.run
+class Plans(StepObserver):
+    """The parts of every pass."""
 
-    def kept(packed, rows, plan=None):
-        plans.append([work.part for work in packed])
-        return run(packed, rows, plan)
+    def __init__(self) -> None:
+        self.parts: list[list[Part]] = []
 
-    monkeypatch.setattr(llm.client.engine._runner, "run", kept)
+    def computed(self, made, logits, running, seconds):
+        self.parts.append([work.part for work in made.work])
+
+
+def test_answers_read_one_copy_of_the_prompt(llm):
+    plans = Plans()
+    llm.observe(plans)
     llm.generate("Tell me something.", replace(PARAMS, max_tokens=3, ignore_eos=True))
-    read = [{slot for run in part.ranges for slot in range(run.first, run.end)} for part in plans[-1]]
+    read = [{slot for run in part.ranges for slot in range(run.first, run.end)} for part in plans.parts[-1]]
     assert len(set.intersection(*read)) == 17
 
 
@@ -120,7 +116,7 @@ def test_every_chunk_comes_back(llm):
     stream.close()
     llm.store.clear()
     assert llm.store.pool.free_chunks == free
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
 
 
 def test_all_answers_are_streamed_together(llm):
@@ -153,18 +149,33 @@ def test_stop_strings_end_each_answer_by_itself(llm):
         assert one.stop_reason == (stop if stop in other.text else other.stop_reason)
 
 
-def damage(llm: LLM, monkeypatch, place: int, value: float, from_step: int) -> None:
-    """Put a value into one row of the logits, in every pass from one on."""
-    run, passes = llm.client.engine._runner.run, []
+def damage(monkeypatch, place: int, value: float, from_step: int) -> None:
+    """Put a value into one row of the logits, in one pass from now on."""
+    run, passes = Runner.run, []
 
-    def damaged(packed, rows, plan=None):
-        logits = run(packed, rows, plan).clone()
+    def damaged(self, packed, rows, plan=None):
+        logits = run(self, packed, rows, plan).clone()
         passes.append(1)
         if len(passes) == from_step + 1:
             logits[place, 7] = value
         return logits
 
-    monkeypatch.setattr(llm.client.engine._runner, "run", damaged)
+    monkeypatch.setattr(Runner, "run", damaged)
+
+
+def prepared(llm: LLM, prompt: str, params: SamplingParams) -> Request:
+    return llm.client.prepare(llm.processor.process(prompt, params, llm.policy()))
+
+
+def run(llm: LLM, requests: list[Request]) -> None:
+    """Run them to their end; raises what ended one of them."""
+    for request in requests:
+        llm.client.submit(request, lambda _: None)
+    while llm.stats().busy:
+        llm.client.pump()
+    for request in requests:
+        if request.failure is not None:
+            raise request.failure
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -174,11 +185,11 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
     expected = [one.outputs[0].token_ids for one in llm.generate(["One", "Two", "Three"], params)]
     llm.store.clear()
     free = llm.store.pool.free_chunks
-    damage(llm, monkeypatch, 1, value, step)
-    requests = llm._requests_of(["One", "Two", "Three"], params, llm.policy())
+    damage(monkeypatch, 1, value, step)
+    requests = [prepared(llm, prompt, params) for prompt in ("One", "Two", "Three")]
     held = "NaN" if math.isnan(value) else "+inf"
     with pytest.raises(InlayError) as caught:
-        list(llm._run(requests))
+        run(llm, requests)
     assert str(caught.value) == (
         f"request 4: the logits of token {step + 1} of the answer hold {held}; "
         "the model's weights or inputs are damaged"
@@ -188,15 +199,15 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
     assert not any(segment.run.ids[-1] == requests[1].ids[-1] for segment in llm.store), "damaged states were kept"
     llm.store.clear()
     assert llm.store.pool.free_chunks == free
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
 
 
 def test_one_damaged_answer_of_several_leaves_the_others(llm, monkeypatch):
     expected = [one.token_ids for one in llm.generate("Tell me.", replace(PARAMS, ignore_eos=True))[0].outputs]
-    damage(llm, monkeypatch, 0, math.nan, 0)
-    (leader,) = llm._requests_of(["Tell me."], replace(PARAMS, ignore_eos=True), llm.policy())
+    damage(monkeypatch, 0, math.nan, 0)
+    leader = prepared(llm, "Tell me.", replace(PARAMS, ignore_eos=True))
     with pytest.raises(InlayError, match="hold NaN"):
-        list(llm._run([leader]))
+        run(llm, [leader])
     assert [tuple(member.token_ids) for member in leader.family] == [(), *expected[1:]]
 
 

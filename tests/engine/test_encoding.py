@@ -175,7 +175,7 @@ def test_a_fault_in_a_pass_ends_an_encoding_in_it(monkeypatch):
     def fails(*_):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(driver.engine._runner, "run", fails)
+    monkeypatch.setattr(driver.engine.runner, "run", fails)
     driver.add(encoding)
     assert driver.engine.step() == [encoding]
     assert str(encoding.failure) == "broken"
@@ -209,7 +209,7 @@ def test_a_fault_when_room_was_taken_gives_it_back(monkeypatch: pytest.MonkeyPat
 
     broken, whole = task(), task()
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine.kv_manager, "_promise", fail)
+        patch.setattr(driver.engine.kv_manager.pending, "add", fail)
         driver.add(broken)
         assert driver.step() == [broken]
     assert str(broken.error) == "a fault"

@@ -11,6 +11,7 @@ from inlay.engine.allocation import Work
 from inlay.slots import SlotRange
 
 from ..conftest import tiny
+from .observing import observed
 
 MODULES = Schema.from_string(
     '<schema name="s">Always here. '
@@ -23,30 +24,17 @@ def work(length: int, slot: int = 0) -> Work:
     return Work(tuple(range(length)), Part.of(0, length, (), (SlotRange(slot, length),)))
 
 
-def passes(llm: LLM, monkeypatch) -> list[int]:
-    """The number of tokens of every forward pass from now on."""
-    sizes: list[int] = []
-    run = llm.client.engine._runner.run
-
-    def counted(packed, rows, plan=None):
-        sizes.append(sum(len(w.ids) for w in packed))
-        return run(packed, rows, plan)
-
-    monkeypatch.setattr(llm.client.engine._runner, "run", counted)
-    return sizes
-
-
 @pytest.mark.parametrize("reuse", ["isolated", "anchored"])
 def test_modules_are_encoded_in_one_pass(monkeypatch, reuse):
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, reuse=reuse)
-    sizes = passes(llm, monkeypatch)
+    sizes = observed(llm).tokens
     llm.add_schema(MODULES)
     assert sizes == [llm.store.tokens]
 
 
 def test_encoding_keeps_to_the_budget(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None, max_num_batched_tokens=50)
-    sizes = passes(llm, monkeypatch)
+    sizes = observed(llm).tokens
     llm.add_schema(MODULES)
     assert sizes[:-1] == [50] * (len(sizes) - 1)
     assert sum(sizes) == llm.store.tokens
@@ -55,7 +43,7 @@ def test_encoding_keeps_to_the_budget(monkeypatch):
 def test_a_second_request_computes_new_text_alone(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     llm.add_schema(MODULES)
-    sizes = passes(llm, monkeypatch)
+    sizes = observed(llm).tokens
     prompt = MODULES.prompt().use("m1").use("m4").text("And?")
     llm.generate(prompt, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
     assert sizes == [len("And?"), 1, 1]
@@ -68,7 +56,7 @@ def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
     )
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     llm.add_schema(schema)
-    sizes = passes(llm, monkeypatch)
+    sizes = observed(llm).tokens
     llm.generate(schema.prompt().use("a", p="here", q="there").text("OK?"), SamplingParams(max_tokens=1))
     assert sizes == [len("here") + len("there") + len("OK?")]
 
@@ -100,7 +88,7 @@ def test_every_chunk_comes_back():
     llm.add_schema(MODULES)
     prompts = [MODULES.prompt().use(f"m{n}").text("And?") for n in range(6)]
     llm.generate(prompts, [SamplingParams(max_tokens=1 + 3 * n, ignore_eos=True) for n in range(6)])
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
     assert not any(segment.holds for segment in llm.store)
     llm.store.clear()
     assert llm.store.pool.free_chunks == llm.store.pool.chunks

@@ -9,9 +9,9 @@ import torch
 
 from inlay import CapacityError, ContextError, Schema
 from inlay.engine import kv_manager
-from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.scheduler import Step
 from inlay.errors import DeadlineError, InlayError, QueueFullError
+from inlay.kv.store import SegmentStore
 
 from .driving import Driver, check_stock, ids
 from .test_sharing import SCHEMA, prompt_of
@@ -67,7 +67,7 @@ def test_a_request_that_fits_is_answered_however_often_it_is_preempted():
     for request in urgent:
         driver.add(request)
         driver.step(4)
-        driver.engine.scheduler._preempt(large, Step())
+        driver.engine.scheduler.preempt(large, Step())
         driver.audit()
     driver.finish()
     assert large.error is None
@@ -138,8 +138,7 @@ def test_a_request_past_its_deadline_ends_and_the_others_go_on(monkeypatch):
 
 
 def test_a_line_that_is_full_takes_all_answers_of_a_request_or_none():
-    driver = Driver()
-    driver.engine.scheduler._max_waiting = 3
+    driver = Driver(max_waiting=3)
     driver.add(driver.request(ids(5), 2, n=2, temperature=1.0))
     refused = driver.request(ids(5), 2, n=2, temperature=1.0)
     with pytest.raises(QueueFullError, match="3 requests are waiting already"):
@@ -296,15 +295,15 @@ def test_a_prompt_beyond_the_context_is_refused_before_it_is_queued():
 
 def test_a_damaged_row_of_logits_ends_its_request_alone():
     driver = Driver()
-    run = driver.engine._runner.run
+    run = driver.engine.runner.run
 
     def damaged(work, rows, plan=None):
         logits = run(work, rows, plan).clone()
-        if len(driver.passes) == 3:
+        if len(driver.passes) == 2:  # and this is the third
             logits[1] = torch.nan
         return logits
 
-    driver.engine._runner.run = damaged
+    driver.engine.runner.run = damaged
     requests = [driver.request(ids(9 + n, n), 8) for n in range(3)]
     driver.run(*requests)
     assert type(requests[1].error) is InlayError
@@ -323,15 +322,15 @@ def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
     )
     driver = Driver(reuse="isolated")
     driver.schema(schema, encode=False)
-    run = driver.engine._runner.run
+    run = driver.engine.runner.run
 
     def damaged(work, rows, plan=None):
         logits = run(work, rows, plan).clone()
-        if len(driver.passes) == 1:
+        if not driver.passes:
             logits[0] = torch.nan
         return logits
 
-    driver.engine._runner.run = damaged
+    driver.engine.runner.run = damaged
     bad = driver.request(schema.prompt().use("long").use("short").text("?"))
     good = driver.request(ids(9, 3))
     driver.run(bad, good)
@@ -340,18 +339,18 @@ def test_damage_in_one_of_two_modules_that_begin_alike_ends_its_request_alone():
     assert driver.all_free()
 
 
-@pytest.mark.parametrize("step", ["_room", "allocation_of"])
-def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(monkeypatch, step):
+@pytest.mark.parametrize(("owner", "step"), [(SegmentStore, "allocate"), (kv_manager, "allocation_of")])
+def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(monkeypatch, owner, step):
     """What had been found is held, and room had been made, when it arose."""
     driver = Driver()
     first = driver.request(ids(200), 4)
     driver.run(first)
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **how: object) -> None:
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patched:
-        patched.setattr(KVCacheManager if step == "_room" else kv_manager, step, broken)
+        patched.setattr(owner, step, broken)
         failed = driver.request(ids(200) + ids(9, 1), 4)
         driver.add(failed)
         driver.step()
@@ -364,7 +363,7 @@ def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(
 
 def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
     driver = Driver(max_num_seqs=2)
-    run = driver.engine._runner.run
+    run = driver.engine.runner.run
     broken = [False]
 
     def fails(work, rows, plan=None):
@@ -373,7 +372,7 @@ def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
             raise RuntimeError("broken")
         return run(work, rows, plan)
 
-    driver.engine._runner.run = fails
+    driver.engine.runner.run = fails
     requests = [driver.request(ids(20) + ids(9, n), 8) for n in range(4)]
     driver.add(*requests)
     driver.step(3)
@@ -395,19 +394,19 @@ def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
 
 def test_a_prompt_whose_computation_failed_is_not_stored():
     driver = Driver(max_num_batched_tokens=16)
-    run = driver.engine._runner.run
+    run = driver.engine.runner.run
 
     def fails(work, rows, plan=None):
         if len(driver.passes) == 1:
             raise RuntimeError("broken")
         return run(work, rows, plan)
 
-    driver.engine._runner.run = fails
+    driver.engine.runner.run = fails
     one, other = driver.request(ids(40)), driver.request(ids(40))
     driver.add(one)
     driver.step(2)
     assert str(one.error) == "broken"
     assert len(driver.store) == 0
-    driver.engine._runner.run = run
+    driver.engine.runner.run = run
     driver.run(other)
     check_stock(driver, other)

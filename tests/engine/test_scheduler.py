@@ -273,7 +273,7 @@ def test_no_room_with_nobody_running_is_an_error_and_no_endless_wait():
 def test_waiting_for_nobody_is_caught():
     """A memory that says LATER while nobody computes would have its callers wait for ever."""
     scheduler, memory = make()
-    memory._admit = lambda job: Admission.LATER
+    memory.answer = lambda job: Admission.LATER
     add(scheduler, *jobs((4, 1)))
     with pytest.raises(AssertionError, match="waits for what nobody computes"):
         scheduler.step(0)

@@ -108,7 +108,7 @@ def soak(count: int, seed: int, compare_every: int) -> Counter[str]:
             check_books(driver, elsewhere)
     check_books(driver, elsewhere)
     assert driver.all_free()
-    assert not driver.engine.kv_manager._pending
+    assert not driver.engine.kv_manager.pending
     return seen
 
 

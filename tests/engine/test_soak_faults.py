@@ -27,6 +27,8 @@ import pytest
 from inlay import LLM, AsyncLLM, InlayError, SamplingParams, Schema
 from inlay.base import Base
 from inlay.engine import core, kv_manager
+from inlay.engine.allocation import SequenceAllocation
+from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from tests.kv.accounting import audit
 
@@ -86,21 +88,15 @@ def everywhere(llm: Base, faults: Faults) -> None:
     """Around every step of the loop: admission, plan, forward pass, what is kept of it, sampling, listeners."""
     engine = llm.client.engine
     faults.around(engine.scheduler, "step")
-    faults.around(
-        engine.kv_manager,
-        "_admit_request",
-        "_admit_encoding",
-        "_look_up",
-        "_publish",
-        "_promise",
-        "grow",
-        "computed",
-    )
-    faults.around(kv_manager, "allocation_of")
-    faults.around(engine, "_pass", "_compute", "_plan", "_sample", "_leave", "_next_batch")
-    faults.around(engine._runner, "run")
+    faults.around(engine.kv_manager, "stored", "grow", "computed")
+    faults.around(engine.kv_manager.pending, "add", "computing")
+    faults.around(kv_manager, "in_encoding_order", "readable_tokens", "wanted_runs", "tail_tokens", "allocation_of")
+    faults.around(SequenceAllocation, "take")
+    faults.around(Encoding, "batch", "computed")
+    faults.around(engine.scheduler, "requeue")
+    faults.around(engine.runner, "run")
     faults.around(core, "sample", "build_plan", "advance")
-    faults.around(Request, "accept", "output", "decode_work", "decoded")
+    faults.around(Request, "splice_now", "count", "accept", "output", "decode_work", "decoded")
 
 
 class Soak:
@@ -154,9 +150,9 @@ class Soak:
         audit(engine.store)
         engine.store.clear()
         assert engine.store.pool.free_chunks == engine.store.pool.chunks
-        assert not engine.kv_manager._pending
-        assert engine.kv_manager._encoding is None
-        assert not self.llm.client.thread._listeners
+        assert not engine.kv_manager.pending
+        assert engine.kv_manager.encoding is None
+        assert not self.llm.client.thread.listeners
         assert not placed_requests(self.elsewhere)
         self.memory.append(resident())
 
@@ -184,11 +180,11 @@ class AsyncSoak(Soak):
             self.faults.rate = 0.0
             gc.collect()  # streams in circles
             await self._quiet()
-            await asyncio.wrap_future(self.llm.client.thread.call(self.settle))
+            await asyncio.wrap_future(self.llm.client.call(self.settle))
 
     async def _quiet(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while self.llm.client.thread._listeners or self.llm.stats().running or self.llm.stats().waiting:
+            while self.llm.client.thread.listeners or self.llm.stats().running or self.llm.stats().waiting:
                 await asyncio.sleep(0.01)
 
     async def _client(self, until: float) -> None:

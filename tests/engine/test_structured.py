@@ -11,13 +11,13 @@ from functools import cache
 from itertools import pairwise
 
 import jsonschema
+import llguidance
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay import LLM, InlayError, ParameterError, SamplingParams
-from inlay.engine import structured
 from inlay.engine.stream import TextStream
 from inlay.engine.structured import Grammars, Guide, allowed_tokens, too_large
 
@@ -269,7 +269,7 @@ def test_what_no_answer_can_be_in_is_refused_before_anything_runs(structure, sen
     with pytest.raises(ParameterError) as caught:
         llm.generate(["fine", "x"], [SamplingParams(), SamplingParams(structured_outputs=structure)])
     assert str(caught.value) == sentence
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
@@ -289,32 +289,32 @@ def test_a_grammar_that_cannot_follow_ends_the_request():
         guide.take(0)
 
 
-def _new_grammars() -> Grammars:
+def _new_grammars(**bounds: int) -> Grammars:
     tokenizer = family("llama3")
-    return Grammars(tokenizer, len(tokenizer) + 3, [tokenizer.eos_token_id])
+    return Grammars(tokenizer, len(tokenizer) + 3, [tokenizer.eos_token_id], **bounds)
 
 
-def _compiled(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of the grammars that are compiled from now on."""
     texts: list[str] = []
-    compile_ = grammars._compile
-    monkeypatch.setattr(grammars, "_compile", lambda kind, text: (texts.append(text), compile_(kind, text))[1])
+    grammar_from = llguidance.grammar_from
+    monkeypatch.setattr(
+        llguidance, "grammar_from", lambda kind, text: (texts.append(text), grammar_from(kind, text))[1]
+    )
     return texts
 
 
 def test_what_one_tenant_compiled_is_not_found_by_another(monkeypatch):
     grammars = _new_grammars()
-    texts = _compiled(grammars, monkeypatch)
+    texts = _compiled(monkeypatch)
     for salt in ("a", "a", "b", "", "b", ""):
         grammars.guide({"regex": "[a-c]+"}, salt)
     assert texts == ["[a-c]+"] * 3
 
 
 def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
-    monkeypatch.setattr(structured, "_COMPILED", 3)
-    monkeypatch.setattr(structured, "_COMPILED_EACH", 2)
-    grammars = _new_grammars()
-    texts = _compiled(grammars, monkeypatch)
+    grammars = _new_grammars(most=3, each=2)
+    texts = _compiled(monkeypatch)
     for salt, pattern in (("a", "own"), *(("b", f"x{n}") for n in range(5)), ("c", "new"), ("a", "own"), ("b", "x4")):
         grammars.guide({"regex": pattern}, salt)
     assert texts == ["own", "x0", "x1", "x2", "x3", "x4", "new"]
@@ -323,10 +323,8 @@ def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
 
 
 def test_large_grammars_count_for_several(monkeypatch):
-    monkeypatch.setattr(structured, "_COUNTED_ONCE", 10)
-    monkeypatch.setattr(structured, "_COMPILED_EACH", 4)
-    grammars = _new_grammars()
-    texts = _compiled(grammars, monkeypatch)
+    grammars = _new_grammars(each=4, counted_once=10)
+    texts = _compiled(monkeypatch)
     for pattern in (large := "a" * 25, "b", large, "b", other := "c" * 25, "b", other, large):
         grammars.guide({"regex": pattern})
     assert texts == [large, "b", other, large]
@@ -334,7 +332,7 @@ def test_large_grammars_count_for_several(monkeypatch):
 
 def test_requests_bring_their_tenant_s_salt(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
-    texts = _compiled(llm.client.factory.grammars, monkeypatch)
+    texts = _compiled(monkeypatch)
     params = SamplingParams(max_tokens=2, n=2, structured_outputs={"regex": "[a-c]+"})
     for salt in ("a", "a", "b", None):
         llm.generate("x", params, cache_salt=salt)

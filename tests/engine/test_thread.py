@@ -12,6 +12,8 @@ import pytest
 from inlay import LLM, InlayError, SamplingParams, Schema
 from inlay.engine import core as engine_module
 from inlay.engine.inbox import Command, Inbox
+from inlay.engine.kv_manager import KVCacheManager
+from inlay.engine.runner import Runner
 
 from ..conftest import tiny
 from .driving import Driver, ids
@@ -36,13 +38,13 @@ def abandon(llm: LLM, prompt: str) -> None:
     cell.append(cell)
 
 
-def inside(monkeypatch: pytest.MonkeyPatch, llm: LLM, moment: str, do: Callable[[], object]) -> None:
+def inside(monkeypatch: pytest.MonkeyPatch, moment: str, do: Callable[[], object]) -> None:
     """Have something happen once, in the middle of the next step: at admission, before or behind the model, or behind
     sampling."""
     owner, name = {
-        "admission": (llm.client.engine.kv_manager, "admit"),
-        "before the model": (llm.client.engine._runner, "run"),
-        "behind the model": (llm.client.engine._runner, "run"),
+        "admission": (KVCacheManager, "admit"),
+        "before the model": (Runner, "run"),
+        "behind the model": (Runner, "run"),
         "sampling": (engine_module, "sample"),
     }[moment]
     real, left = getattr(owner, name), [do]
@@ -81,7 +83,7 @@ def test_streams_that_the_garbage_collector_ends_inside_a_step_harm_nobody(llm, 
         for number in range(2):
             abandon(llm, f"an answer that nobody reads on, number {number}")
         assert llm.stats().running == 2
-        inside(monkeypatch, llm, moment, gc.collect)
+        inside(monkeypatch, moment, gc.collect)
         outputs = llm.generate(["Hello", "Another prompt"], GREEDY)
     finally:
         gc.enable()
@@ -123,14 +125,14 @@ def test_a_call_from_inside_a_step_is_refused_and_waits_for_nobody(llm, monkeypa
             call(llm)
         refused.append(caught.value)
 
-    inside(monkeypatch, llm, "behind the model", from_inside)
+    inside(monkeypatch, "behind the model", from_inside)
     assert answer(llm, "Hello") == expected
     assert len(refused) == 1
     check_nothing_held(llm)
 
 
 def test_a_shutdown_from_inside_a_step_ends_the_engine_behind_it(llm, monkeypatch):
-    inside(monkeypatch, llm, "behind the model", llm.shutdown)
+    inside(monkeypatch, "behind the model", llm.shutdown)
     with pytest.raises(InlayError, match="the engine was shut down before the request ended"):
         llm.generate("Hello", GREEDY)
     with pytest.raises(InlayError, match="the engine has been shut down; make a new LLM"):
@@ -162,7 +164,7 @@ def test_giving_up_does_not_wait_for_a_step_on_another_thread(llm, monkeypatch):
         computing.set()
         assert go_on.wait(20), "whoever gave up waits for the step to end"
 
-    inside(monkeypatch, llm, "before the model", wait)
+    inside(monkeypatch, "before the model", wait)
     other = threading.Thread(target=lambda: answers.append(answer(llm, "Hello")))
     other.start()
     assert computing.wait(20)
@@ -253,19 +255,19 @@ def test_what_stops_a_caller_is_raised_when_its_order_has_failed():
 class Clock:
     """A clock that goes when the model computes: 20 ms a pass and 1 ms a token."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.passes: list[float] = []
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        run = llm.client.engine._runner.run
+        run = Runner.run
 
-        def timed(work: Any, rows: Any, plan: Any = None) -> Any:
+        def timed(runner: Runner, work: Any, rows: Any, plan: Any = None) -> Any:
             took = 0.02 + 0.001 * sum(one.part.rows for one in work)
             self.passes.append(took)
             self.now += took
-            return run(work, rows, plan)
+            return run(runner, work, rows, plan)
 
-        monkeypatch.setattr(llm.client.engine._runner, "run", timed)
+        monkeypatch.setattr(Runner, "run", timed)
 
 
 def test_nobody_waits_for_a_long_pass(monkeypatch):
@@ -273,7 +275,7 @@ def test_nobody_waits_for_a_long_pass(monkeypatch):
     free = Driver(max_num_seqs=1)
     (expected,) = free.run(free.request(ids(1900), 3))
     driver = Driver(max_num_seqs=1, max_pass_s=0.25)
-    clock = Clock(monkeypatch, driver.llm)
+    clock = Clock(monkeypatch)
     long, late = driver.request(ids(1900), 3), driver.request(ids(9, 1), 3, deadline=0.6)
     driver.add(long, late)
     told: list[float] = []
@@ -293,7 +295,7 @@ def test_nobody_waits_for_a_long_pass(monkeypatch):
 def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
     texts = "".join(f'<module name="m{n}">{n} is a module. {"It goes on. " * n}</module>' for n in range(16))
     llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0)
-    clock = Clock(monkeypatch, llm)
+    clock = Clock(monkeypatch)
     told: list[tuple[int, int]] = []
     llm.add_schema(Schema.from_string(f'<schema name="s">{texts}</schema>'), progress=lambda *news: told.append(news))
     assert told[-1][0] == told[-1][1] > 1000

@@ -64,7 +64,7 @@ def test_a_prompt_of_any_form(llm: LLM, prompt: Any, token: str):
     with pytest.raises(ParameterError) as caught:
         llm.generate(prompt, PARAMS)
     assert f"the prompt holds token {token}, and the model knows tokens 0 to 261: {REMEDY}" in str(caught.value)
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy
     assert llm.generate("Hello", PARAMS)[0].outputs[0].token_ids == alone
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from inlay import LLM, SamplingParams
+from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.models.load import LoadedModel
+
+
+class _Logits(StepObserver):
+    def __init__(self, logits: dict[str, list[Tensor]]) -> None:
+        self._logits = logits
+
+    def computed(self, made: ForwardPass, logits: Tensor, running: Sequence[Any], seconds: float) -> None:
+        for (request, _), row in zip(made.sampled, logits, strict=True):
+            self._logits.setdefault(request.id, []).append(row.clone())
 
 
 class Recorder:
@@ -17,23 +28,7 @@ class Recorder:
     def __init__(self, loaded: LoadedModel, **settings: Any) -> None:
         self.llm = LLM(loaded, kv_memory="64MiB", chunk_size=settings.pop("chunk_size", 16), **settings)
         self.logits: dict[str, list[Tensor]] = {}
-        engine = self.llm.client.engine
-        run = engine._runner.run
-        pass_of = engine._pass
-
-        def made(step: Any) -> Any:
-            self._made = pass_of(step)
-            return self._made
-
-        def recorded(work: Any, rows: Any, plan: Any = None) -> Tensor:
-            logits = run(work, rows, plan)
-            if rows:
-                for (request, _), row in zip(self._made.sampled, logits, strict=True):
-                    self.logits.setdefault(request.id, []).append(row.clone())
-            return logits
-
-        engine._pass = made  # type: ignore[method-assign]
-        engine._runner.run = recorded  # type: ignore[method-assign]
+        self.llm.observe(_Logits(self.logits))
 
     def greedy(self, prompts: Any, tokens: int = 6, **policy: Any) -> list[tuple[Any, Tensor]]:
         """Outputs with their logits, (tokens, vocabulary)."""

@@ -104,4 +104,4 @@ def test_what_is_wrong_is_said_before_anything_runs(prompts, continuations, erro
     with pytest.raises(error) as caught:
         llm.distributions(prompts, continuations)
     assert sentence in str(caught.value)
-    assert not llm.client.engine.busy
+    assert not llm.stats().busy

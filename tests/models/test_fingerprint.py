@@ -97,15 +97,15 @@ def test_weights_of_all_forms(weight: torch.Tensor):
 def blocks(monkeypatch, tmp_path) -> list[int]:
     """The sizes of all weights that are hashed; with a cache directory of the test's own."""
     monkeypatch.setenv("INLAY_CACHE_ROOT", str(tmp_path / "cache"))
-    monkeypatch.setattr(fingerprint_cache, "_SETTLED_S", -60)  # the files of these tests have been written just now
+    monkeypatch.setattr(fingerprint_cache, "SETTLED_S", -60)  # the files of these tests have been written just now
     sizes: list[int] = []
-    made = hashing._blocks
+    made = hashing.blocks_of
 
     def recorded(weight):
         sizes.append(weight.nbytes)
         return made(weight)
 
-    monkeypatch.setattr(hashing, "_blocks", recorded)
+    monkeypatch.setattr(hashing, "blocks_of", recorded)
     return sizes
 
 
@@ -208,19 +208,19 @@ def test_a_cache_that_cannot_be_used(checkpoint, blocks, tmp_path):
 
 
 def test_files_that_change_while_they_are_read_leave_no_record(checkpoint, blocks, tmp_path, monkeypatch):
-    read = load._read_model
+    read = load.AutoModelForCausalLM.from_pretrained
 
-    def changed(*arguments):
+    def changed(*arguments, **keywords):
         os.utime(checkpoint / "model.safetensors")
-        return read(*arguments)
+        return read(*arguments, **keywords)
 
-    monkeypatch.setattr(load, "_read_model", changed)
+    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", changed)
     load_model(str(checkpoint))
     assert records(tmp_path / "cache") == []
 
 
 def test_files_that_changed_just_now_leave_no_record(checkpoint, blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint_cache, "_SETTLED_S", 3600)
+    monkeypatch.setattr(fingerprint_cache, "SETTLED_S", 3600)
     load_model(str(checkpoint))
     assert records(tmp_path / "cache") == []
 

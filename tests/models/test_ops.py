@@ -15,7 +15,7 @@ rows, widths = st.integers(0, 40), st.integers(1, 150)
 
 
 @pytest.fixture(params=WAYS, ids=["torch", "compiled"], scope="module")
-def _way(request):
+def way(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "COMPILED", request.param)
         yield
@@ -27,7 +27,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, rounding: int = 1) -> boo
     return bool(((found.double() - expected).abs() <= rounding * unit * (1e-2 + expected.abs()) + 4e-6).all())
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("way")
 @settings(max_examples=40)
 @given(rows, widths, st.sampled_from(DTYPES))
 def test_rms_norm(rows, width, dtype):
@@ -40,7 +40,7 @@ def test_rms_norm(rows, width, dtype):
     assert close(found, expected)
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("way")
 @settings(max_examples=40)
 @given(rows, widths, st.sampled_from(DTYPES))
 def test_silu_mul(rows, width, dtype):
@@ -50,14 +50,14 @@ def test_silu_mul(rows, width, dtype):
     assert close(ops.silu_mul(both), gate * torch.sigmoid(gate) * up, rounding=2)
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("way")
 def test_silu_of_what_is_far_out():
     gate = torch.tensor([-1e4, -200.0, -90.0, 0.0, 90.0, 1e4] * 4)
     found = ops.silu_mul(torch.cat((gate, torch.ones(24))))
     assert torch.allclose(found, gate.clamp_min(0), atol=1e-30)
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("way")
 @settings(max_examples=40)
 @given(rows, st.integers(1, 5), st.integers(1, 70), st.sampled_from(DTYPES))
 def test_rotate(rows, heads, half, dtype):
@@ -76,7 +76,7 @@ def test_rotate(rows, heads, half, dtype):
     assert torch.equal(everything[:, heads:], before[:, heads:])
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("way")
 @settings(max_examples=40)
 @given(rows, st.integers(1, 5), st.integers(1, 70), st.sampled_from(DTYPES))
 def test_norm_of_heads(rows, heads, width, dtype):
@@ -91,7 +91,7 @@ def test_norm_of_heads(rows, heads, width, dtype):
     assert torch.equal(everything[:, -1], before[:, -1])
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided_tensors_and_many_threads(dtype):
     threads = torch.get_num_threads()

@@ -86,7 +86,7 @@ def test_int4_rounds_to_half_a_step(blocks, groups, dtype):
 @pytest.mark.parametrize("biased", [False, True])
 def test_any_number_of_rows_gives_the_same(kind, dtype, biased, monkeypatch):
     """Few rows go through PyTorch's kernels and many through a converted weight, stretch by stretch."""
-    monkeypatch.setattr(quantize, "_STRETCH", 1 << 14)
+    monkeypatch.setattr(quantize, "STRETCH", 1 << 14)
     weight, bias = weights(192, 96, dtype), torch.randn(192).to(dtype) if biased else None
     layer = kind(weight, bias)
     used = weight_of(kind(weight), dtype)
@@ -100,22 +100,28 @@ def test_any_number_of_rows_gives_the_same(kind, dtype, biased, monkeypatch):
         assert ((found.double() - expected).abs() <= unit * (x.double().abs() @ used.T.abs() + expected.abs())).all()
 
 
+@pytest.fixture
+def untried():
+    """As where nobody has tried whether 4-bit weights can be read."""
+    quantize.can_unpack.cache_clear()
+    yield
+    quantize.can_unpack.cache_clear()
+
+
 @pytest.mark.parametrize("compiled", [False, ops.COMPILED])
-def test_int4_without_the_kernel(compiled, monkeypatch):
+def test_int4_without_the_kernel(compiled, untried, monkeypatch):
     monkeypatch.setattr(ops, "COMPILED", compiled)
-    monkeypatch.setattr(quantize, "_unpacks", {})
     layer, x = Int4Linear(weights(128, 64, torch.float32)), torch.randn(60, 64)
     assert torch.allclose(layer(x), x @ weight_of(layer, torch.float32).T.float(), atol=1e-3)
-    assert quantize._can_unpack(torch.float32) == compiled
+    assert quantize.can_unpack(torch.float32) == compiled
 
 
 @pytest.mark.skipif(not ops.COMPILED, reason="built without a compiler")
-def test_a_processor_whose_packing_is_another_is_noticed(monkeypatch):
+def test_a_processor_whose_packing_is_another_is_noticed(untried, monkeypatch):
     """The layout is PyTorch's own affair; where it differs, its own kernel does all the work."""
-    monkeypatch.setattr(quantize, "_unpacks", {})
-    pack = quantize._int4_pack
-    monkeypatch.setattr(quantize, "_int4_pack", lambda numbers, tiles: pack(numbers.flip(0), tiles))
-    assert not quantize._can_unpack(torch.float32)
+    pack = quantize.int4_pack
+    monkeypatch.setattr(quantize, "int4_pack", lambda numbers, tiles: pack(numbers.flip(0), tiles))
+    assert not quantize.can_unpack(torch.float32)
 
 
 def test_a_weight_of_equal_numbers():

@@ -176,7 +176,7 @@ def test_without_a_warning_a_prompt_is_what_its_template_writes(case: tuple[str,
     except InlayError:
         return
     starts = [item for item in resolved.items if isinstance(item, TurnStart)]
-    if not starts or any("strips, merges" in kind for kind in template._warned):
+    if not starts or any("strips, merges" in kind for kind in template.warned):
         return
     generation = not (starts[-1].own and starts[-1].role == "assistant")
     pieces = template.pieces([start.role for start in starts], generation=generation)

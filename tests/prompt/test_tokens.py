@@ -168,8 +168,8 @@ class Counting:
 @pytest.mark.parametrize("name", ["unigram", "llama2", "gpt2"])
 def test_adversarial_text_takes_a_few_passes(name: str, text: str) -> None:
     encoder = TextEncoder(BUILD[name]())
-    counting = Counting(encoder._text)
-    encoder._text = counting  # type: ignore[assignment]
+    counting = Counting(encoder.plain_tokenizer)
+    encoder.plain_tokenizer = counting  # type: ignore[assignment]
     ids = encoder.text(text)
     assert counting.rounds <= 4
     assert counting.characters <= 4 * len(text)
@@ -252,7 +252,7 @@ def test_tokenizing_lets_other_threads_run(read: str) -> None:
     encoder = ENCODERS["gpt2"]
     used = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_text", "_template"):
+        for name in ("plain_tokenizer", "template_tokenizer"):
             real = getattr(encoder, name)
             patch.setattr(
                 encoder,

@@ -13,8 +13,7 @@ from inlay.pml import Import
 from inlay.quality.conversations import Conversation
 from inlay.quality.documents import Document, kinds
 from inlay.quality.modular_cases import Case, Round, draw_rounds
-from inlay.quality.questions import _KIND_COUNTS as KIND_COUNTS
-from inlay.quality.questions import TASKS, Form, Question
+from inlay.quality.questions import KIND_COUNTS, TASKS, Form, Question
 from inlay.quality.words import held_out
 from training.lessons import Encoder
 

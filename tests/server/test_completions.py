@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay import LLM, AsyncLLM, SamplingParams
+from inlay.engine.runner import Runner
 
 from ..conftest import tiny
 from .conftest import CHAT, COMPLETIONS, Site, running, small_model
@@ -174,8 +175,8 @@ def test_unknown_paths_and_methods(site: Site):
 def test_a_client_that_leaves_frees_its_place_within_a_step(site: Site, monkeypatch: pytest.MonkeyPatch):
     llm = site.service.llm
     noticed: list[int] = []
-    cancel = llm.client.thread.cancel
-    monkeypatch.setattr(llm.client.thread, "cancel", lambda one: (noticed.append(llm.stats().steps), cancel(one))[1])
+    cancel = llm.client.cancel
+    monkeypatch.setattr(llm.client, "cancel", lambda one: (noticed.append(llm.stats().steps), cancel(one))[1])
     for stream in (True, False):
         with asking(site, {**ENDLESS, "stream": stream}) as connection:
             assert until(lambda: llm.stats().held_chunks > 1)
@@ -261,14 +262,14 @@ def test_a_full_queue_is_told_with_when_to_come_again():
 
 def test_an_engine_that_fails_is_a_500_that_says_nothing_of_it(monkeypatch):
     with closing_model() as llm, running(llm) as site:
-        monkeypatch.setattr(llm.client.engine._runner, "run", fails)
+        monkeypatch.setattr(Runner, "run", fails)
         status, _, answer = site.call("POST", COMPLETIONS, {"prompt": "x"})
         assert (status, answer["error"]["type"]) == (500, "server_error")
         assert "secret" not in json.dumps(answer)
         monkeypatch.undo()
         with asking(site, {**ENDLESS, "stream": True}) as connection:
             assert b"200" in connection.recv(4000)
-            monkeypatch.setattr(llm.client.engine._runner, "run", fails)
+            monkeypatch.setattr(Runner, "run", fails)
             text = b""
             while not text.endswith(b"0\r\n\r\n"):
                 text += connection.recv(65536)

@@ -155,7 +155,7 @@ def test_a_refused_request_is_admitted_at_the_time_that_it_is_told(per_minute, l
     for _ in range(per_minute):
         admitted(meter, who)
         if per_minute > 100:  # enough to be seen, without ten thousand event loops
-            meter._account(who).requests.take(per_minute - 1, clock.now)
+            meter.account(who).requests.take(per_minute - 1, clock.now)
             break
     wait = refusal(meter, who).retry_after_s
     assert wait is not None
@@ -270,10 +270,10 @@ def test_the_debt_is_never_more_than_one_request(uses, per_minute):
             one[1] -= count
         elif step == "end" and running:
             end(running.pop(more[0] % len(running))[0][0])
-        assert -meter._account(who).tokens.holds(clock.now) <= largest
+        assert -meter.account(who).tokens.holds(clock.now) <= largest
     for (stack, _), _ in running:
         end(stack)
-    assert meter._account(who).reserved == meter._account(who).answers == meter.answers == 0
+    assert meter.account(who).reserved == meter.account(who).answers == meter.answers == 0
 
 
 def test_every_answer_takes_a_place():

@@ -23,7 +23,7 @@ from inlay.server import body as body_module
 from inlay.server.limits import Limits, Tenant
 from inlay.server.schema_catalog import SchemaCatalog, SchemaQuotas
 from inlay.server.schema_documents import MAX_TAGS, MAX_VALUES
-from inlay.server.schemas import _events
+from inlay.server.schemas import progress_events
 
 from ..conftest import tiny
 from ..pml.node_strategies import schemas
@@ -59,7 +59,7 @@ def asking(
     llm: AsyncLLM, tenants: Any = TENANTS, limits: SchemaQuotas | None = None, **given: Any
 ) -> Iterator[TestClient]:
     """A client of a new server around a model with an empty store; the schemas that it makes are gone at the end."""
-    llm.client.thread.call(llm.store.clear).result()
+    llm.client.call(llm.store.clear).result()
     made = service(llm, tenants, **given)
     made.schemas = SchemaCatalog(llm, limits)
     with TestClient(server(made), raise_server_exceptions=False) as client:
@@ -494,7 +494,7 @@ class TestWarming:
         modules = "".join(f'<module name="m{n}">{"Some text. " * 40}</module>' for n in range(6))
         made(client, {"pml": f'<schema name="long">{modules}</schema>', "encode": False})
         for ask in ({"params": {"stream": "true"}, **as_("ann")}, as_("ann", Accept="text/event-stream")):
-            client.portal.call(lambda: asyncio.wrap_future(llm.client.thread.call(llm.store.clear)))
+            client.portal.call(lambda: asyncio.wrap_future(llm.client.call(llm.store.clear)))
             assert client.get("/v1/schemas/long", **as_("ann")).json()["encoded"]["tokens"] == 0
             response = client.post("/v1/schemas/long/warm", **ask)
             assert response.headers["content-type"].startswith("text/event-stream")
@@ -535,7 +535,7 @@ class TestWarming:
             entry = registry.find("trip", TENANTS["Bearer ann"])
             task = await registry.prewarm(entry)
             await registry.remove(entry, if_match=None)
-            return b"".join([event async for event in _events(registry, task)])
+            return b"".join([event async for event in progress_events(registry, task)])
 
         *_, result = events(client.portal.call(watch).decode())
         assert result["error"]["code"] == "encoding_ended"

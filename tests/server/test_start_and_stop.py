@@ -9,6 +9,8 @@ import time
 import pytest
 
 from inlay import AsyncLLM, CapacityError, ParameterError, Schema
+from inlay.engine.core import Engine
+from inlay.engine.scheduler import Scheduler
 from inlay.server.app import build_app
 from inlay.server.run import Server, listen
 from inlay.server.settings import ServerSettings
@@ -51,8 +53,8 @@ def test_what_a_request_does_not_say_is_the_models():
 def test_it_is_not_ready_before_its_schemas_are_encoded(monkeypatch):
     llm = small_model()
     app, go_on = build_app(llm, ServerSettings(served_names=("tiny",)), [SCHEMA]), threading.Event()
-    step = llm.client.engine.step
-    monkeypatch.setattr(llm.client.engine, "step", lambda **how: (go_on.wait(20), step(**how))[1])
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self, **how: (go_on.wait(20), step(self, **how))[1])
     is_ready = threading.Event()
     with listen("127.0.0.1", 0, network=False) as listener:
         server = Server(app, is_ready.set)
@@ -197,8 +199,8 @@ def test_a_server_whose_engine_has_ended_says_so(monkeypatch: pytest.MonkeyPatch
         def broken(*_: object) -> None:
             raise RuntimeError("a fault that goes on")
 
-        monkeypatch.setattr(llm.client.engine, "release", broken)
-        monkeypatch.setattr(llm.client.engine.scheduler, "step", broken)
+        monkeypatch.setattr(Engine, "release", broken)
+        monkeypatch.setattr(Scheduler, "step", broken)
         text = b""
         while b'"internal_error"' not in text and (part := streamed.recv(65536)):
             text += part

@@ -171,7 +171,7 @@ def test_a_second_signal_ends_the_process_whatever_its_threads_do():
             def ask():
                 assert ready.wait(60)
                 llm.processor.lay_out = lambda *given: (begun.set(), time.sleep(600))
-                llm.client.thread.call(lambda: time.sleep(600))
+                llm.client.call(lambda: time.sleep(600))
                 connection = socket.create_connection(listener.getsockname())
                 body = b'{"prompt": "x"}'
                 heads = b"Host: localhost\\r\\nContent-Type: application/json\\r\\nContent-Length: %d" % len(body)

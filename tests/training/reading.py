@@ -9,11 +9,9 @@ from functools import cache
 from importlib.resources import files
 
 from inlay.quality.conversations import SYSTEM, Conversation, draw_conversation
-from inlay.quality.documents import _FRAMES as STATEMENT_FRAMES
+from inlay.quality.documents import FRAMES as STATEMENT_FRAMES
 from inlay.quality.documents import Attribute, Document, Kind, Wordings, kinds
-from inlay.quality.questions import _FRAMES as FRAMES
-from inlay.quality.questions import _KIND_COUNTS as KIND_COUNTS
-from inlay.quality.questions import INSTRUCTIONS
+from inlay.quality.questions import FRAMES, INSTRUCTIONS, KIND_COUNTS
 from inlay.quality.words import Split
 
 _MADE = r"(?=[A-Z])(?i:(?:(?:br|st|tr|kl|[bdfghklmnprstv])[aeiou]){2,3}[nrls]?)"

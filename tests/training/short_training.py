@@ -22,7 +22,7 @@ SHORT = (
 def shorten(patch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerBase) -> None:
     """Have training take this tokenizer, no time to warm up, and note its progress every other step."""
     patch.setattr("training.train.train_tokenizer", lambda: tokenizer)
-    patch.setattr("training.train._WARMUP", 1)
-    patch.setattr("training.train._LOOK", 2)
-    patch.setattr("training.train._EXAMINE", 3)
+    patch.setattr("training.train.WARMUP", 1)
+    patch.setattr("training.train.LOOK", 2)
+    patch.setattr("training.train.EXAMINE", 3)
     patch.setattr("training.train.examine", partial(examine, tokens=300))

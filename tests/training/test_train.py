@@ -61,7 +61,7 @@ def assert_same(one: object, other: object) -> None:
 
 def break_after(monkeypatch: pytest.MonkeyPatch, training: Training, steps: int) -> None:
     """Run to a step, write a checkpoint there, and go no further."""
-    learn = training._learn
+    learn = training.learn
 
     def learn_or_break(batch, rate):
         if training.step == steps:
@@ -69,7 +69,7 @@ def break_after(monkeypatch: pytest.MonkeyPatch, training: Training, steps: int)
             raise BrokenOffError
         return learn(batch, rate)
 
-    monkeypatch.setattr(training, "_learn", learn_or_break)
+    monkeypatch.setattr(training, "learn", learn_or_break)
     with pytest.raises(BrokenOffError):
         training.run()
 
@@ -111,7 +111,7 @@ def test_a_broken_run_ends_as_an_unbroken_one(monkeypatch: pytest.MonkeyPatch, t
 def test_a_finished_run_is_not_run_again(monkeypatch: pytest.MonkeyPatch, trained: Training):
     again = Training(trained.out, SHORT, 1, 0, 1)
     again.resume()
-    monkeypatch.setattr(again, "_learn", None)
+    monkeypatch.setattr(again, "learn", None)
     monkeypatch.setattr(again, "save", lambda: None)
     again.run()
     assert again.step == 6
@@ -216,7 +216,7 @@ def test_drills_take_their_share_of_batches(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr("training.train.answering", watched)
     for training.step in range(40):
-        training._batch(stage)
+        training.batch(stage)
     shares = {task: asked.count(task) / 40 for task in ("unstated", "comparing", "count")}
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["unstated"] == pytest.approx(1 - drilled, abs=0.2)

@@ -22,7 +22,7 @@ FIRST, LENGTH, POSITION, SHIFT, MASKED = range(5)
 #: A part with this many rows fills a kernel's tiles by itself and gains nothing from company.
 LONG = 64
 
-_MOST_BITS = 63  # of a number that is sorted
+MOST_BITS = 63  # of a number that is sorted
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ def _sorted(*columns: Table) -> tuple[Table, npt.NDArray[np.bool_]]:
     widths = [int(column.max() - low).bit_length() for column, low in zip(columns, least, strict=True)]
     index_bits = count.bit_length()
     new = np.ones(count, dtype=bool)
-    if sum(widths) + index_bits > _MOST_BITS:
+    if sum(widths) + index_bits > MOST_BITS:
         order = np.lexsort(columns[::-1])
         new[1:] = False
         for column in columns:

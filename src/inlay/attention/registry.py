@@ -23,7 +23,7 @@ def get_backend(name: str = "auto") -> Backend:
     "auto" is "cpu" where the kernel was built, else "torch", and says so once.
     """
     if name == "auto":
-        name = "cpu" if cpu.available() else _without_kernel()
+        name = "cpu" if cpu.available() else fallback()
     if name not in _BACKENDS:
         known = ", ".join(["auto", *sorted(_BACKENDS)])
         raise ParameterError(f"attention backend '{name}' does not exist; use one of {known}")
@@ -31,7 +31,8 @@ def get_backend(name: str = "auto") -> Backend:
 
 
 @cache
-def _without_kernel() -> str:
+def fallback() -> str:
+    """What "auto" is without the compiled kernel; says so once."""
     logger.warning(
         "inlay was installed without its compiled kernel: attention runs in PyTorch, right but slower; "
         "reinstall where a C++17 compiler is found"

@@ -22,7 +22,8 @@ from inlay.attention.grouping import FIRST, MASKED, SHIFT, Table
 from inlay.attention.plan import Plan
 from inlay.attention.storage import KVStorage, LayerShape
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+#: PyTorch's kernel, which gives each row's log-sum-exp too.
+flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _flash_partial(
     if mask is None and not view.causal:  # heads that share keys become rows, so that the kernel packs a key once
         query = query.reshape(keys.shape[0], -1, head_dim)
     additive = None if mask is None else torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-    output, lse = _flash(
+    output, lse = flash_attention(
         query[None], keys[None], values[None], is_causal=view.causal, attn_mask=additive, scale=options.scale
     )
     output, lse = output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from inlay.attention.plan import Plan, advance, build_plan
-from inlay.engine.allocation import Prefill, Work
+from inlay.engine.allocation import Work
 from inlay.engine.encoder import Encoding, Task
+from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget
 from inlay.engine.request import Request
@@ -23,38 +23,12 @@ from inlay.kv.store import SegmentStore
 from inlay.types import EngineStats
 
 
-@dataclass
-class _Pass:
-    """One forward pass: work in row order, whose it is, what it completes, and which row each new token comes from.
-
-    decode: requests that compute the token they said last; their work comes first.
-    """
-
-    work: list[Work] = field(default_factory=list)
-    owners: list[Task] = field(default_factory=list)
-    decode: list[Request] = field(default_factory=list)
-    completed: list[tuple[Task, Prefill]] = field(default_factory=list)
-    sampled: list[tuple[Request, int]] = field(default_factory=list)
-    rows: int = 0
-
-    @property
-    def encodings(self) -> list[Encoding]:
-        """Those that it computes a part of."""
-        return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
-
-    def add(self, task: Task, work: Sequence[Work]) -> None:
-        for each in work:
-            self.work.append(each)
-            self.owners.append(task)
-            self.rows += each.part.rows
-        if isinstance(task, Request) and not task.prompt_left:
-            self.sampled.append((task, self.rows - 1))
-
-
 class Engine:
     """Runs requests over one store of segments.
 
     max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
+
+    Who is in ``observers`` is told of every step that computes something.
     """
 
     def __init__(
@@ -69,13 +43,14 @@ class Engine:
         max_pass_s: float | None = None,
     ) -> None:
         self.store = store
-        self._runner = runner
+        self.runner = runner
         self._max_tokens = max_tokens
         self._budget = PassBudget(max_pass_s)
         self.kv_manager = KVCacheManager(store)
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
         )
+        self.observers: list[StepObserver] = []
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
         self._steps = self._preemptions = 0
 
@@ -101,6 +76,7 @@ class Engine:
             stored_tokens=self.store.tokens,
             steps=self._steps,
             preemptions=self._preemptions,
+            busy=self.busy,
         )
 
     def add(self, task: Task) -> None:
@@ -153,7 +129,10 @@ class Engine:
             if stops:
                 raise
             return ended + failed
-        self._budget.took(sum(tokens for _, tokens in step.prefill), time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._budget.took(sum(tokens for _, tokens in step.prefill), seconds)
+        for observer in self.observers:
+            observer.stepped(seconds)
         return ended + advanced
 
     def release(self, task: Task) -> None:
@@ -176,8 +155,8 @@ class Engine:
             task.complete = True
         return [*step.expired, *step.done, *(task for task, _ in step.failed)]
 
-    def _pass(self, step: Step[Task]) -> _Pass:
-        made = _Pass(decode=[task for task in step.decode if isinstance(task, Request)])
+    def _pass(self, step: Step[Task]) -> ForwardPass:
+        made = ForwardPass(decode=[task for task in step.decode if isinstance(task, Request)])
         for request in made.decode:
             made.add(request, [request.decode_work()])
         for task, tokens in step.prefill:
@@ -186,8 +165,11 @@ class Engine:
             made.completed += [(task, prefill) for prefill in completed]
         return made
 
-    def _compute(self, made: _Pass) -> list[Task]:
-        logits = self._runner.run(made.work, [row for _, row in made.sampled], self._plan(made))
+    def _compute(self, made: ForwardPass) -> list[Task]:
+        plan, began = self._plan(made), time.perf_counter()
+        logits = self.runner.run(made.work, [row for _, row in made.sampled], plan)
+        for observer in self.observers:
+            observer.computed(made, logits, self.scheduler.running, time.perf_counter() - began)
         for task, prefill in made.completed:
             self.kv_manager.computed(task, prefill)
         for request in made.decode:
@@ -207,7 +189,7 @@ class Engine:
             encoding.complete = True
             self.release(encoding)
 
-    def _sample(self, made: _Pass, logits: Tensor) -> list[Request]:
+    def _sample(self, made: ForwardPass, logits: Tensor) -> list[Request]:
         if not made.sampled:
             return []
         advanced = [request for request, _ in made.sampled]
@@ -218,7 +200,7 @@ class Engine:
                 self.release(request)
         return advanced
 
-    def _plan(self, made: _Pass) -> Plan:
+    def _plan(self, made: ForwardPass) -> Plan:
         """The pass's plan; while the same requests go on answering, the last one with its lengths advanced."""
         parts = [work.part for work in made.work]
         if len(made.decode) < len(made.work):

@@ -7,37 +7,37 @@ that it owns; as soon as a part is computed the store keeps it, so that everybod
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from inlay.engine.allocation import Prefill, SequenceAllocation
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.lookup import Lookup, allocation_of, readable_tokens, tail_tokens, wanted_runs
+from inlay.engine.pending import PendingPrefills
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.index import shared_length
 from inlay.kv.segment import Found, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.slots import SlotRange, cut
 
-#: So many tokens of what somebody else is computing are worth waiting for.
-_WORTH_WAITING = 16
-
 #: The part of the pool that encodings may hold while they compute; a single module, with its context, may hold more.
 _ENCODING_SHARE = 1 / 8
 
 
 class KVCacheManager:
-    """Gives requests and encodings their place in the pool of one store; the scheduler's memory."""
+    """Gives requests and encodings their place in the pool of one store; the scheduler's memory.
+
+    pending: what they compute that others may wait for. encoding: the one that has slots, as only one has at a time.
+    """
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
-        self._pending: dict[int, list[Prefill]] = {}  # first token → what somebody is computing
-        self._encoding: Encoding | None = None  # the one that has slots
+        self.pending = PendingPrefills(store)
+        self.encoding: Encoding | None = None
 
     def admit(self, task: Task) -> Admission:
         """See scheduler.Memory."""
@@ -66,7 +66,7 @@ class KVCacheManager:
 
     def _admit_encoding(self, encoding: Encoding) -> Admission:
         """Room for the next batch. One encoding at a time has some, so that all of them together hold no more."""
-        if self._encoding is not None:
+        if self.encoding is not None:
             return Admission.LATER
         pool = self._store.pool
         batch = encoding.batch(self._is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
@@ -84,18 +84,12 @@ class KVCacheManager:
         if allocation is None:
             return Admission.NO_ROOM
         encoding.allocation = allocation
-        self._promise(allocation.prefill)
-        self._encoding = encoding
+        self.pending.add(allocation.prefill)
+        self.encoding = encoding
         return Admission.ADMITTED
 
     def _is_whole(self, spec: SegmentSpec) -> bool:
         return self._store.get(spec) is not None
-
-    def _promise(self, prefills: Iterable[Prefill]) -> None:
-        """Let others wait for what is computed here."""
-        for prefill in prefills:
-            if prefill.pending is not None:
-                self._pending.setdefault(prefill.pending.ids[0], []).append(prefill)
 
     def _admit_request(self, request: Request) -> Admission:
         """The request's splice and its usage are those of its first admission."""
@@ -118,7 +112,7 @@ class KVCacheManager:
             return Admission.NO_ROOM
         fetch_s = time.perf_counter() - since
         request.attach(allocation)
-        self._promise(allocation.prefill)
+        self.pending.add(allocation.prefill)
         if first:
             request.prefill.fetch_s = fetch_s
             request.count(lookup.modules, lookup.beginnings, known)
@@ -156,7 +150,7 @@ class KVCacheManager:
         """
         allocation = task.allocation
         for prefill in allocation.prefill:
-            self._forget(prefill)
+            self.pending.remove(prefill)
             begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # a failed pass would have computed some of it, and did not
                 self._store.insert(*begun)
@@ -168,8 +162,8 @@ class KVCacheManager:
         allocation.hold.release()
         self._store.discard(suspect)
         task.allocation = SequenceAllocation()
-        if task is self._encoding:
-            self._encoding = None
+        if task is self.encoding:
+            self.encoding = None
 
     def _release_answer(self, request: Request) -> None:
         """Let the store keep what a request has said."""
@@ -193,7 +187,7 @@ class KVCacheManager:
         allocation = task.allocation
         allocation.prefill.remove(prefill)
         if prefill.keep is not None:
-            self._forget(prefill)
+            self.pending.remove(prefill)
             kept = self._store.insert(prefill.keep, prefill.slots)
             own = self._own(allocation, kept.segments)
             for each in kept.ranges:
@@ -207,14 +201,6 @@ class KVCacheManager:
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
         """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""
         return self._store.longest(run, most=tokens).tokens == tokens
-
-    def _forget(self, prefill: Prefill) -> None:
-        """Promise it to nobody any more, if it was."""
-        first = None if prefill.pending is None else prefill.pending.ids[0]
-        if first is not None and prefill in self._pending.get(first, ()):
-            self._pending[first].remove(prefill)
-            if not self._pending[first]:
-                del self._pending[first]
 
     def _look_up(self, splice: Splice, *, find: bool = True) -> Lookup:
         """What is stored of a splice; nothing of it where ``find`` is False."""
@@ -251,7 +237,7 @@ class KVCacheManager:
         return any(
             prefill.computed < common
             for run, done, most in wanted_runs(splice, lookup)
-            for prefill, common in self._computing(run, done, most)
+            for prefill, common in self.pending.computing(run, done, most)
         )
 
     def _publish(self, splice: Splice, lookup: Lookup) -> bool:
@@ -262,33 +248,17 @@ class KVCacheManager:
         shared = [
             prefill
             for run, done, most in wanted_runs(splice, lookup)
-            for prefill, common in self._computing(run, done, most)
+            for prefill, common in self.pending.computing(run, done, most)
             if prefill.computed >= common
         ]
         for prefill in shared:
             begun = prefill.begun()
             if begun is not None and prefill.keep is not None:
                 self._store.insert(*begun)
-                self._forget(prefill)
+                self.pending.remove(prefill)
                 prefill.pending = prefill.keep.rest(len(begun[0].ids))
-                self._promise([prefill])
+                self.pending.add([prefill])
         return bool(shared)
-
-    def _computing(self, run: TokenRun, done: int, most: int) -> Iterator[tuple[Prefill, int]]:
-        """Who computes enough of a run's tokens from ``done`` on, and how many; ``most``: of how many, read in all."""
-        if done >= most:
-            return
-        worth = min(_WORTH_WAITING, most - done)
-        for at in sorted({0, done}):  # it may have been begun before as much was stored
-            place = None
-            for prefill in self._pending.get(run.ids[at], ()):
-                assert prefill.pending is not None, "what is computed for nobody else is not waited for"
-                common = shared_length(prefill.pending.ids, run.ids, at, most)
-                if at + common < done + worth:
-                    continue
-                place = place or self._store.place(run.rest(at))
-                if self._store.place(prefill.pending) == place:
-                    yield prefill, common
 
     def _chunks_needed(self, splice: Splice, lookup: Lookup) -> int:
         """The chunks that it holds when it is admitted, those of what it finds and those of its own."""

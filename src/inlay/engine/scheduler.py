@@ -168,6 +168,12 @@ class Scheduler(Generic[J]):
         self._leave(job)
         self._line_up(job)
 
+    def preempt(self, job: J, step: Step[J]) -> None:
+        """Take back what a running job has, and note in ``step`` that it waits again, at its old place in line."""
+        self._leave(job)
+        self._queue(job)
+        step.preempted.append(job)
+
     def step(self, now: float, max_prefill: int | None = None) -> Step[J]:
         """Decide on the next forward pass.
 
@@ -212,7 +218,7 @@ class Scheduler(Generic[J]):
         head = min(heads, key=lambda job: self._turn(job, counts))
         tenant = crowded_out(counts, head.tenant, head.weight)
         if tenant is not None:
-            self._preempt(next(job for job in reversed(self.running) if job.tenant == tenant and job.sequences), step)
+            self.preempt(next(job for job in reversed(self.running) if job.tenant == tenant and job.sequences), step)
 
     def _running_by_tenant(self) -> dict[str, tuple[int, float]]:
         counts: dict[str, tuple[int, float]] = {}
@@ -229,7 +235,7 @@ class Scheduler(Generic[J]):
             while not self._memory.grow(job):
                 last = self.running[-1]
                 gone.add(last)
-                self._preempt(last, step)
+                self.preempt(last, step)
                 if last is job:
                     break
             else:
@@ -334,11 +340,6 @@ class Scheduler(Generic[J]):
         self.running.remove(job)
         self._memory.release(job)
         self._no_room.clear()
-
-    def _preempt(self, job: J, step: Step[J]) -> None:
-        self._leave(job)
-        self._queue(job)
-        step.preempted.append(job)
 
     def _line_up(self, job: J) -> None:
         """Give a job its place in line, and let it wait."""

@@ -27,9 +27,6 @@ from inlay.errors import InlayError, ParameterError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-_COMPILED = 256  # grammars that are kept, large ones counted several times
-_COMPILED_EACH = 64  # of one tenant
-_COUNTED_ONCE = 2**12  # characters of a grammar; compiled, it takes some 70 times the bytes that its text has
 _LONGEST = 2**17  # characters of a grammar
 _MAX_KEYS = 4_096  # of all objects of a schema: the time to compile it grows with the square of its properties,
 _MAX_PATTERNS = 128  # and faster with that of its patternProperties, each of which is held against all others
@@ -80,14 +77,26 @@ class Grammars:
         tokenizer: a transformers tokenizer with a ``tokenizers`` backend.
         vocabulary: the width of the model's logits; ids without a token are never allowed.
         stop_ids: the tokens that end an answer; they are allowed where the grammar is satisfied.
+        most, each: how many grammars are kept compiled, of all tenants and of one.
+        counted_once: a grammar counts once, and once more for each so many characters of its text; compiled, it takes
+            some 70 times the bytes that its text has.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocabulary: int,
+        stop_ids: Collection[int],
+        *,
+        most: int = 256,
+        each: int = 64,
+        counted_once: int = 2**12,
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._stop_ids = sorted(stop_ids)
         self._trie: LLTokenizer | None = None  # made when the first grammar asks for it: 1.6 s at 150,000 tokens
-        self._kept = _Kept(_COMPILED, _COMPILED_EACH)
+        self._kept = _Kept(most, each, counted_once)
         self._making_trie = threading.Lock()
 
     def guide(self, structure: Mapping[str, Any], salt: str = "") -> Guide:
@@ -139,15 +148,14 @@ class Grammars:
 class _Kept:
     """Compiled grammars by the salt of their tenant and their text, those used last. From any thread.
 
-    A grammar counts once, and once more for each _COUNTED_ONCE characters of its text.
-
     most: of all tenants together; beyond it, the one who has the most loses the one that it has not used for longest.
-    each: of one tenant.
+    each: of one tenant. counted_once: see Grammars.
     """
 
-    def __init__(self, most: int, each: int) -> None:
+    def __init__(self, most: int, each: int, counted_once: int) -> None:
         self._most = most
         self._each = each
+        self._counted_once = counted_once
         self._counts = Counter[str]()  # by salt
         self._by_salt: dict[str, OrderedDict[tuple[str, str], LLMatcher]] = {}
         self._lock = threading.Lock()
@@ -163,7 +171,7 @@ class _Kept:
     def put(self, salt: str, key: tuple[str, str], matcher: LLMatcher) -> None:
         with self._lock:
             own = self._by_salt.setdefault(salt, OrderedDict())
-            self._counts[salt] += 0 if key in own else _count(key)
+            self._counts[salt] += 0 if key in own else self._count(key)
             own[key] = matcher
             own.move_to_end(key)
             while self._counts[salt] > self._each and len(own) > 1:
@@ -174,13 +182,12 @@ class _Kept:
     def _drop(self, salt: str) -> None:
         own = self._by_salt[salt]
         key, _ = own.popitem(last=False)
-        self._counts[salt] -= _count(key)
+        self._counts[salt] -= self._count(key)
         if not own:
             del self._by_salt[salt], self._counts[salt]
 
-
-def _count(key: tuple[str, str]) -> int:
-    return 1 + len(key[1]) // _COUNTED_ONCE
+    def _count(self, key: tuple[str, str]) -> int:
+        return 1 + len(key[1]) // self._counted_once
 
 
 def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:

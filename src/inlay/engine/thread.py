@@ -60,6 +60,11 @@ class EngineThread:
         self._thread: threading.Thread | None = None
         self._stopping = False
 
+    @property
+    def listeners(self) -> int:
+        """How many of those under way have somebody who hears of them."""
+        return len(self._listeners)
+
     def submit(self, request: Task, listener: Listener) -> None:
         """Queue a request. One that cannot be queued ends at once, with its error."""
 

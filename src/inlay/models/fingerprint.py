@@ -44,7 +44,7 @@ class Fingerprint:
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             for name, weight in weights.items():
                 if weight not in self._hashed:
-                    self._hashed[weight] = _sha256(b"".join(threads.map(_sha256, _blocks(weight))))
+                    self._hashed[weight] = _sha256(b"".join(threads.map(_sha256, blocks_of(weight))))
                 described = f"{name} {tuple(weight.shape)} {weight.dtype}"
                 self._weights[name] = _sha256(described.encode()) + self._hashed[weight]
 
@@ -65,7 +65,7 @@ def fingerprint(model: PreTrainedModel) -> bytes:
     return whole.digest()
 
 
-def _blocks(weight: Tensor) -> Iterator[memoryview]:
+def blocks_of(weight: Tensor) -> Iterator[memoryview]:
     """The bytes of a weight."""
     flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return (block.numpy().data for block in flat.split(_BLOCK))

@@ -30,7 +30,7 @@ _SUFFIXES = (".json", ".safetensors", ".bin")
 _ADAPTER = "adapter_config.json"  # transformers would take the weights from elsewhere
 _MOST_FILES = 4096
 _MOST_BYTES = 4 << 20
-_SETTLED_S = 2.0  # two changes that are nearer to each other than a file system's clock tells leave the same times
+SETTLED_S = 2.0  # two changes that are nearer to each other than a file system's clock tells leave the same times
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Checkpoint:
 
     @property
     def _settled(self) -> bool:
-        return max(max(file[3:]) for file in self.files) < (time.time() - _SETTLED_S) * 1e9
+        return max(max(file[3:]) for file in self.files) < (time.time() - SETTLED_S) * 1e9
 
     def _record(self, dtype: torch.dtype, weights: bytes) -> dict[str, Any]:
         record = {

@@ -7,6 +7,8 @@ is faster to convert a stretch of the weight once, while it stays in the cache, 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -14,17 +16,18 @@ from torch.nn import functional as F  # noqa: N812
 from inlay.models import ops
 from inlay.models.linear import FrozenLinear, MakeLinear
 
+#: Bytes of converted weight at a time. Measured: 2 MiB and a whole weight are slower.
+STRETCH = 8 << 20
 #: Inputs that share one scale and one zero in 4 bits.
 GROUP = 32
 _INT8_OUTPUTS, _INT8_INPUTS = 16, 32  # PyTorch's 8-bit kernel crashes on what is no multiple of these
 _BLOCK = 64  # outputs that 4-bit weights are stored together in
-_STRETCH = 8 << 20  # bytes of converted weight at a time; measured: 2 MiB and a whole weight are slower
 _CONVERTED = 16 << 20  # bytes of fp32 at a time while weights are rounded, so that no large copies are made
 _SMALLEST = 1e-12  # a scale, where all weights are alike
 _FEW_ROWS_INT8 = 12  # measured: up to so many rows, PyTorch's kernel is the faster way
 _FEW_ROWS_INT4 = 24
 _int4_mm = torch.ops.aten._weight_int4pack_mm_for_cpu
-_int4_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+int4_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 
 
 class Int8Linear(FrozenLinear):
@@ -48,7 +51,7 @@ class Int8Linear(FrozenLinear):
         if len(rows) <= _FEW_ROWS_INT8 and self._read_as_they_lie:
             output = torch._weight_int8pack_mm(rows, self._numbers, self._scales)
         else:
-            stretches = self._numbers.split(_stretch(self.in_features, x.element_size()))
+            stretches = self._numbers.split(_stretch(self.in_features, x.element_size(), STRETCH))
             output = torch.cat([F.linear(rows, numbers.to(x.dtype)) for numbers in stretches], -1).mul_(self._scales)
         return _finish(output[:, : self.out_features], self._bias, x)
 
@@ -75,10 +78,10 @@ class Int4Linear(FrozenLinear):
         rows = x.reshape(-1, self.in_features)
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.out_features)
-        if len(rows) <= _FEW_ROWS_INT4 or not _can_unpack(x.dtype):
+        if len(rows) <= _FEW_ROWS_INT4 or not can_unpack(x.dtype):
             output = _int4_mm(rows, self._numbers, GROUP, self._scales_zeros)
         else:
-            step = _stretch(self.in_features, x.element_size())
+            step = _stretch(self.in_features, x.element_size(), STRETCH)
             firsts = range(0, self.out_features, step)
             stretches = (self.unpacked(first, min(step, self.out_features - first)) for first in firsts)
             output = torch.cat([rows @ weight for weight in stretches], -1)
@@ -117,12 +120,12 @@ def _to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
         zero = (low + 8 * scale.float()).to(weight.dtype)
         groups.sub_(zero.float().unsqueeze(2)).mul_((1 / scale.float()).unsqueeze(2))
         numbers = groups.add_(8).round_().clamp_(0, 15).flatten(1).int()
-        packed.append(_int4_pack(numbers, 1))
+        packed.append(int4_pack(numbers, 1))
         scales_zeros[:, at : at + step] = torch.stack((scale, zero), -1).transpose(0, 1)
     return torch.cat(packed), scales_zeros
 
 
-def _stretch(inputs: int, element_size: int, most: int = _STRETCH) -> int:
+def _stretch(inputs: int, element_size: int, most: int) -> int:
     """Outputs whose weights take at most so many bytes, in whole blocks, and one block at least."""
     return max(1, most // (inputs * element_size * _BLOCK)) * _BLOCK
 
@@ -133,20 +136,16 @@ def _finish(output: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return output if bias is None else output.add_(bias)
 
 
-_unpacks: dict[torch.dtype, bool] = {}
-
-
-def _can_unpack(dtype: torch.dtype) -> bool:
+@cache
+def can_unpack(dtype: torch.dtype) -> bool:
     """Whether the compiled step reads 4-bit weights as PyTorch packs them on this processor; tried out once."""
-    if dtype not in _unpacks:
-        _unpacks[dtype] = ops.COMPILED and _unpacks_a_sample(dtype)
-    return _unpacks[dtype]
+    return ops.COMPILED and _unpacks_a_sample(dtype)
 
 
 def _unpacks_a_sample(dtype: torch.dtype) -> bool:
     numbers = torch.randint(16, (2 * _BLOCK, GROUP), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     scales_zeros = torch.tensor([1.0, 8.0], dtype=dtype).expand(1, 2 * _BLOCK, 2).contiguous()
-    packed = _int4_pack(numbers, 1)
+    packed = int4_pack(numbers, 1)
     found = ops.unpack_int4(packed, scales_zeros, GROUP, 0, 2) if packed.shape == (2 * _BLOCK, GROUP // 2) else None
     return found is not None and torch.equal(found.t().to(torch.int32), numbers)
 

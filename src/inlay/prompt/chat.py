@@ -74,7 +74,8 @@ class ChatTemplate:
         self._seams = Seams(token.content for token in added)
         # A past answer may hold what the model itself writes, such as </think>: templates look for it.
         self._answer_seams = Seams(token.content for token in added if token.special)
-        self._warned: set[str] = set()
+        #: The kinds of warnings that were logged: each is once.
+        self.warned: set[str] = set()
         self._pieces = lru_cache(maxsize=1024)(self._find_pieces)
         self._trims = lru_cache(maxsize=1024)(self._find_trims)
 
@@ -190,8 +191,8 @@ class ChatTemplate:
     def warn_once(self, message: str) -> None:
         """Log a warning, once for each kind of message: what it says before its first colon."""
         kind = message.split(":")[0]
-        if kind not in self._warned:
-            self._warned.add(kind)
+        if kind not in self.warned:
+            self.warned.add(kind)
             logger.warning("%s", message)
 
     def _accepted(self, roles: Sequence[str]) -> Sequence[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from inlay.errors import ParameterError, show
+from inlay.errors import ParameterError
 from inlay.pml import Prompt, PromptBuilder
 from inlay.types import SamplingParams
+from inlay.wording import show
 
 Message: TypeAlias = Mapping[str, Any]
 PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"

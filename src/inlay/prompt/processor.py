@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from inlay.errors import ContextError, ModelError, ParameterError, Place, PMLError, Problem, show
+from inlay.errors import ContextError, ModelError, ParameterError, Place, PMLError, Problem
 from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.pml import Prompt, PromptBuilder, Schema, resolve
 from inlay.policy import ReusePolicy
@@ -24,6 +24,7 @@ from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.prompt.request import EngineRequest, PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams, beyond_vocabulary
 from inlay.types import SamplingParams
+from inlay.wording import show
 
 
 @dataclass(frozen=True, slots=True)

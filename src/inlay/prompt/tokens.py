@@ -34,6 +34,7 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 class TextEncoder:
     """Encodes runs of text and pieces of a chat template with a model's tokenizer, which stays as it is.
 
+    plain_tokenizer, template_tokenizer: what runs of text go through, with special tokens off, and what templates do.
     unk_id: the token for what the vocabulary lacks, or None.
     bos: what the tokenizer itself puts in front of a text: BOS, or nothing.
     bound: refuses what cannot fit into a context of so many ``positions`` (None for any) before it is tokenized.
@@ -50,14 +51,14 @@ class TextEncoder:
         self.bound = TextBound(parts, positions)
         for step in ("normalizer", "pre_tokenizer"):
             parts[step] = _without_edges(parts[step])
-        self._template = Tokenizer.from_str(json.dumps(parts))
-        self._text = _without_special_tokens(parts)
+        self.template_tokenizer = Tokenizer.from_str(json.dumps(parts))
+        self.plain_tokenizer = _without_special_tokens(parts)
         self.unk_id: int | None = tokenizer.unk_token_id
-        self.bos = _in_front(self._template)
+        self.bos = _in_front(self.template_tokenizer)
         unknown = _unknown(parts["model"])
         self._reserved = _reserved(tokenizer, unknown)
         # tokens that stand for other text than their names, which must not turn into them
-        vocabulary = self._text.get_vocab().items()
+        vocabulary = self.plain_tokenizer.get_vocab().items()
         self._named = {i: n for n, i in vocabulary if (i == unknown and len(n) > 1) or _BYTE.fullmatch(n)}
         self._guarded = self._reserved.union(self._named)
 
@@ -65,7 +66,7 @@ class TextEncoder:
         """The ids of a run of text; what looks like a special token is spelled out."""
         pieces = [text]
         while True:
-            encodings = self._text.encode_batch(pieces, add_special_tokens=False)
+            encodings = self.plain_tokenizer.encode_batch(pieces, add_special_tokens=False)
             cut = [part for pair in zip(pieces, encodings, strict=True) for part in self._cut(*pair)]
             if len(cut) == len(pieces):
                 break
@@ -75,14 +76,14 @@ class TextEncoder:
 
     def template(self, text: str) -> tuple[int, ...]:
         """The ids of a piece of a chat template, special tokens included."""
-        (encoding,) = self._template.encode_batch(
+        (encoding,) = self.template_tokenizer.encode_batch(
             [text], add_special_tokens=False
         )  # encode holds the interpreter's lock
         return tuple(encoding.ids)
 
     def name(self, token: int) -> str | None:
         """What the tokenizer calls a token; None for one that it does not have."""
-        return self._template.id_to_token(token)
+        return self.template_tokenizer.id_to_token(token)
 
     def _cut(self, text: str, encoding: Encoding) -> list[str]:
         """The text, cut open wherever it became a token that no text may become."""

@@ -120,7 +120,7 @@ def _wordings(what: str, entry: dict[str, Any], more: Mapping[str, Any]) -> Word
 
 
 FACTS = (3, 4)  # stated in a document; every kind has more attributes than that or as many, so some stay unstated
-_FRAMES = Wordings(
+FRAMES = Wordings(
     (
         "For {n}, the {p} is {v}.",
         "The {p} given for {n} is {v}.",
@@ -190,7 +190,7 @@ def _write(words: Words, kind: Kind, taken: set[str], numbers: tuple[int, ...]) 
 
 def _statement(words: Words, attribute: Attribute) -> str:
     if words.rng.random() < _FRAMED:
-        return _wording(words, _FRAMES).replace("{p}", words.rng.choice(attribute.phrases))
+        return _wording(words, FRAMES).replace("{p}", words.rng.choice(attribute.phrases))
     return _wording(words, attribute.statements)
 
 

@@ -18,7 +18,7 @@ from inlay.quality.words import Split, Value, Words
 
 TASKS = ("single", "compare", "count", "unstated", "form")
 
-_FRAMES = Wordings(
+FRAMES = Wordings(
     (
         "What is the {p} of {n}?",
         "Tell me the {p} of {n}.",
@@ -39,7 +39,7 @@ _FRAMES = Wordings(
         "Please give me what is stated as the {p} of {n}.",
     ),
 )
-_KIND_COUNTS = Wordings(
+KIND_COUNTS = Wordings(
     (
         "How many of these are {many}?",
         "How many {many} are described?",
@@ -174,7 +174,7 @@ class Asker:
     def about(self, attribute: Attribute, name: str) -> str:
         """A question on one attribute of one thing."""
         if self.rng.random() < 0.4:
-            return self.wording(_FRAMES).format(p=self.rng.choice(attribute.phrases), n=name)
+            return self.wording(FRAMES).format(p=self.rng.choice(attribute.phrases), n=name)
         return self.wording(attribute.questions).format(n=name)
 
     def single(self) -> Question | None:
@@ -248,7 +248,7 @@ class Asker:
     def count_of(self, kind: Kind) -> Question:
         """How many of the documents are about things of a kind."""
         counted = sum(document.kind is kind for document in self.documents)
-        return _count(self.wording(_KIND_COUNTS).format(many=kind.many), counted, "kind")
+        return _count(self.wording(KIND_COUNTS).format(many=kind.many), counted, "kind")
 
     def _answerable(self, document: Document, attribute: Attribute) -> bool:
         """Whether the form fits the value, and the pair of attribute and form belongs to the split."""

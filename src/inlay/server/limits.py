@@ -202,7 +202,7 @@ class Meter:
 
         tokens: whether it may use some; one that uses none is admitted while they are used up.
         """
-        account = self._account(tenant)
+        account = self.account(tenant)
         self.check_room(tenant, account, 1, 1)
         self._check_bucket("requests", account.requests)
         if tokens:
@@ -219,7 +219,7 @@ class Meter:
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
         """OpenAI's ``x-ratelimit-…`` headers for what is limited: the limit, what is left of it, when that is all."""
-        account, now = self._account(tenant), self.clock()
+        account, now = self.account(tenant), self.clock()
         buckets = {"requests": (account.requests, 0), "tokens": (account.tokens, account.reserved)}
         headers = {}
         for name, (bucket, reserved) in buckets.items():
@@ -231,7 +231,7 @@ class Meter:
 
     def check(self, tenant: Tenant, *, tokens: bool = True) -> None:
         """Refuse what any request would be refused for now; uses nothing. tokens: see ``request``. Raises BodyError."""
-        account = self._account(tenant)
+        account = self.account(tenant)
         self.check_room(tenant, account, 1, 1)
         self._check_bucket("requests", account.requests)
         if tokens:
@@ -280,7 +280,8 @@ class Meter:
             wait = bucket.seconds_until(1, now)
             raise _too_many(f"your {bucket.per_minute:,} {name} a minute are used up; wait {duration(wait)}", wait)
 
-    def _account(self, tenant: Tenant) -> Account:
+    def account(self, tenant: Tenant) -> Account:
+        """What a tenant has used and holds, under its limits as they are now."""
         account = self._accounts.setdefault(tenant.name, Account())
         account.adopt(tenant.limits, self.clock())
         return account

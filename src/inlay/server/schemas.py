@@ -155,7 +155,9 @@ async def warm(request: Request, name: str, public: Public = None, stream: bool 
         task = await service.schemas.prewarm(record, tenant.name)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(service.schemas, task), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            progress_events(service.schemas, task), media_type="text/event-stream", headers=headers
+        )
     await task.result()
     if task.failure is not None:
         return failure_response(task.failure, request.scope["path"])
@@ -284,7 +286,7 @@ async def _outcome(registry: SchemaCatalog, task: PrewarmTask) -> dict[str, Any]
     }
 
 
-async def _events(registry: SchemaCatalog, task: PrewarmTask) -> AsyncIterator[bytes]:
+async def progress_events(registry: SchemaCatalog, task: PrewarmTask) -> AsyncIterator[bytes]:
     """Server-sent events: how far it is, what came of it, and the end."""
     async for done, total in task.watch():
         yield _event({"done": done, "total": total})

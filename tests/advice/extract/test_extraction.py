@@ -240,7 +240,7 @@ def test_max_modules_keeps_those_that_save_most():
 
 
 def test_a_schema_stays_within_the_size_of_a_file(monkeypatch):
-    monkeypatch.setattr(choose_module, "_ROOM", len(document(1)) + 50)
+    monkeypatch.setattr(choose_module, "ROOM", len(document(1)) + 50)
     result = extracted(plain(*[f"{n}{document(1)}{n}{document(2)}{n}" for n in range(3)]))
     assert len(result.proposal.names) == 1
     assert "they are left out" in describe(result)["notes"][0]

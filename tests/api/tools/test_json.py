@@ -44,8 +44,7 @@ def test_no_beginning_of_json_is_broken(value, ascii_only):
     """Each of them is looked at as JSONEnd looks at a text that has doubled."""
     text = json.dumps({"a" * 70: value}, ensure_ascii=ascii_only)
     for length in range(65, len(text)):
-        end = JSONEnd()
-        end._next_look = length
+        end = JSONEnd(length)
         assert end.find(text[:length]) is None
         assert not end.broken, text[:length]
 
@@ -72,7 +71,7 @@ def test_time_grows_with_the_text_alone(monkeypatch):
     from inlay.api.tools import parsers as tools_json
 
     asked: list[int] = []
-    monkeypatch.setattr(tools_json, "_may_become_json", lambda text: asked.append(len(text)) or True)
+    monkeypatch.setattr(tools_json, "may_become_json", lambda text: asked.append(len(text)) or True)
     end, text = JSONEnd(), '["' + "x" * 10_000
     for length in range(len(text)):
         end.find(text[:length])

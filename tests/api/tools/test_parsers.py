@@ -237,8 +237,8 @@ def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
     from inlay.api.tools import parsers as tools_json
 
     seen = []
-    real = tools_json._may_become_json
-    monkeypatch.setattr(tools_json, "_may_become_json", lambda text: seen.append(len(text)) or real(text))
+    real = tools_json.may_become_json
+    monkeypatch.setattr(tools_json, "may_become_json", lambda text: seen.append(len(text)) or real(text))
     for attack in ('<tool_call>["', '<tool_call>{"a":["x",', '<tool_call>{"', "<tool_call>[", '<tool_call>"'):
         seen.clear()
         text = attack * 1000

@@ -13,6 +13,7 @@ from inlay.bench.throughput.runs import Run
 from inlay.bench.throughput.steps import recording
 from inlay.bench.throughput.workload import KINDS, Ask, Sizes, Workload, permuted_modules, shared_prefix, user_workload
 from inlay.errors import DeadlineError, ModelError
+from inlay.types import SamplingParams
 from tests.conftest import tiny
 from tests.equivalence.oracle import PromptCacheOracle, prefill
 
@@ -147,12 +148,15 @@ def test_shared_memory_is_counted_once(llm, columns):
 
 
 def test_the_engine_is_left_as_it_was(llm):
-    engine = llm.client.engine
-    with recording(llm):
-        assert "step" in vars(engine)
-        assert "run" in vars(engine._runner)
-    assert "step" not in vars(engine)
-    assert "run" not in vars(engine._runner)
+    async def ask() -> None:
+        async for _ in llm.generate("Hello", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)):
+            pass
+
+    with recording(llm) as steps:
+        asyncio.run(ask())
+        assert len(steps) == 3
+    asyncio.run(ask())
+    assert len(steps) == 3
 
 
 def test_steps_hold_their_forward_pass(columns):
@@ -163,6 +167,6 @@ def test_steps_hold_their_forward_pass(columns):
 
 def test_an_error_of_one_request_is_the_columns(columns, monkeypatch):
     column = columns["transformers"]
-    monkeypatch.setattr(type(column._model), "forward", lambda *arguments, **keywords: 1 / 0)
+    monkeypatch.setattr(type(tiny("llama").model), "forward", lambda *arguments, **keywords: 1 / 0)
     with pytest.raises(ModelError, match=r"transformers' continuous batching: .*division by zero"):
         column.run(shared_prefix(262, requests=1, prefix=0, question=2, completion=1))

@@ -39,8 +39,8 @@ def test_documents_stay_and_are_found(alone):
     five = shelf.measure(5)
     assert five["kv_bytes"] == 5 * 3 * chunk, "questions leave nothing of their own"
     assert five["kv_bytes_of_tokens"] == 130 * alone.store.pool.bytes_per_token
-    assert len(shelf._documents) == 5
-    for document in shelf._documents:
+    assert len(shelf.documents) == 5
+    for document in shelf.documents:
         assert alone.store.longest(TokenRun(tuple(document), 0, Context())).tokens == 130
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.bench.throughput.measure import row_of
-from inlay.bench.throughput.plot import _draw, draw_hit_rates
+from inlay.bench.throughput.plot import draw_hit_rates, draw_times
 
 ABOUT = {"part": "prefix", "rate": None}
 
@@ -56,7 +56,7 @@ def test_the_drawing_has_times_over_measured_hit_rates():
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
-    _draw(axes, [*rows("documents", 0.5, 0.0), {"columns": {"inlay": {"skipped": "too late"}}}])
+    draw_times(axes, [*rows("documents", 0.5, 0.0), {"columns": {"inlay": {"skipped": "too late"}}}])
     p50, p90, off = axes.get_lines()
     assert list(p50.get_xdata()) == [0.0, 50.0]
     assert list(p50.get_ydata()) == [1.0, 0.9995]

@@ -16,12 +16,12 @@ from inlay.bench.throughput.workload import (
     ZIPF,
     Sizes,
     Workload,
-    _zipf,
     hits,
     permuted_modules,
     shared_prefix,
     user_workload,
     warm_passages,
+    zipf,
 )
 from inlay.pml import Prompt
 
@@ -94,12 +94,12 @@ def test_passages_are_stored_with_their_first_use(llm, requests, rate):
 
 def test_popular_passages_are_drawn_more_often():
     draw = random.Random(0)
-    drawn = Counter(chain.from_iterable(_zipf(draw, 1) for _ in range(1500)))
+    drawn = Counter(chain.from_iterable(zipf(draw, 1) for _ in range(1500)))
     weights = [(rank + 1) ** -ZIPF for rank in range(1000)]
     expected = [1500 * weight / sum(weights) for weight in weights]
     assert drawn[0] == pytest.approx(expected[0], rel=0.3)
     assert sum(drawn[rank] for rank in range(10)) == pytest.approx(sum(expected[:10]), rel=0.15)
-    orders = [tuple(_zipf(draw, 3)) for _ in range(50)]
+    orders = [tuple(zipf(draw, 3)) for _ in range(50)]
     assert any(order != tuple(sorted(order)) for order in orders)
     assert all(len(set(order)) == 3 for order in orders)
 

@@ -292,8 +292,14 @@ def test_extreme_temperatures_stay_finite(temperature):
 
 def test_a_large_vocabulary_is_not_sorted(monkeypatch):
     sizes = []
-    listed = sampler_lists._listed
-    monkeypatch.setattr(sampler_lists, "_listed", lambda rows, *rest: sizes.append(len(rows)) or listed(rows, *rest))
+    at_least = sampler_lists.at_least
+
+    def counted(*bounds):
+        found = at_least(*bounds)
+        sizes.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(sampler_lists, "at_least", counted)
     params = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=50, logprobs=20), GREEDY]
     found = choose(normal(4, LARGE, scale=6.0), [row(one) for one in params])
     assert len(found[2].top) in (20, 21)

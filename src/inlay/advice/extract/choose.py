@@ -15,7 +15,7 @@ from inlay.pml.nodes import MAX_BYTES
 Encode = Callable[[Sequence[str]], list[Sequence[int]]]
 """Texts → token ids, each text alone."""
 
-_ROOM = MAX_BYTES * 9 // 10  # the rest is for tags and for what this estimate misses
+ROOM = MAX_BYTES * 9 // 10  # the rest is for tags and for what this estimate misses
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def choose(corpus: Corpus, found: Found, encode: Encode, *, min_tokens: int, max
 
 def _fitting(texts: list[str], most: int) -> list[bool]:
     """Which of the texts go into one schema: the first ones, without those that would make its file too large."""
-    room, left = _ROOM, most
+    room, left = ROOM, most
     fitting = []
     for text in texts:
         size = _written_size(text)

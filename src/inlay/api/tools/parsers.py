@@ -32,14 +32,15 @@ class JSONEnd:
     """Looks for the end of the object or list that a text begins with. Each character is looked at once.
 
     ``broken``: that the text can no longer become JSON, noticed before it is twice as long as it was when it could.
+    first_look: after how many characters that is looked at first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_look: int = _FIRST_LOOK) -> None:
         self.broken = False
         self._at = 0
         self._depth = 0
         self._in_string = False
-        self._next_look = _FIRST_LOOK
+        self._next_look = first_look
 
     def find(self, text: str) -> int | None:
         """The index behind the last character, once it is there. text: all of it so far, from its first brace on."""
@@ -51,7 +52,7 @@ class JSONEnd:
             if stop < self._next_look:
                 break
             self._next_look *= 2
-            self.broken = not _may_become_json(text[:stop])
+            self.broken = not may_become_json(text[:stop])
         return None
 
     def _step(self, text: str, stop: int) -> int | None:
@@ -75,7 +76,8 @@ def parsed(text: str) -> Any:
     return from_json(text, allow_inf_nan=False)
 
 
-def _may_become_json(text: str) -> bool:
+def may_become_json(text: str) -> bool:
+    """Whether a text is JSON, or the beginning of JSON."""
     try:
         parsed(text)
     except ValueError as error:

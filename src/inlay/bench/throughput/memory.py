@@ -22,20 +22,23 @@ _LOOKUPS, _ROUNDS = 100, 7
 
 
 class ResidentDocuments:
-    """An engine that nobody else uses, and the documents that are resident in it; questions about them are not kept."""
+    """An engine that nobody else uses, and the documents that are resident in it; questions about them are not kept.
+
+    documents: the token ids of each.
+    """
 
     def __init__(self, llm: AsyncLLM, sizes: Sizes) -> None:
         self._llm = llm
         self._sizes = sizes
         self._draw = random.Random(0)
-        self._documents: list[list[int]] = []
+        self.documents: list[list[int]] = []
         self._bare_rss = 0  # what the process takes without any of the pool
         self._cold_s = 0.0  # a question about a document that is not there
 
     def seconds_for(self, documents: int) -> float:
         """About how long it takes until that many documents are resident."""
         self._warm_up()
-        return max(0, documents - len(self._documents)) * self._cold_s
+        return max(0, documents - len(self.documents)) * self._cold_s
 
     def measure(self, documents: int) -> Cell:
         """Compute documents until so many are resident, and ask about some of them."""
@@ -64,20 +67,20 @@ class ResidentDocuments:
             "kv_bytes_of_tokens": self._sizes.document * pool.bytes_per_token,
             "ttft_ms": percentiles(seconds),
             "hit_rate": hit_rate,
-            "lookup_us": await self._lookup_us(self._question()) if self._documents else None,
+            "lookup_us": await self._lookup_us(self._question()) if self.documents else None,
             "lookup_miss_us": await self._lookup_us(absent),
         }
 
     async def _fill(self, documents: int) -> float:
         started = time.perf_counter()
-        while len(self._documents) < documents:
-            self._documents.append(self._text(self._sizes.document))
-            await self._first_token(self._documents[-1], "exact")
+        while len(self.documents) < documents:
+            self.documents.append(self._text(self._sizes.document))
+            await self._first_token(self.documents[-1], "exact")
         return time.perf_counter() - started
 
     async def _ask(self) -> tuple[list[float], float]:
         """Times to the first token of questions about resident documents, or about one that is not where none are."""
-        reuse, count = ("exact", _QUESTIONS) if self._documents else ("off", _COLD)
+        reuse, count = ("exact", _QUESTIONS) if self.documents else ("off", _COLD)
         asked = [await self._first_token(self._question(), reuse) for _ in range(count)]
         await self._forget_questions()
         cached, total = (sum(getattr(u, name) for _, u in asked) for name in ("cached_tokens", "prompt_tokens"))
@@ -102,11 +105,11 @@ class ResidentDocuments:
                 rounds.append(time.perf_counter() - started)
             return round(statistics.median(rounds) / _LOOKUPS * 1e6, 3)
 
-        return await asyncio.wrap_future(self._llm.client.thread.call(look_up))
+        return await asyncio.wrap_future(self._llm.client.call(look_up))
 
     def _question(self) -> list[int]:
         """A question about one of the documents, or about one of its own where there are none."""
-        document = self._draw.choice(self._documents) if self._documents else self._text(self._sizes.document)
+        document = self._draw.choice(self.documents) if self.documents else self._text(self._sizes.document)
         return [*document, *self._text(self._sizes.question)]
 
     def _text(self, tokens: int) -> list[int]:
@@ -118,7 +121,7 @@ class ResidentDocuments:
         def forget() -> None:
             store.discard([segment for segment in store if segment.run.start >= self._sizes.document])
 
-        await asyncio.wrap_future(self._llm.client.thread.call(forget))
+        await asyncio.wrap_future(self._llm.client.call(forget))
 
     def _bytes_of(self, chunks: int) -> int:
         pool = self._llm.store.pool

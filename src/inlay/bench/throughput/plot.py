@@ -28,7 +28,7 @@ def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
     panels = figure.subplots(len(models), len(kinds), squeeze=False)
     for line, model in zip(panels, models, strict=True):
         for axes, kind in zip(line, kinds, strict=True):
-            _draw(axes, [row for row in rows if (row["model"], row["workload"]) == (model, kind)])
+            draw_times(axes, [row for row in rows if (row["model"], row["workload"]) == (model, kind)])
             axes.set_title(f"{kind}\n{model}", fontsize=_FONT)
         line[0].set_ylabel("time to the first token, s", fontsize=_FONT)
     named: dict[str, Any] = {}
@@ -38,7 +38,8 @@ def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
+def draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    """Times to the first token over the share of the prompts that was stored, of one model and workload."""
     cells = [cell for cell in (row["columns"]["inlay"] for row in rows) if "skipped" not in cell]
     points = sorted(((100 * cell["hit_rate"], cell["ttft_ms"]) for cell in cells), key=lambda point: point[0])
     for percentile, style in (("p50", "o-"), ("p90", "^--")):

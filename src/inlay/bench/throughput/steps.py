@@ -1,9 +1,8 @@
-"""The engine's steps: a light hook that notes them, and afterwards the least time that each could have taken."""
+"""The engine's steps: an observer that notes them, and afterwards the least time that each could have taken."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +10,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from inlay.attention.plan import Part, build_plan
+from inlay.attention.plan import Part
 from inlay.base import Base
 from inlay.bench.machine import Ceilings
 from inlay.bench.stock import bytes_read_per_token
+from inlay.engine.encoder import Task
+from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.models.spec import dtype_name
 from inlay.slots import SlotRange as Slots
 
@@ -39,40 +41,35 @@ class Step:
     seconds: float = 0.0
 
 
-@contextmanager
-def recording(llm: Base) -> Iterator[list[Step]]:
-    """Note every step of an engine within a block; what a step keeps is references to what the engine made anyway."""
-    steps: list[Step] = []
-    engine = llm.client.engine
-    runner: Any = engine._runner
-    whole_step, forward = engine.step, runner.run
+class _Recorder(StepObserver):
+    """What it keeps of a step is references to what the engine made anyway."""
 
-    def step(**how: Any) -> Any:
-        before, started = len(steps), time.perf_counter()
-        ended = whole_step(**how)
-        if len(steps) > before:
-            steps[-1].seconds = time.perf_counter() - started
-        return ended
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps = steps
 
-    def run(work: Any, rows: Sequence[int], plan: Any = None) -> Any:
-        plan = plan or build_plan([each.part for each in work])
-        started = time.perf_counter()
-        logits = forward(work, rows, plan)
-        took = time.perf_counter() - started
-        allocations = [request.allocation for request in engine.scheduler.running]
+    def computed(self, made: ForwardPass, logits: Tensor, running: Sequence[Task], seconds: float) -> None:
+        allocations = [task.allocation for task in running]
         held = tuple(
             slots
             for allocation in allocations
             for slots in (allocation.modules, allocation.tail, *(segment.slots for segment in allocation.hold.segments))
         )
-        steps.append(Step(plan.parts, len(rows), held, len(allocations), took))
-        return logits
+        parts = tuple(work.part for work in made.work)
+        self._steps.append(Step(parts, len(made.sampled), held, len(allocations), seconds))
 
-    vars(engine)["step"], vars(runner)["run"] = step, run
+    def stepped(self, seconds: float) -> None:
+        self._steps[-1].seconds = seconds
+
+
+@contextmanager
+def recording(llm: Base) -> Iterator[list[Step]]:
+    """Note every step of an engine within a block."""
+    steps: list[Step] = []
+    end = llm.observe(_Recorder(steps))
     try:
         yield steps
     finally:
-        del vars(engine)["step"], vars(runner)["run"]
+        end()
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ def _beginnings(
 
 async def _passages(llm: AsyncLLM, sizes: Sizes, requests: int, rate: float, clients: int) -> Workload:
     draw = random.Random(0)
-    drawn = [_zipf(draw, sizes.passages) for _ in range(requests)]
+    drawn = [zipf(draw, sizes.passages) for _ in range(requests)]
     needed = sorted(set(chain.from_iterable(drawn)))
     modules = await Modules.of(llm, [exact_text(llm, sizes.passage, random.Random(rank)) for rank in needed])
     number = {rank: place for place, rank in enumerate(needed)}
@@ -246,7 +246,7 @@ def warm_passages(drawn: Sequence[Collection[int]], rate: float) -> set[int]:
     return warm
 
 
-def _zipf(draw: random.Random, count: int) -> list[int]:
+def zipf(draw: random.Random, count: int) -> list[int]:
     """Distinct ranks below ``POOL``, the more popular the likelier, in any order.
 
     The largest of u^(1/weight) are a weighted sample without replacement (Efraimidis and Spirakis, 2006).

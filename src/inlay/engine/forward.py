@@ -1,0 +1,59 @@
+"""One forward pass as the engine lays it out, and who is told of it.
+
+An observer sees what every pass computes, on the thread that steps the engine: benchmarks take their figures from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from inlay.engine.allocation import Prefill, Work
+from inlay.engine.encoder import Encoding, Task
+from inlay.engine.request import Request
+
+
+@dataclass
+class ForwardPass:
+    """One forward pass: work in row order, whose it is, what it completes, and which row each new token comes from.
+
+    decode: requests that compute the token they said last; their work comes first.
+    sampled: requests with the row that their next token is chosen from, in the order of the rows of logits.
+    """
+
+    work: list[Work] = field(default_factory=list)
+    owners: list[Task] = field(default_factory=list)
+    decode: list[Request] = field(default_factory=list)
+    completed: list[tuple[Task, Prefill]] = field(default_factory=list)
+    sampled: list[tuple[Request, int]] = field(default_factory=list)
+    rows: int = 0
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """Those that it computes a part of."""
+        return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
+
+    def add(self, task: Task, work: Sequence[Work]) -> None:
+        for each in work:
+            self.work.append(each)
+            self.owners.append(task)
+            self.rows += each.part.rows
+        if isinstance(task, Request) and not task.prompt_left:
+            self.sampled.append((task, self.rows - 1))
+
+
+class StepObserver:
+    """Told of an engine's steps by whoever takes them; it must be quick, and what it raises fails the step."""
+
+    def computed(self, made: ForwardPass, logits: Tensor, running: Sequence[Task], seconds: float) -> None:
+        """The model has run, and nothing is chosen yet.
+
+        logits: (len(made.sampled), vocabulary), in the model's dtype; to be copied where they are kept.
+        running: all that have a place in the pool, whether or not this pass computes something of theirs.
+        seconds: of the call of the model, with the attention's planning.
+        """
+
+    def stepped(self, seconds: float) -> None:
+        """The step of the pass told of last is over. seconds: of all of it, from scheduling on."""
