@@ -12,6 +12,7 @@ from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.messages import for_template
 from inlay.api.openai.tools import Offer, offer_of
+from inlay.api.tools.bounded import bounded_document
 from inlay.api.tools.formats import ModelTools
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
@@ -204,7 +205,7 @@ def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
             param="response_format",
         )
     if wanted.json_schema is not None:
-        return {"json": wanted.json_schema.schema_}
+        return {"json": bounded_document(wanted.json_schema.schema_)}
     return {"json_object": True} if wanted.type == "json_object" else None
 
 
