@@ -6,21 +6,21 @@ of as many rows; keys and values are read beside them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
 from inlay.attention.kernel import kernel
-from inlay.bench.machine import GB, clocked
+from inlay.bench.machine import GB, clocked, in_turns
 from inlay.models.linear import packed
 from inlay.models.load import DTYPES
 
 _READ_BYTES, _QUICK_READ_BYTES = 1 << 28, 1 << 26  # larger than any cache; a quick run's may not be
 _SIDES, _QUICK_SIDES = (1024, 2048), (256,)  # of square weights that stay in a cache
 _MOST_ROWS = 2048  # more are not faster
-_RUNS = 25
+_RUNS = 7
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Floor:
 
 @dataclass
 class Rates:
-    """What this machine reads and multiplies at best, with torch's threads: the fastest of several runs.
+    """What this machine reads and multiplies, with torch's threads: medians of several runs, the faster of two ways.
 
     read_gb_s: GB/s (10^9 bytes) of reading a tensor that no cache holds.
     gemm_gflops: GFLOP/s (10^9) of matrix products in ``dtype`` over weights that a cache holds, by their rows; measured
@@ -88,20 +88,25 @@ class Rates:
 
 def _read_gb_s(size: int) -> float:
     memory = torch.ones(size // 4)
-    calls: list[Any] = [memory.sum]
+    ways: dict[str, Callable[[], object]] = {"torch": memory.sum}
     if kernel is not None:
         kernel.use_huge_pages(memory.data_ptr(), memory.nbytes)  # as the weights are
-        calls.append(partial(kernel.read, memory.data_ptr(), memory.nbytes, torch.get_num_threads()))
-    return round(memory.nbytes / _fastest(calls) / GB, 2)
+        ways["kernel"] = partial(kernel.read, memory.data_ptr(), memory.nbytes, torch.get_num_threads())
+    return round(memory.nbytes / _seconds(ways) / GB, 2)
 
 
 def _gemm_gflops(rows: int, side: int, dtype: str) -> float:
     """By whichever is faster here: the layers that models run with, or torch."""
     x, weight = torch.randn(rows, side).to(DTYPES[dtype]), torch.randn(side, side).to(DTYPES[dtype])
-    calls = [partial(packed(weight, None), x), partial(torch.mm, x, weight.t())]
-    return 2 * rows * side**2 / _fastest(calls) / 1e9
+    ways: dict[str, Callable[[], object]] = {
+        "layer": partial(packed(weight, None), x),
+        "torch": partial(torch.mm, x, weight.t()),
+    }
+    return 2 * rows * side**2 / _seconds(ways) / 1e9
 
 
 @torch.inference_mode()
-def _fastest(calls: list[Any]) -> float:
-    return min(clocked(call)() for call in calls for _ in range(_RUNS))
+def _seconds(ways: dict[str, Callable[[], object]]) -> float:
+    """The median of the way that takes the shortest time here."""
+    timed = in_turns({name: clocked(way) for name, way in ways.items()}, _RUNS)
+    return min(timing.seconds for timing in timed.values())
