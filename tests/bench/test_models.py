@@ -99,6 +99,10 @@ def test_decode_json():
         gb_s = read / cell["ms_per_token"] / 1e6
         assert cell["gb_s"] == pytest.approx(gb_s, rel=0.02, abs=0.01)
         assert cell["of_copy"] == pytest.approx(gb_s / result["ceilings"]["copy_gb_s"], rel=0.05, abs=0.001)
+        assert cell["of_floor"] == pytest.approx(result["floor"]["ms"] / cell["ms_per_token"], rel=0.02, abs=0.001)
+    floor = result["floor"]
+    assert floor["weights_ms"] == pytest.approx(read / floor["read_gb_s"] / 1e6, rel=0.02, abs=0.001)
+    assert floor["ms"] == pytest.approx(max(floor["weights_ms"], floor["products_ms"]) + floor["kv_ms"], abs=0.002)
     assert result["in_turns"] is True
     assert told
     assert tuple(result["step"]["ms"]) == SHARES

@@ -174,14 +174,20 @@ def decode(
 
 def _decode_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
     title = f"{result['model']}, {result['dtype']}: {result['tokens']} tokens behind a prompt of {result['context']}"
-    table = make_table(("who", "ms/token", "tokens/s", "weights read, GB/s", "of copying"))
+    table = make_table(("who", "ms/token", "tokens/s", "weights read, GB/s", "of copying", "of floor"))
     for name, cell in result["columns"].items():
         if "skipped" in cell:
-            table.add_row(name, "—", "—", "—", cell["skipped"])
+            table.add_row(name, "—", "—", "—", "—", cell["skipped"])
             continue
         rates = (number(cell["ms_per_token"]), number(cell["tokens_s"]), number(cell["gb_s"]))
-        table.add_row(name, *rates, f"{cell['of_copy']:.0%}")
+        of_floor = "—" if cell["of_floor"] is None else f"{cell['of_floor']:.0%}"
+        table.add_row(name, *rates, f"{cell['of_copy']:.0%}", of_floor)
     yield title, table
+    if floor := result["floor"]:
+        parts = make_table(("weights, ms", "at GB/s", "products, ms", "at GFLOP/s", "KV, ms", "floor, ms"))
+        named = ("weights_ms", "read_gb_s", "products_ms", "gemm_gflops", "kv_ms", "ms")
+        parts.add_row(*(number(floor[name]) for name in named))
+        yield "the floor: max(weights, products) + KV", parts
     step = result["step"]
     parts = make_table(("part", "ms", "share"))
     for name, ms in step["ms"].items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from inlay.bench.throughput.measure import News
 
-_WAYS = "off,stock,transformers"
+_WAYS = "off,stock,transformers,llama.cpp"
 #: Which parts an option is for; given without any of them it would change nothing.
 _USES = {
     "against": ("prefix", "modules", "workloads"),
@@ -41,6 +41,8 @@ _USES = {
 #: the floor that all steps reach, and full decode steps.
 _HEADINGS = ("who", "n", "tok/s", "ms/tok", "first p50", "p99", "next p50", "p99", "KV", "floor", "decode", "×")
 _HITS = ("aimed", "hits", "who", "n", "first p50", "p90", "p99", "req/s", "tok/s", "floor", "first ×", "×")
+#: Full decode steps: what they take, and max(weights, products) + KV, in milliseconds, with the rates that was made of.
+_FLOOR = ("who", "rows", "step", "fastest", "weights", "at GB/s", "products", "at GFLOP/s", "KV", "floor", "of floor")
 _MEMORY = ("documents", "RSS", "KV", "KV each", "RSS each", "first p50", "found, µs", "not, µs")
 
 
@@ -124,6 +126,8 @@ def _check_uses(given: Mapping[str, Any], parts: tuple[str, ...]) -> None:
             )
     if given["rates"] is not None and "poisson" not in words(given["arrivals"] or ""):
         raise ParameterError("--rates are those of Poisson arrivals; add --arrivals poisson, or drop --rates")
+    if "llama.cpp" in words(given["against"] or "") and "prefix" not in parts:
+        raise ParameterError("--against llama.cpp is for --part prefix; name it there, or drop it")
     others = {"stock", "transformers"} & set(words(given["against"] or ""))
     if others and not {"prefix", "modules"} & set(parts):
         raise ParameterError(f"--against {', '.join(sorted(others))}: workloads are compared with off alone; drop it")
@@ -172,6 +176,8 @@ def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
         rows = list(group)
         made = {"workloads": _hits, "memory": _memory}.get(part, _columns)
         yield _table_title(rows[0]), made(rows)
+        if made is _columns and (floors := _floors(rows)).row_count:
+            yield "full decode steps and their floor, max(weights, products) + KV; medians", floors
         for what, reason in _left_out(rows):
             skipped.add_row(what, reason)
     if skipped.row_count:
@@ -217,6 +223,18 @@ def _cells(cell: dict[str, Any]) -> Iterator[str]:
     steps = cell["steps"] or {}
     yield _share(steps.get("of_floor"))
     yield _share((steps.get("decode") or {}).get("of_floor"))
+
+
+def _floors(rows: list[dict[str, Any]]) -> Table:
+    table = make_table(_FLOOR)
+    for row in rows:
+        for name, cell in row["columns"].items():
+            steps = cell.get("steps") or {}
+            if not (step := steps.get("decode")):
+                continue
+            named = ("ms", "fastest_ms", "weights_ms", "read_gb_s", "products_ms", "gemm_gflops", "kv_ms", "floor_ms")
+            table.add_row(name, number(step["rows"]), *(number(step[key]) for key in named), _share(step["of_floor"]))
+    return table
 
 
 def _hits(rows: list[dict[str, Any]]) -> Table:

@@ -5,6 +5,7 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -188,6 +189,26 @@ INLINE void unpack_blocks(const Int4& int4, int64_t begin, int64_t end) {
 CLONES void unpack_f32(const Int4& int4, int64_t begin, int64_t end) { unpack_blocks<float>(int4, begin, end); }
 CLONES void unpack_bf16(const Int4& int4, int64_t begin, int64_t end) { unpack_blocks<uint16_t>(int4, begin, end); }
 
+// Reads memory in four streams, each asked for some pages ahead; the sum is there so that reading is not left out.
+INLINE vi read_all(const int32_t* from, int64_t count) {
+  constexpr int kStreams = 4, kAhead = 1 << 10;
+  const int64_t each = count / kStreams / VL * VL;
+  vi sums[kStreams] = {};
+  for (int64_t i = 0; i < each; i += VL)
+    for (int s = 0; s < kStreams; ++s) {
+      vi v;
+      std::memcpy(&v, from + s * each + i, sizeof v);
+      __builtin_prefetch(from + s * each + i + kAhead);
+      sums[s] += v;
+    }
+  return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+CLONES void read_share(const int32_t* from, int64_t count, int32_t* sums) {
+  const vi sum = read_all(from, count);
+  std::memcpy(sums, &sum, sizeof sum);
+}
+
 template <class T>
 T* at(uint64_t address) {
   return reinterpret_cast<T*>(address);
@@ -230,6 +251,19 @@ void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint
          threads);
 }
 
+// What a benchmark measures the rate of reading with.
+int32_t read(uint64_t address, int64_t bytes, int threads) {
+  std::atomic<int32_t> total{0};
+  const int64_t count = bytes / 4;
+  run_parallel(threads, [&](Team& team, int thread) {
+    const int64_t first = count * thread / team.threads(), end = count * (thread + 1) / team.threads();
+    int32_t sums[VL];
+    read_share(at<int32_t>(address) + first, end - first, sums);
+    for (const int32_t sum : sums) total.fetch_add(sum, std::memory_order_relaxed);
+  });
+  return total;
+}
+
 // Moves memory that is in use to huge pages, where the system has some: long streams of reads then stop less often for
 // translations. Nothing changes where it has none, or where the memory is a file's.
 void use_huge_pages(uint64_t address, int64_t bytes) {
@@ -250,6 +284,7 @@ void bind_layers(nb::module_& m) {
   m.def("linear_supported", &linear_supported, "Whether this processor multiplies pairs of bf16.");
   m.def("linear", &multiply, released(), "A linear layer in bf16; bias 0 for none.");
   m.def("use_huge_pages", &use_huge_pages, released(), "Move memory to huge pages, where the system has some.");
+  m.def("read", &read, released(), "The wrapped sum of memory's 32-bit numbers but the last few: to time reading.");
   m.def("rms_norm", &rms_norm, released(), "RMSNorm of groups of numbers within rows.");
   m.def("silu_mul", &silu_mul, released(), "silu(gate) * up, gate and up side by side in a row.");
   m.def("rotate", &rotate, released(), "Rotary embedding of heads, in place.");

@@ -30,7 +30,8 @@ namespace {
 
 constexpr int64_t kFew = 4;        // rows up to which the weights' reading is the floor
 constexpr int64_t kTile = 64;      // rows of x that are lanes at the same time
-constexpr int64_t kOuts = 48;      // outputs of one share of work: whole groups of 6 and 8
+constexpr int64_t kOuts = 48;      // outputs of one share of work: whole groups of 6, 8 and 12
+constexpr int64_t kNone = -1;
 constexpr int64_t kStream = 1 << 14;  // weights that are worth waking another thread for
 
 INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
@@ -112,12 +113,14 @@ void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
   }
 }
 
-// M outputs from `first` on for one tile of N vectors of lanes: (M, lanes) fp32.
+// M outputs from `first` on for one tile of N vectors of lanes: (M, lanes) fp32. Meanwhile the M weight rows from
+// `after` on are fetched into the first-level cache; kNone for none.
 template <int N, int M>
-INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, bool ahead, float* to) {
+INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, int64_t after, float* to) {
   const uint16_t* weight[M];
   for (int j = 0; j < M; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
-  const int64_t next = M * layer.in;  // elements to the rows of the next group
+  const bool ahead = after != kNone;
+  const uint16_t* next = layer.weight + std::max<int64_t>(after, 0) * layer.in;  // rows lie one behind the other
   __m512 sum[M][N];
   for (int j = 0; j < M; ++j)
     for (int v = 0; v < N; ++v) sum[j][v] = _mm512_setzero_ps();
@@ -126,8 +129,8 @@ INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, bool
     __m512i lanes[N];
     for (int v = 0; v < N; ++v) lanes[v] = _mm512_loadu_si512(x + v * VL);
     if (ahead && i % 16 == 0)
-      for (int j = 0; j < M; ++j) __builtin_prefetch(weight[j] + next + 2 * i, 0, 2);
-#pragma GCC unroll 8
+      for (int j = 0; j < M; ++j) __builtin_prefetch(next + M * 2 * i + 32 * j, 0, 3);
+#pragma GCC unroll 12
     for (int j = 0; j < M; ++j) {
       int pair;
       std::memcpy(&pair, weight[j] + 2 * i, 4);
@@ -163,11 +166,15 @@ void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_
   }
 }
 
+// after: the first output of the share that this thread takes next.
 template <int N, int M>
-void multiply_tile(const Linear& layer, const Lanes& lanes, int64_t first, int64_t end, int64_t tile) {
+void multiply_tile(const Linear& layer, const Lanes& lanes, int64_t first, int64_t end, int64_t tile, int64_t after) {
   alignas(64) float sums[kOuts * N * VL];
-  for (int64_t out = first; out < end; out += M)
-    multiply<N, M>(layer, lanes.tile(tile), out, tile == 0 && out + 2 * M <= layer.out, sums + (out - first) * N * VL);
+  for (int64_t out = first; out < end; out += M) {
+    const int64_t next = out + M < end ? out + M : after;
+    multiply<N, M>(layer, lanes.tile(tile), out, tile == 0 && next + M <= layer.out ? next : kNone,
+                   sums + (out - first) * N * VL);
+  }
   write(layer, first, end, tile, N * VL, sums);
 }
 
@@ -181,13 +188,16 @@ void many_rows(const Linear& layer, int threads) {
     for (int64_t g = groups * thread / team.threads(); g < groups * (thread + 1) / team.threads(); ++g)
       pack(layer, lanes, g * VL);
     team.barrier();
-    for (int64_t s; (s = next.fetch_add(1, std::memory_order_relaxed)) < shares;) {
-      const int64_t first = s * kOuts, end = std::min(first + kOuts, layer.out);
+    auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
+    for (int64_t share = take(), following; share < shares; share = following) {
+      following = take();  // known before it is needed, so that its weights are on their way
+      const int64_t first = share * kOuts, end = std::min(first + kOuts, layer.out);
+      const int64_t after = following < shares ? following * kOuts : kNone;
       for (int64_t tile = 0; tile < lanes.tiles(); ++tile) switch (lanes.vectors(tile)) {
-          case 1: multiply_tile<1, 8>(layer, lanes, first, end, tile); break;
-          case 2: multiply_tile<2, 8>(layer, lanes, first, end, tile); break;
-          case 3: multiply_tile<3, 8>(layer, lanes, first, end, tile); break;
-          default: multiply_tile<4, 6>(layer, lanes, first, end, tile);
+          case 1: multiply_tile<1, 12>(layer, lanes, first, end, tile, after); break;
+          case 2: multiply_tile<2, 8>(layer, lanes, first, end, tile, after); break;
+          case 3: multiply_tile<3, 8>(layer, lanes, first, end, tile, after); break;
+          default: multiply_tile<4, 6>(layer, lanes, first, end, tile, after);
         }
     }
   });

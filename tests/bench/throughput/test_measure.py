@@ -35,12 +35,17 @@ def test_json_and_tables(capsys):
         assert row["kv_saved"] == pytest.approx(1 - held[0] / held[1], abs=0.001)
         assert 1 <= ours["steps"]["decode"]["rows"] <= ours["peak_batch"] <= 2
         assert (row["ratio"] is None) == (row["arrivals"] == "poisson")
+        step = ours["steps"]["decode"]
+        assert step["floor_ms"] == pytest.approx(
+            max(step["weights_ms"], step["products_ms"]) + step["kv_ms"], rel=0.1, abs=0.002
+        )
     first = result["rows"][0]
     assert first["ratio"]["stock"] == pytest.approx(
         first["columns"]["stock"]["wall_s"] / first["columns"]["inlay"]["wall_s"], rel=0.05, abs=0.01
     )
     assert any("70 shared tokens; 4 requests, all at once" in line for line in table)
     assert any("6 of 12 modules in any order; 4 requests, 50 a second" in line for line in table)
+    assert any("max(weights, products) + KV" in line for line in table)
 
 
 def test_workloads_and_memory(capsys, tmp_path):
@@ -162,6 +167,7 @@ def test_wrong_settings(wrong, error, sentence):
         ("--part memory --against off", "--against is for --part prefix or modules or workloads; name it there, or"),
         ("--plot a.png", "--plot is for --part workloads; name it there, or drop --plot"),
         ("--part workloads --against stock", "--against stock: workloads are compared with off alone; drop it"),
+        ("--part modules --against llama.cpp", "--against llama.cpp is for --part prefix; name it there, or drop it"),
         ("--part workloads --rates 1", "--rates is for --part prefix or modules; name it there, or drop --rates"),
     ],
 )

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from inlay.async_llm import AsyncLLM
 from inlay.attention.plan import Item, Part
-from inlay.bench.machine import Ceilings
+from inlay.bench.floor import Rates
 from inlay.bench.throughput.runs import Answer, Limit, Run, figures
 from inlay.bench.throughput.steps import Cost, Step, covered, held_chunks, summary
 from inlay.errors import DeadlineError
@@ -48,15 +48,32 @@ def test_a_floor_is_the_larger_of_two_times_and_reads_what_is_shared_once():
     step = Step(parts, rows=1, held=(), running=2, forward_s=0.5, seconds=1.0)
     assert cost.bytes(step) == (1000 + 100) * 2 + (10 + 1 + 3) * 16
     assert cost.flops(step) == 2 * 4 * 1000 + 2 * 1 * 100 + 8 * (11 + 3 * 10 + 6)
-    slow_memory = Ceilings({"float32": 1e9}, copy_gb_s=cost.bytes(step) / 1e9 / 0.25)
+    slow_memory = Rates("float32", cost.bytes(step) / 1e9 / 0.25, {4: 1e9})
     told = summary([step, step], cost, slow_memory)
     assert told == {
         "count": 2, "seconds": 2.0, "forward_s": 1.0, "floor_s": 0.5, "floor_memory_s": 0.5, "of_floor": 0.25,
         "decode": None,
     }  # fmt: skip
-    slow_compute = Ceilings({"float32": cost.flops(step) / 1e9 / 0.75}, copy_gb_s=1e9)
+    slow_compute = Rates("float32", 1e9, {4: cost.flops(step) / 1e9 / 0.75})
     assert summary([step], cost, slow_compute)["floor_memory_s"] == 0
     assert summary([step], cost, slow_compute)["of_floor"] == 0.75
+
+
+def test_a_floor_is_of_reading_or_of_products_at_that_many_rows_and_of_keys_and_values():
+    rates = Rates("float32", 2.0, {16: 500.0, 32: 800.0})
+    floor = rates.floor(flops=4e9, rows=16, weight_bytes=1e7, kv_bytes=1e6)
+    assert (floor.weights_s, floor.products_s, floor.kv_s) == (0.005, 0.008, 0.0005)
+    assert (floor.seconds, floor.bound) == (0.0085, "compute")
+    more = rates.floor(flops=3.9e9, rows=17, weight_bytes=1e7, kv_bytes=1e6)  # 32 rows are no slower
+    assert (more.seconds, more.bound) == (0.005 + 0.0005, "memory")
+
+
+def test_rates_are_measured_where_they_are_asked_for():
+    rates = Rates.measured("bfloat16", quick=True)
+    assert rates.read_gb_s > 0.01
+    assert rates.gemm_gflops == {}
+    assert rates.gemm(3) == rates.gemm(4) > 0.01
+    assert set(rates.gemm_gflops) == {4}
 
 
 def test_full_decode_steps_are_those_with_the_most_requests_and_no_prompt():
@@ -65,7 +82,7 @@ def test_full_decode_steps_are_those_with_the_most_requests_and_no_prompt():
         return Step(parts, len(lengths), (), len(lengths), 0.0, seconds)
 
     cost = Cost(body=1000, head=100, itemsize=2, pair_flops=8, kv_bytes=16, dtype="float32")
-    rate = Ceilings({"float32": 1e9}, copy_gb_s=(1100 * 2 + 3 * 16) / 1e9 / 0.010)  # 10 ms for three rows
+    rate = Rates("float32", (1100 * 2 + 3 * 16) / 1e9 / 0.010, {4: 1e9, 1: 1e9, 16: 1e9})  # 10 ms for three rows
     steps = [
         step([1, 1, 1], 0.02),
         step([1, 1, 1], 0.04),
@@ -74,7 +91,13 @@ def test_full_decode_steps_are_those_with_the_most_requests_and_no_prompt():
         step([1], 9.0),
     ]
     told = summary(steps, cost, rate)["decode"]
+    more = ("fastest_ms", "weights_ms", "products_ms", "kv_ms", "read_gb_s", "gemm_gflops")
+    parts = {name: told.pop(name) for name in more}
     assert told == {"rows": 3, "count": 3, "ms": 40.0, "floor_ms": 10.0, "of_floor": 0.25, "bound": "memory"}
+    assert parts == {
+        "fastest_ms": 20.0, "weights_ms": 9.786, "products_ms": 0.0, "kv_ms": 0.214,
+        "read_gb_s": rate.read_gb_s, "gemm_gflops": 1e9,
+    }  # fmt: skip
 
 
 def test_a_floor_is_not_told_where_layers_do_not_read_all():

@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,39 +110,60 @@ def why_not(config: PretrainedConfig, dtype: str) -> str | None:
     return None
 
 
-@contextmanager
-def llama_answers(config: PretrainedConfig, context: int, tokens: int) -> Iterator[Meter]:
-    """A random model of the same shape, in bf16, in a process of its own. Raises ModelError."""
-    with tempfile.TemporaryDirectory(prefix="inlay-bench-") as folder:
-        file = Path(folder) / "random.gguf"
+class Worker:
+    """llama.cpp in a process of its own, since two OpenMP runtimes in one would fight for the cores.
+
+    module: the process's program; it is given the file and ``words``, and talks in lines of JSON. Raises ModelError.
+    """
+
+    def __init__(self, config: PretrainedConfig, module: str, words: Sequence[object], remedy: str) -> None:
+        self._remedy = remedy
+        self._folder = tempfile.TemporaryDirectory(prefix="inlay-bench-")
+        file = Path(self._folder.name) / "random.gguf"
         write_gguf(config, file)
-        words = [str(file), str(context), str(tokens), str(torch.get_num_threads())]
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "inlay.bench.decode.llama_worker", *words],
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(file), *map(str, words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
         try:
-            _read(worker)
-            yield lambda: _run(worker)
-        finally:
-            worker.kill()
-            worker.communicate()
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Its answer to one line."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; what it said last tells why
+        return self._read()
+
+    def close(self) -> None:
+        """End it, and delete its file."""
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        ended = {"error": f"llama.cpp ended with status {self._process.wait()}"} if not line else None
+        said: dict[str, Any] = ended or json.loads(line)
+        if "error" in said:
+            raise ModelError(f"{said['error']}; {self._remedy}")
+        return said
 
 
-def _run(worker: subprocess.Popen[str]) -> float:
-    assert worker.stdin is not None
-    worker.stdin.write("run\n")
-    worker.stdin.flush()
-    return float(_read(worker)["seconds"])
-
-
-def _read(worker: subprocess.Popen[str]) -> dict[str, Any]:
-    assert worker.stdout is not None
-    line = worker.stdout.readline()
-    said: dict[str, Any] = json.loads(line) if line else {"error": f"llama.cpp ended with status {worker.wait()}"}
-    if "error" in said:
-        raise ModelError(f"{said['error']}; leave it out with --baselines transformers")
-    return said
+@contextmanager
+def llama_answers(config: PretrainedConfig, context: int, tokens: int) -> Iterator[Meter]:
+    """A random model of the same shape, in bf16. Raises ModelError."""
+    words = (context, tokens, torch.get_num_threads())
+    remedy = "leave it out with --baselines transformers"
+    with closing(Worker(config, "inlay.bench.decode.llama_worker", words, remedy)) as worker:
+        yield lambda: float(worker.ask("run")["seconds"])

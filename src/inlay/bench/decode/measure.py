@@ -21,8 +21,10 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from inlay.attention.registry import get_backend
 from inlay.bench.decode.llama import llama_answers, why_not
+from inlay.bench.floor import Floor, Rates
 from inlay.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
 from inlay.bench.stock import another_fits, bytes_read_per_token, load_stock
+from inlay.bench.throughput.steps import Cost
 from inlay.config import check_choice
 from inlay.engine import core as engine
 from inlay.errors import ContextError, ParameterError
@@ -174,6 +176,8 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
     config, dtype = llm.loaded.model.config, llm.loaded.model.dtype
     ceilings = measure_ceilings([dtype_name(dtype)], quick=setting.quick)
     prompt = random.Random(0).choices(range(min(256, llm.vocab_size)), k=setting.context)
+    rates = Rates.measured(dtype_name(dtype), quick=setting.quick)
+    floor = _floor(llm, setting, rates)
     shares = step_shares(llm, prompt, setting.tokens)
     others, left_out = _baselines(setting, config, dtype_name(dtype), prompt)
     together = another_fits(config, dtype, len(others))
@@ -186,7 +190,7 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         gc.collect()
         timed |= _one_by_one(others, setting.runs, progress)
     read = bytes_read_per_token(config, dtype)
-    cells = {name: _cell(timing, setting.tokens, read, ceilings) for name, timing in timed.items()}
+    cells = {name: _cell(timing, setting.tokens, read, ceilings, floor) for name, timing in timed.items()}
     return {
         "model": setting.model,
         "dtype": dtype_name(dtype),
@@ -196,10 +200,17 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         "in_turns": together,
         "columns": cells | left_out,
         "step": shares,
+        "floor": None if floor is None else {"ms": round(floor.seconds * 1000, 3), **floor.report(), **rates.at(1)},
         "quick": setting.quick,
         "ceilings": ceilings.report(),
         "machine": describe_machine(),
     }
+
+
+def _floor(llm: LLM, setting: DecodeSetting, rates: Rates) -> Floor | None:
+    """Of the middle one of the steps that count; None where layers do not read all keys."""
+    cost = Cost.of(llm, setting.context + setting.tokens + 1)
+    return None if cost is None else cost.floor_of(1, 1, setting.context + setting.tokens // 2 + 1, rates)
 
 
 def _load(setting: DecodeSetting) -> LLM:
@@ -243,7 +254,7 @@ def _baselines(
     return openers, left_out
 
 
-def _cell(timing: Timing, tokens: int, read: int, ceilings: Ceilings) -> dict[str, Any]:
+def _cell(timing: Timing, tokens: int, read: int, ceilings: Ceilings, floor: Floor | None) -> dict[str, Any]:
     seconds = timing.seconds / tokens
     gb_s = read / seconds / GB
     return {
@@ -251,5 +262,6 @@ def _cell(timing: Timing, tokens: int, read: int, ceilings: Ceilings) -> dict[st
         "tokens_s": round(1 / seconds, 2),
         "gb_s": round(gb_s, 2),
         "of_copy": round(gb_s / ceilings.copy_gb_s, 4),
+        "of_floor": None if floor is None else round(floor.seconds / seconds, 4),
         "runs": timing.runs,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,10 +17,12 @@ import psutil
 from transformers import PreTrainedModel
 
 from inlay.async_llm import AsyncLLM
-from inlay.bench.machine import GB, Ceilings, describe_machine, measure_ceilings
+from inlay.bench.floor import Rates
+from inlay.bench.machine import GB, describe_machine, measure_ceilings
 from inlay.bench.stock import check_another_fits, load_stock
 from inlay.bench.throughput.columns import Continuous, Ours, Stock
 from inlay.bench.throughput.ledger import Cell, Ledger
+from inlay.bench.throughput.llama import LlamaCpp
 from inlay.bench.throughput.memory import ResidentDocuments
 from inlay.bench.throughput.runs import Bounds, Column, Pace, Run, figures, in_turns, pace_of
 from inlay.bench.throughput.setting import CHUNK, Case, Group, ThroughputSetting, groups
@@ -92,7 +94,7 @@ def measure_throughput(setting: ThroughputSetting, tell: Tell | None = None) -> 
         report = _Report(setting, ledger, tell)
         rows: list[dict[str, Any]] = []
         for name in setting.models:
-            rows += _Subject(setting, name, ceilings, report).rows()
+            rows += _Subject(setting, name, report).rows()
             gc.collect()
     return {
         "rows": rows,
@@ -144,12 +146,12 @@ class _Report:
 class _Subject:
     """One model, and its rows. The stock model is loaded when it is first asked for."""
 
-    def __init__(self, setting: ThroughputSetting, name: str, ceilings: Ceilings, report: _Report) -> None:
+    def __init__(self, setting: ThroughputSetting, name: str, report: _Report) -> None:
         self._setting = setting
-        self._ceilings = ceilings
         self._report = report
         self._loaded = load_model(name, dtype=setting.dtype, seed=0)
         self._about = {"model": name, "dtype": dtype_name(self._loaded.model.dtype)}
+        self._rates = Rates.measured(self._about["dtype"], quick=setting.quick)
         for part in setting.parts:  # an error now, not behind minutes of measuring
             _kv_bytes(setting, part, self._loaded)
             if _STOCK & {name for group in groups(setting, part) for name in group[0].columns}:
@@ -163,7 +165,9 @@ class _Subject:
             gc.collect()  # the part's engine has gone, and its memory goes with it
 
     def _part(self, part: str) -> Iterator[dict[str, Any]]:
-        with _engine(self._setting, part, self._loaded) as llm:
+        with ExitStack() as stack:
+            llm = stack.enter_context(_engine(self._setting, part, self._loaded))
+            self._llama = stack.enter_context(closing(self._llama_cpp(part)))
             if part == "memory":
                 yield from self._memory(llm)
             for group in groups(self._setting, part):
@@ -177,7 +181,7 @@ class _Subject:
             cells = {name: self._report.kept(self._key(case, name)) for name in case.columns}
             missing = {name: self._column(llm, name) for name, cell in cells.items() if cell is None}
             for name, run in self._runs(llm, case, missing, paces):
-                cells[name] = self._report.put(self._key(case, name), _cell(run, cost, self._ceilings))
+                cells[name] = self._report.put(self._key(case, name), _cell(run, cost, self._rates))
             made = {name: cell for name, cell in cells.items() if cell is not None}
             shared |= {name: cell | _when(case) for name, cell in made.items() if name != "inlay"}
             yield row_of(self._about | case.about, made | shared)
@@ -210,7 +214,17 @@ class _Subject:
     def _column(self, llm: AsyncLLM, name: str) -> Column:
         if name in _STOCK:
             return (Stock if name == "stock" else Continuous)(self._stock, self._setting.batch)
-        return Ours(llm, reuse=name == "inlay")
+        return self._llama if name == "llama.cpp" else Ours(llm, reuse=name == "inlay")
+
+    def _llama_cpp(self, part: str) -> LlamaCpp:
+        """A part's own: its cache is as large as the part needs. Its process starts with its first run."""
+        setting, model = self._setting, self._loaded.model
+        size = token_bytes(self._loaded.spec, 2)  # it keeps keys and values in 16 bits
+        shared = max(setting.prefixes)
+        longest = shared + setting.question + setting.completion
+        return LlamaCpp(
+            model.config, self._about["dtype"], most=setting.batch, longest=longest, shared=shared, token_bytes=size
+        )
 
     @cached_property
     def _stock(self) -> PreTrainedModel:
@@ -259,8 +273,8 @@ def _when(case: Case) -> dict[str, Any]:
     return {name: value for name, value in case.about.items() if name == "aimed_hit_rate"}
 
 
-def _cell(run: Run | str, cost: Cost | None, ceilings: Ceilings) -> Cell:
+def _cell(run: Run | str, cost: Cost | None, rates: Rates) -> Cell:
     """A run as it stands in a row, or why there was none."""
     if isinstance(run, str):
         return {"skipped": run}
-    return figures(run) | {"steps": None if cost is None or not run.steps else summary(run.steps, cost, ceilings)}
+    return figures(run) | {"steps": None if cost is None or not run.steps else summary(run.steps, cost, rates)}

@@ -74,6 +74,10 @@ class Limit:
         self._seconds = seconds
         self._end = time.perf_counter() + seconds
 
+    def left(self) -> float:
+        """Seconds that are left of them; infinite where nothing was set."""
+        return self._end - time.perf_counter()
+
     def check(self) -> None:
         """Raise DeadlineError when they are over."""
         if time.perf_counter() > self._end:

@@ -23,7 +23,7 @@ from inlay.config import check_choice
 from inlay.errors import ParameterError
 
 PARTS = ("prefix", "modules", "workloads", "memory")
-COLUMNS = ("inlay", "off", "stock", "transformers")
+COLUMNS = ("inlay", "off", "stock", "transformers", "llama.cpp")
 ARRIVALS = ("batch", "poisson")
 CHUNK = 64
 _REQUESTS, _USERS = 16, 20  # of 20, 95 % are a whole number
@@ -35,7 +35,7 @@ class ThroughputSetting:
     """What to measure. Raises ParameterError.
 
     parts: of ``PARTS``. columns: who runs; ``inlay`` always does. ``workloads`` are run by ``inlay`` and ``off`` alone,
-        ``memory`` by ``inlay``.
+        ``memory`` by ``inlay``, and ``llama.cpp`` runs ``prefix`` alone.
     requests: of a run; None for 16, and for 20 in ``workloads``. batch: the most requests that run at once.
     arrivals: whether prompts with a shared prefix, and prompts of modules, are there at once or come at random times.
     rates: requests a second, where they do.
@@ -195,7 +195,8 @@ def _arriving(setting: ThroughputSetting, part: str, prefix: int | None, rate: f
     about = {"part": part, "prefix": prefix, "rate": rate, "arrivals": "batch" if rate is None else "poisson"}
     about |= {"requests": requests, "completion": completion}
     sizes = {"question": question, "module_tokens": None if prefix is not None else setting.module_tokens}
-    return Case(about, sizes, _order(setting, ("inlay", "off", "stock", "transformers")), make)
+    able = COLUMNS if prefix is not None else COLUMNS[:-1]  # llama.cpp knows beginnings alone
+    return Case(about, sizes, _order(setting, able), make)
 
 
 def _hit_rates(setting: ThroughputSetting, kind: str) -> Group:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from inlay.attention.plan import Part
 from inlay.base import Base
-from inlay.bench.machine import Ceilings
+from inlay.bench.floor import Floor, Rates
 from inlay.bench.stock import bytes_read_per_token
 from inlay.engine.encoder import Task
 from inlay.engine.forward import ForwardPass, StepObserver
@@ -108,50 +108,71 @@ class Cost:
         pairs = 4 * config.num_attention_heads * widths
         return cls(body, head, dtype.itemsize, pairs, llm.store.pool.bytes_per_token, dtype_name(dtype))
 
+    def floor(self, step: Step, rates: Rates) -> Floor:
+        """The least time of a step."""
+        weights = self.weight_bytes(step.rows)
+        kv = self.bytes(step) - weights
+        return rates.floor(flops=self.flops(step), rows=_tokens(step), weight_bytes=weights, kv_bytes=kv)
+
+    def floor_of(self, tokens: int, rows: int, keys: int, rates: Rates) -> Floor:
+        """The least time of a step of so many tokens, each of which reads the same ``keys`` keys."""
+        flops = self._flops(tokens, rows, tokens * keys)
+        weights = self.weight_bytes(rows)
+        return rates.floor(flops=flops, rows=tokens, weight_bytes=weights, kv_bytes=keys * self.kv_bytes)
+
     def flops(self, step: Step) -> int:
         """Floating-point operations of a step."""
-        tokens = sum(part.rows for part in step.parts)
-        pairs = sum(part.pairs for part in step.parts)
-        return 2 * tokens * self.body + 2 * step.rows * self.head + pairs * self.pair_flops
+        return self._flops(_tokens(step), step.rows, sum(part.pairs for part in step.parts))
+
+    def _flops(self, tokens: int, rows: int, pairs: int) -> int:
+        return 2 * tokens * self.body + 2 * rows * self.head + pairs * self.pair_flops
 
     def bytes(self, step: Step) -> int:
         """Bytes of a step: weights, and distinct keys and values."""
-        weights = self.body + (self.head if step.rows else 0)
-        return weights * self.itemsize + covered(_touched(step)) * self.kv_bytes
+        return self.weight_bytes(step.rows) + covered(_touched(step)) * self.kv_bytes
+
+    def weight_bytes(self, rows: int) -> int:
+        """Bytes of the weights that a step with so many rows of logits reads."""
+        return (self.body + (self.head if rows else 0)) * self.itemsize
 
 
-def summary(steps: Sequence[Step], cost: Cost, ceilings: Ceilings) -> dict[str, Any]:
+def summary(steps: Sequence[Step], cost: Cost, rates: Rates) -> dict[str, Any]:
     """All steps of a run: the sum of their floors, and the share of their time that this is; and the full decode steps.
 
     decode: the steps in which every request had one token, those with the most requests. Medians over them: of their
-    time, of their floor, and of the share that the floor is of the time. None where no step was such a step.
+    time, of their floor, of its parts, and of the share that the floor is of the time; the fastest of them; and the
+    rates that the floor is made of. None where no step was such a step.
     """
-    floors = [ceilings.seconds(cost.flops(step), cost.bytes(step), cost.dtype) for step in steps]
-    floor, took = sum(seconds for seconds, _ in floors), sum(step.seconds for step in steps)
+    floors = [cost.floor(step, rates) for step in steps]
+    floor, took = sum(each.seconds for each in floors), sum(step.seconds for step in steps)
     return {
         "count": len(steps),
         "seconds": round(took, 4),
         "forward_s": round(sum(step.forward_s for step in steps), 4),
         "floor_s": round(floor, 4),
-        "floor_memory_s": round(sum(seconds for seconds, bound in floors if bound == "memory"), 4),
+        "floor_memory_s": round(sum(each.seconds for each in floors if each.bound == "memory"), 4),
         "of_floor": round(floor / took, 4),
-        "decode": _full_decode(steps, floors),
+        "decode": _full_decode(steps, floors, rates),
     }
 
 
-def _full_decode(steps: Sequence[Step], floors: Sequence[tuple[float, str]]) -> dict[str, Any] | None:
+def _full_decode(steps: Sequence[Step], floors: Sequence[Floor], rates: Rates) -> dict[str, Any] | None:
     decode = [pair for pair in zip(steps, floors, strict=True) if all(part.rows == 1 for part in pair[0].parts)]
     rows = max((len(step.parts) for step, _ in decode), default=0)
     full = [pair for pair in decode if len(pair[0].parts) == rows]
     if not full:
         return None
-    bounds = Counter(bound for _, (_, bound) in full)
+    bounds = Counter(floor.bound for _, floor in full)
+    parts = [floor.report() for _, floor in full]
     return {
         "rows": rows,
         "count": len(full),
         "ms": round(statistics.median(step.seconds for step, _ in full) * 1000, 3),
-        "floor_ms": round(statistics.median(floor for _, (floor, _) in full) * 1000, 3),
-        "of_floor": round(statistics.median(floor / step.seconds for step, (floor, _) in full), 4),
+        "fastest_ms": round(min(step.seconds for step, _ in full) * 1000, 3),
+        "floor_ms": round(statistics.median(floor.seconds for _, floor in full) * 1000, 3),
+        **{name: statistics.median(part[name] for part in parts) for name in parts[0]},
+        **rates.at(rows),
+        "of_floor": round(statistics.median(floor.seconds / step.seconds for step, floor in full), 4),
         "bound": bounds.most_common(1)[0][0],
     }
 
@@ -174,3 +195,7 @@ def covered(runs: Iterable[Slots]) -> int:
 def _touched(step: Step) -> Iterator[Slots]:
     for part in step.parts:
         yield from part.ranges
+
+
+def _tokens(step: Step) -> int:
+    return sum(part.rows for part in step.parts)
