@@ -14,7 +14,7 @@ from inlay.async_llm import AsyncLLM
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.server.drain import InFlight
-from inlay.server.limits import Meter
+from inlay.server.meter import Meter
 from inlay.server.metrics import Metrics
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_record import SchemaRecord
