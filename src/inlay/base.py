@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from inlay.client import InProcessClient
@@ -18,7 +20,7 @@ from inlay.models.generation import sampling_defaults
 from inlay.models.load import LoadedModel, load_model
 from inlay.pml import Prompt, PromptBuilder
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import as_prompt
+from inlay.prompt.inputs import as_prompt, check_template
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
@@ -41,10 +43,14 @@ class Base:
         seed: int | None = None,
         weights: str | None = None,
         quantization: str | None = None,
+        chat_template: str | None = None,
         **settings: Any,
     ) -> None:
         self.config = _engine_config(settings)
-        self.loaded = loaded = _loaded(model, dtype, seed or 0, weights, quantization)
+        if chat_template is not None:
+            check_template(chat_template)
+        loaded = _loaded(model, dtype, seed or 0, weights, quantization)
+        self.loaded = loaded = _changed(loaded, chat_template, self.config.max_model_len)
         #: What requests get that do not say otherwise: fields of SamplingParams.
         self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer
@@ -153,9 +159,25 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
     known = EngineConfig.__dataclass_fields__
     for name in settings:
         if name not in known:
-            names = ", ".join(("weights", "quantization", *sorted(known)))
+            names = ", ".join(("weights", "quantization", "chat_template", *sorted(known)))
             raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
     return EngineConfig(**settings)
+
+
+def _changed(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:
+    """The model with another chat template, or a shorter context. Raises ParameterError."""
+    if chat_template is not None:
+        tokenizer = copy.copy(loaded.tokenizer)  # a model that is loaded already is its caller's
+        tokenizer.chat_template = chat_template
+        loaded = replace(loaded, tokenizer=tokenizer)
+    longest = loaded.spec.max_positions
+    if max_model_len is not None and max_model_len > longest:
+        raise ParameterError(
+            f"max_model_len is {max_model_len}, and the model has {longest} positions; give at most that"
+        )
+    if max_model_len is not None:
+        loaded = replace(loaded, spec=replace(loaded.spec, max_positions=max_model_len))
+    return loaded
 
 
 def _loaded(

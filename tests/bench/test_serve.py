@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import runpy
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inlay.api.openai.stream import Chunks
+from inlay.bench.serve import clients
 from inlay.bench.serve.clients import Case, Verdict
 from inlay.bench.serve.measure import Load, run_load
 from inlay.types import RequestOutput
@@ -82,3 +84,21 @@ def test_its_command_takes_a_server_that_runs(loaded: Site, monkeypatch: pytest.
 def test_verdicts(said: str, verdict: Verdict):
     case = Case("", {}, "one two three", [("one", 1.0), (" two", 1e-4), (" three", 0.5)])
     assert case.judge(said) is verdict
+
+
+def test_a_client_skips_the_comments_of_a_long_silence():
+    class Quiet:
+        """A connection on which nothing comes for long."""
+
+        async def send(self, *_: object) -> int:
+            return 200
+
+        async def parts(self) -> AsyncIterator[bytes]:
+            for part in (b": keep-alive\n\n", b': keep-alive\n\ndata: {"usage": null}\n\n', b"data: [DONE]\n\n"):
+                yield part
+
+    async def heard() -> list[str | None]:
+        case = SimpleNamespace(path="/v1/completions", body={}, news=lambda chunk: "news")
+        return [news async for news in clients._events(Quiet(), case, clients.Results())]
+
+    assert asyncio.run(heard()) == ["", "news", "", None]

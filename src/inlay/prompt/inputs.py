@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
+
+from jinja2 import TemplateSyntaxError
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, PromptBuilder
 from inlay.types import SamplingParams
 from inlay.wording import show
+
+logger = logging.getLogger(__name__)
 
 Message: TypeAlias = Mapping[str, Any]
 PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
@@ -29,6 +35,19 @@ def check_params(params: object) -> None:
     """Raises ParameterError for what is no SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise ParameterError(f"sampling_params is {_shown(params)}; give an inlay.SamplingParams")
+
+
+def check_template(text: str, where: str = "chat_template") -> str:
+    """Return a chat template, which is Jinja that shows messages. Raises ParameterError with its place."""
+    if "messages" not in text:
+        raise ParameterError(f"{where}: it shows no messages; give the text of a chat template in Jinja")
+    try:
+        render_jinja_template([[{"role": "user", "content": ""}]], chat_template=text)
+    except TemplateSyntaxError as error:
+        raise ParameterError(f"{where}:{error.lineno}: {error.message}; give a chat template in Jinja") from None
+    except Exception as error:  # it may want other messages, and variables of the tokenizer
+        logger.debug("%s cannot show a message alone: %s", where, error)
+    return text
 
 
 class Conversation(tuple[Message, ...]):

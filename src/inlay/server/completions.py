@@ -19,7 +19,7 @@ from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
 from inlay.errors import AbortedError, InlayError
 from inlay.server.connection import ClientGoneError, Connection, EventStream
 from inlay.server.drain import stopping_error
-from inlay.server.limits import Admission
+from inlay.server.meter import Admission
 from inlay.server.openapi import of_answers
 from inlay.server.requests import ServerRequest, read_request
 from inlay.server.service import Service

@@ -111,10 +111,12 @@ def of_answers(route: AnswerRoute) -> dict[str, Any]:
     return {"name": route.name, "description": route.summary, **described}
 
 
-def describe(app: FastAPI, names: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI document of an app, made once. names: of its model."""
+def describe(app: FastAPI, names: Sequence[str], root_path: str = "") -> dict[str, Any]:
+    """The OpenAPI document of an app, made once. names: of its model. root_path: in front of its paths."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        if root_path:
+            document["servers"] = [{"url": root_path}]
         components = document.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
         for dialect in DIALECTS:

@@ -259,6 +259,7 @@ async def _events(wire: Wire, case: Case, results: Results) -> AsyncIterator[str
         if status != 200:
             raise ValueError(part.decode())
         *events, rest = (rest + part).split(b"\n\n")
+        events = [event for event in events if not event.startswith(b":")]  # a comment, in a silence
         yield "".join(_text(json.loads(one.removeprefix(b"data: ")), case, results) for one in events if one != _DONE)
         if events and events[-1] == _DONE:
             yield None
