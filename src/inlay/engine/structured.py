@@ -184,7 +184,13 @@ def _count(key: tuple[str, str]) -> int:
 
 
 def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Which tokens may come next, (guides, vocabulary); computed on several threads where there are several guides."""
+    """Which tokens may come next, (guides, vocabulary)."""
+    bits = allowed_bits(guides, vocabulary).view(np.uint8)
+    return np.unpackbits(bits, axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+
+
+def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
+    """The same, (guides, words), a bit each, the lowest first; on several threads where there are several guides."""
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 
     bits = allocate_token_bitmask(len(guides), vocabulary)
@@ -194,7 +200,7 @@ def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.b
         else:
             places = [(guide.matcher, place) for place, guide in enumerate(guides)]
             fill_next_token_bitmask_par(_executor(), places, bits)
-    return np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+    return np.asarray(bits.view(np.uint32))
 
 
 def _plain(backend: Tokenizer) -> Tokenizer:
