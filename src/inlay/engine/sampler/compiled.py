@@ -1,8 +1,8 @@
 """Tokens chosen by the compiled kernel (csrc/choose.inl): this file lays out what it is given.
 
 It adjusts logits, filters them and draws as row.py, filters.py and sampler.py do, which are its specification, and
-chooses the same tokens. It reads a row from memory once and goes over it again in the processor's cache; rows are shared
-among PyTorch's threads, without Python's lock. Rows with typical-p are left to the specification.
+chooses the same tokens. It reads a row from memory once and goes over it again in the processor's cache. PyTorch's
+threads share the rows, without Python's lock. Rows with typical-p are left to the specification.
 """
 
 from __future__ import annotations
