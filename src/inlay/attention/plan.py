@@ -94,6 +94,11 @@ class Part:
         return self._slots + self._steps if self._steps else self._slots
 
     @property
+    def first_slot(self) -> int:
+        """The slot of the first row."""
+        return int(self._slots[0]) + self._steps
+
+    @property
     def items(self) -> Table:
         if not self._steps:
             return self._items

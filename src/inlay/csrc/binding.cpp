@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "attend.h"
+#include "choose_binding.h"
 #include "layers.h"
 #include "parallel.h"
 
@@ -100,4 +101,5 @@ NB_MODULE(_kernel, m) {
       .def("blocks", &described);
 
   bind_layers(m);
+  bind_choose(m);
 }

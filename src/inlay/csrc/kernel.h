@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "choose.h"
 #include "plan.h"
 #include "tensors.h"
 
@@ -64,6 +65,7 @@ struct Variant {
   // One row and KV head: its partial results as one, with the sinks, into the output.
   void (*merge)(const Call& call, int32_t row, int32_t kv_head, const int64_t* parts, int count,
                 const Partials& partials);
+  ChooseRow choose_row;  // the token of one row of logits
 };
 
 const Variant& variant_by_name(const char* name);  // null name: the best one that runs here

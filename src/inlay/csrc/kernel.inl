@@ -25,6 +25,10 @@
 
 namespace inlay {
 namespace INLAY_VARIANT {
+
+// choose.inl, which is compiled by itself
+void choose_row(const Logits& logits, int64_t row, const RowParams& asked, const Chosen& chosen, Scratch& scratch);
+
 namespace {
 
 #include "simd.h"
@@ -90,6 +94,7 @@ extern const Variant INLAY_JOIN(INLAY_VARIANT, _variant);
 const Variant INLAY_JOIN(INLAY_VARIANT, _variant) = {
     INLAY_TEXT(INLAY_VARIANT),  INLAY_VARIANT::supported, NV * VL, INLAY_VARIANT::kTiles,
     INLAY_VARIANT::kNarrowLanes, INLAY_VARIANT::run,       INLAY_VARIANT::merge,
+    INLAY_VARIANT::choose_row,
 };
 
 }  // namespace inlay

@@ -16,6 +16,7 @@
 #include "attend.h"
 #include "parallel.h"
 #include "selftest_cases.h"
+#include "selftest_choose.h"
 
 using namespace inlay;
 
@@ -170,6 +171,17 @@ bool refuses_nonsense(unsigned seed) {
   return false;
 }
 
+// Every row gets a token of its vocabulary, the same from every version and any number of threads.
+bool chooses_alike(const Variant& variant, unsigned seed) {
+  Random random{std::mt19937(seed)};
+  const Rows rows(random);
+  const std::vector<int64_t> expected = rows.chosen(variant_by_name("portable"), 1);
+  const bool valid = std::find(expected.begin(), expected.end(), -2) == expected.end();
+  if (valid && rows.chosen(variant, random.of({1, 2, 5})) == expected) return true;
+  std::printf("%s: rows of seed %u get other tokens\n", variant.name, seed);
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -183,6 +195,7 @@ int main(int argc, char** argv) {
   for (int n = 0; n < count; ++n) {
     const Variant& variant = variant_by_name(names[n]);
     int failed = 0;
+    for (int i = 0; i < plans; ++i) failed += !chooses_alike(variant, first + static_cast<unsigned>(i));
     auto half = [&](int begin, int* bad) {  // two callers at once, as two engines of one process are
       for (int i = begin; i < plans; i += 2) *bad += !check(variant, first + static_cast<unsigned>(i));
     };

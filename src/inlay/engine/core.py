@@ -229,4 +229,4 @@ def fault_of(error: BaseException) -> Exception:
 
 def _follows(plan: Plan, work: Sequence[Work]) -> bool:
     """Whether every request's next slot lies right behind its last one."""
-    return all(int(slot) + 1 == after.part.slots[0] for slot, after in zip(plan.slots, work, strict=True))
+    return bool((plan.slots + 1).tolist() == [after.part.first_slot for after in work])

@@ -50,7 +50,7 @@ class CompilerError(InlayError):
 class Guide:
     """Where one answer stands in its grammar.
 
-    failure: why there is no telling what may come next, once the library has failed at it; see ``allowed_tokens``.
+    failure: why there is no telling what may come next, once the library has failed at it; see ``allowed_bits``.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
@@ -195,21 +195,27 @@ class _Kept:
 
 
 def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Which tokens may come next, (guides, vocabulary); computed on several threads where there are several guides.
+    """Which tokens may come next, (guides, vocabulary)."""
+    bits = allowed_bits(guides, vocabulary).view(np.uint8)
+    return np.unpackbits(bits, axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+
+
+def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
+    """The same, (guides, words), a bit each, the lowest first; on several threads where there are several guides.
 
     A guide that the library fails at allows none, and has the reason as its ``failure``: it is one answer's, and others
     are in the same pass.
     """
     try:
-        return _masks([guide.matcher for guide in guides], vocabulary)
+        return _bits([guide.matcher for guide in guides], vocabulary)
     except CompilerError as error:
         if len(guides) == 1:
             guides[0].failure = error
-            return np.zeros((1, vocabulary), dtype=np.bool_)
-        return np.concatenate([allowed_tokens([guide], vocabulary) for guide in guides])  # shows at which
+            return np.zeros((1, -(-vocabulary // 32)), dtype=np.uint32)
+        return np.concatenate([allowed_bits([guide], vocabulary) for guide in guides])  # shows at which
 
 
-def _masks(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.bool_]:
+def _bits(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.uint32]:
     """Raises CompilerError where the library fails at any of them."""
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 
@@ -220,7 +226,7 @@ def _masks(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.boo
         else:
             places = [(matcher, place) for place, matcher in enumerate(matchers)]
             fill_next_token_bitmask_par(_executor(), places, bits)
-    return np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
+    return np.asarray(bits.view(np.uint32))
 
 
 def _plain(backend: Tokenizer) -> Tokenizer:

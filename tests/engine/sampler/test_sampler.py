@@ -5,16 +5,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inlay.attention.cpu import available
+from inlay.engine.sampler import compiled
 from inlay.engine.sampler import filters as sampler_lists
 from inlay.engine.sampler import sampler as sampler_choose
+from inlay.engine.sampler.filters import exponential
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import request_seed, sample
 from inlay.errors import InlayError
 from inlay.types import SamplingParams
 from tests.engine.sampler.rows import choose, kept, normal, probabilities, row
+
+
+@pytest.fixture(autouse=True, params=["compiled", "plain"])
+def way(request, monkeypatch):
+    """Every test of this file, with the compiled kernel and as where it was not built."""
+    if request.param == "plain":
+        monkeypatch.setattr(compiled, "takes", lambda logits: False)
+        monkeypatch.setattr(sampler_choose, "kernel", None)
+    elif not available():
+        pytest.skip("the kernel was not built")
+
 
 GREEDY = SamplingParams(temperature=0)
 LARGE = 151_936
@@ -115,7 +129,7 @@ _SOME = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     params=st.lists(_SOME, min_size=2, max_size=6),
     vocabulary=st.integers(2, 1500),
@@ -138,19 +152,19 @@ def test_batching_never_changes_a_token(params, vocabulary, seed, scale, threads
 
 
 def test_the_exponential_gives_the_same_bits_wherever_a_number_stands():
-    """What the property above rests on: numpy has one kernel for the body and for the ends of an array."""
-    numbers = normal(5000, scale=20.0).neg().abs().neg().numpy()
-    whole = np.exp(numbers)
+    """What the property above rests on."""
+    numbers = normal(5000, scale=20.0).neg().abs().neg().clamp(min=-64)
+    whole = exponential(numbers.clone())
     for start in range(70):
         for length in (1, 3, 16, 31, 100, 3000):
-            part = np.exp(numbers[start : start + length].copy())
-            assert (part.view(np.int32) == whole[start : start + length].view(np.int32)).all()
+            part = exponential(numbers[start : start + length].clone())
+            assert torch.equal(part.view(torch.int32), whole[start : start + length].view(torch.int32))
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.9999)], ids=["by id", "by score"])
 def test_every_token_owns_its_part_of_the_random_numbers(monkeypatch, params):
     def token(draw: int, forbidden: tuple[int, ...] = ()) -> int:
-        monkeypatch.setattr(sampler_choose, "draw", lambda seed, step: draw)
+        monkeypatch.setattr(sampler_choose, "random_bits", lambda rows: np.array([draw] * len(rows), dtype=np.uint64))
         return choose(torch.zeros(1, 4), [row(params, never=forbidden)])[0].token_id
 
     quarter = 2**62
@@ -292,6 +306,7 @@ def test_extreme_temperatures_stay_finite(temperature):
 
 def test_a_large_vocabulary_is_not_sorted(monkeypatch):
     sizes = []
+    monkeypatch.setattr(compiled, "takes", lambda logits: False)
     at_least = sampler_lists.at_least
 
     def counted(*bounds):

@@ -10,8 +10,8 @@ Which tokens a row may draw, and with what weight: temperature, min-p, top-k, to
 The first four in vLLM's order (vllm/v1/sample/sampler.py). vLLM has no typical-p; it stands last, as in transformers.
 
 Weights are integers, so that their sums depend neither on the order in which a device adds them nor on the rows beside
-them. Every single weight is computed by itself, from IEEE operations and an exponential that gives the same bits
-wherever in an array a number stands.
+them. Every single weight is computed by itself, from IEEE operations alone, so that it has the same bits wherever in an
+array a number stands, on any device, and in the compiled kernel (csrc/choose.inl), for which this is the specification.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ UNIT = 2.0**40
 _SHORT_LIST = 128
 _LONGER = 16
 _TILE = 2**17  # numbers that are worked on at once on a CPU
-_LEAST_LOG = -100.0  # far below what has a weight; keeps 0 times infinity out
+_LEAST_LOG = -64.0  # far below what has a weight; keeps 0 times infinity out
 
 Settings = npt.NDArray[np.void]
 _Cut = tuple[Ids, Ids, npt.NDArray[np.bool_]]  # token ids, weights, and the rows whose list was too short
@@ -185,13 +185,9 @@ def tiles(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[tuple[sl
 def weigh(logs: Tensor, settings: Settings) -> Tensor:
     """Weights of tokens that min-p keeps, (rows, width), int64.
 
-    logs: as ``tiles`` gives them; overwritten, since a fresh array for every tile costs as much as the arithmetic.
+    logs: as ``tiles`` gives them; overwritten.
     """
-    # On a CPU, PyTorch's own may differ in the last bit with the place; numpy's has one kernel for the ends as well.
-    if logs.device.type == "cpu":
-        np.exp(logs.numpy(), out=logs.numpy())
-    else:
-        logs.exp_()
+    exponential(logs)
     if settings["min_p"].any():
         logs.mul_(logs >= _column(settings["min_p"], logs))
     return logs.mul_(UNIT).long()
@@ -211,8 +207,28 @@ def block_weights(blocks: Blocks, best: Floats, settings: Settings, numbers: Ids
     return np.asarray(weigh(_scale(values, best, settings), settings).numpy(force=True))
 
 
+# The natural exponential of numbers from _LEAST_LOG to 0 as in Cephes (expf, to 2 units in the last place). PyTorch's
+# and numpy's own differ in the last bit with the device and with the place in an array.
+_WHOLE = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_FIRST, *_REST = 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
+
+
+def exponential(logs: Tensor) -> Tensor:
+    """The natural exponential of fp32 numbers from _LEAST_LOG to 0, in place: products and sums, each rounded."""
+    shifted = logs.mul(1.44269504088896341).add_(_WHOLE)
+    whole = shifted.sub(_WHOLE)
+    logs.sub_(whole.mul(_LN2_HIGH)).sub_(whole.mul_(_LN2_LOW))
+    series = torch.mul(logs, _FIRST, out=whole).add_(_REST[0])
+    for factor in _REST[1:]:
+        series.mul_(logs).add_(factor)
+    series.mul_(logs.square()).add_(logs).add_(1.0)
+    logs.view(torch.int32).copy_(series.view(torch.int32)).add_(shifted.view(torch.int32).bitwise_left_shift_(23))
+    return logs
+
+
 def _scale(values: Tensor, best: Floats, settings: Settings) -> Tensor:
-    return values.sub_(_column(best, values)).div_(_column(settings["temperature"], values))
+    return values.sub_(_column(best, values)).mul_(_column(settings["inverse"], values)).clamp_(min=_LEAST_LOG)
 
 
 def ranked(blocks: Blocks, best: Floats, settings: Settings, totals: Ids) -> Iterator[Kept]:
@@ -234,7 +250,6 @@ def typical(blocks: Blocks, best: Floats, settings: Settings) -> Iterator[Kept]:
     for part, logs in tiles(blocks, best, settings):
         weights = weigh(logs.clone(), settings[part])
         totals[part] = weights.sum(dim=1).numpy(force=True)
-        logs.clamp_(min=_LEAST_LOG)
         moments = (weights.double() * -logs).long().sum(dim=1).numpy(force=True)
         near = logs.sub_(_column(_mean(moments, totals[part]), logs)).abs_().neg_()
         nearness[part] = near.masked_fill_(weights == 0, -torch.inf)
@@ -263,7 +278,7 @@ def _lists(blocks: Blocks, width: int, cut: Callable[[Listed, Ids], _Cut]) -> It
 
 def _cut_ranked(listed: Listed, best: Floats, settings: Settings, totals: Ids) -> _Cut:
     values, top_k, top_p = listed.values, settings["top_k"], settings["top_p"]
-    logs = (values - best[:, None]) / settings["temperature"][:, None]
+    logs = np.maximum((values - best[:, None]) * settings["inverse"][:, None], np.float32(_LEAST_LOG))
     weights = _weigh_listed(logs, settings)
     limited = top_k > 0
     last = np.clip(top_k, 1, values.shape[1]) - 1
@@ -283,7 +298,6 @@ def _cut_ranked(listed: Listed, best: Floats, settings: Settings, totals: Ids) -
 def _typical_first(ids: Ids, logs: Floats, weights: Ids, share: npt.NDArray[np.float64]) -> tuple[Ids, Ids]:
     """Ids and weights with every row's typical tokens in front, and without weight behind them."""
     totals = weights.sum(axis=1)
-    logs = np.maximum(logs, np.float32(_LEAST_LOG))
     moments = (weights.astype(np.float64) * -logs).astype(np.int64).sum(axis=1)
     nearness = -np.abs(logs - _mean(moments, totals)[:, None])
     nearness[weights == 0] = -np.inf
@@ -308,7 +322,7 @@ def _keep_first(weights: Ids, share: npt.NDArray[np.float64], totals: Ids, ties:
 
 def _weigh_listed(logs: Floats, settings: Settings) -> Ids:
     """``weigh`` for lists."""
-    ratios = np.exp(logs)
+    ratios = exponential(torch.from_numpy(logs.copy())).numpy()
     ratios[ratios < settings["min_p"][:, None]] = 0
     return (ratios * np.float32(UNIT)).astype(np.int64)
 

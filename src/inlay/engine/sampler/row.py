@@ -23,9 +23,10 @@ from inlay.types import SamplingParams
 Ids = npt.NDArray[np.int64]
 
 #: One row's numbers, so that a batch of rows becomes an array in one call.
+#: inverse: of the temperature, which logits are multiplied by; 0 for greedy rows.
 SETTINGS = np.dtype(
     [
-        ("temperature", np.float32),
+        ("inverse", np.float32),
         ("min_p", np.float32),
         ("top_k", np.int64),
         ("top_p", np.float64),
@@ -64,7 +65,7 @@ class Row:
         self.guide = guide
         self.step = 0  # how many tokens the answer has
         self.settings = (
-            params.temperature,
+            0.0 if params.greedy else float(np.float32(1) / np.float32(params.temperature)),
             params.min_p,
             max(params.top_k, 0),
             params.top_p,

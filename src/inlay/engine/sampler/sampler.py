@@ -13,8 +13,9 @@ Log-probabilities of chosen tokens and of the most probable others, under the mo
 From logits to tokens, for all rows of a step at once.
 
 The order is vLLM's (vllm/v1/sample/sampler.py): log-probabilities are those of the raw logits; then grammars,
-``min_tokens``, ``logit_bias`` and penalties (sampler_adjust.py), which greedy rows see too; then temperature, min-p,
-top-k, top-p and typical-p (sampler_filters.py), and a draw (sampler_choose.py).
+``min_tokens``, ``logit_bias`` and penalties (row.py), which greedy rows see too; then temperature, min-p,
+top-k, top-p and typical-p (filters.py), and a draw. All of it is written here in PyTorch and numpy, which works on any
+device; the compiled kernel (compiled.py) chooses the same tokens, and is taken where it was built.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from inlay.attention.kernel import kernel
+from inlay.engine.sampler import compiled
+from inlay.engine.sampler.compiled import Chosen
 from inlay.engine.sampler.filters import (
     BLOCK,
     UNIT,
@@ -51,10 +56,29 @@ from inlay.engine.sampler.row import SETTINGS, Ids, Row, adjust
 from inlay.errors import InlayError
 from inlay.types import SamplingParams
 
+Bits = compiled.Bits
 _Draws = npt.NDArray[np.object_]  # Python's integers: 64 random bits each
 
 
-def choose(blocks: Blocks, best: Floats, rows: Sequence[Row], vocabulary: int) -> Ids:
+def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Chosen:
+    """One token for every row, with PyTorch and numpy.
+
+    logits: (rows, vocabulary), left unchanged. bits: (rows,), 64 random ones each.
+    """
+    vocabulary = logits.shape[1]
+    raw = blocked(pad(logits))
+    scores = adjust(raw.values, rows, vocabulary)
+    blocks = raw if scores is raw.values else blocked(scores)
+    best = blocks.maxima.max(axis=1, initial=-np.inf)
+    tokens = first_best(blocks)
+    drawing = np.flatnonzero(np.isfinite(best) & np.array([not row.params.greedy for row in rows], dtype=bool))
+    if len(drawing):
+        some = [rows[place] for place in drawing.tolist()]
+        tokens[drawing] = _draw(blocks.take(drawing), best[drawing], some, bits[drawing], vocabulary)
+    return Chosen(tokens, raw.maxima.max(axis=1, initial=-np.inf), best)
+
+
+def _draw(blocks: Blocks, best: Floats, rows: Sequence[Row], bits: Bits, vocabulary: int) -> Ids:
     """Draw one token for every row.
 
     blocks: adjusted logits, (rows, width). best: every row's greatest one, finite, (rows,).
@@ -62,7 +86,7 @@ def choose(blocks: Blocks, best: Floats, rows: Sequence[Row], vocabulary: int) -
     """
     settings = np.array([row.settings for row in rows], dtype=SETTINGS)
     settings["top_k"][settings["top_k"] >= vocabulary] = 0
-    draws = np.array([draw(row.seed, row.step) for row in rows], dtype=object)
+    draws = bits.astype(object)
     tokens = np.empty(len(rows), dtype=np.int64)
     free, by_rank, by_type = paths(settings)
     totals = np.zeros(len(rows), dtype=np.int64)
@@ -139,16 +163,18 @@ class Sampled:
     top: tuple[TokenLogprob, ...] = ()
 
 
-def report(blocks: Blocks, tokens: Ids, wanted: Sequence[int | None]) -> list[Sampled]:
+def report(logits: Tensor, tokens: Ids, wanted: Sequence[int | None]) -> list[Sampled]:
     """The chosen tokens, (rows,), with the log-probabilities asked for.
 
-    blocks: raw logits, (rows, width). wanted: of every row, how many alternatives to tell, or None for nothing at all.
+    logits: as the model gives them, (rows, vocabulary).
+    wanted: of every row, how many alternatives to tell, or None for nothing at all.
     """
-    sampled = [Sampled(int(token)) for token in tokens]
+    sampled = [Sampled(token) for token in tokens.tolist()]
     asked = np.array([place for place, count in enumerate(wanted) if count is not None], dtype=np.int64)
     if len(asked):
         counts = [count for count in wanted if count is not None]
-        for place, found in zip(asked, _log_probabilities(blocks.take(asked), tokens[asked], counts), strict=True):
+        blocks = blocked(pad(logits[torch.from_numpy(asked).to(logits.device)]))
+        for place, found in zip(asked, _log_probabilities(blocks, tokens[asked], counts), strict=True):
             sampled[place] = found
     return sampled
 
@@ -206,18 +232,31 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled | InlayError]:
     vocabulary = logits.shape[1]
     assert logits.shape[0] == len(rows), "one row of logits for each"
     assert 0 < vocabulary <= MAX_VOCABULARY, vocabulary
-    raw = blocked(pad(logits))
-    scores = adjust(raw.values, rows, vocabulary)
-    blocks = raw if scores is raw.values else blocked(scores)
-    best = blocks.maxima.max(axis=1, initial=-np.inf)
-    errors = [_why_not(*row) for row in zip(rows, raw.maxima.max(axis=1).tolist(), best.tolist(), strict=True)]
-    tokens = first_best(blocks)
-    drawing = [place for place, row in enumerate(rows) if errors[place] is None and not row.params.greedy]
-    if drawing:
-        some = np.array(drawing)
-        tokens[some] = choose(blocks.take(some), best[some], [rows[place] for place in drawing], vocabulary)
+    bits = random_bits(rows)
+    if compiled.takes(logits):
+        chosen = compiled.choose(logits, rows, bits)
+        _choose_typical(chosen, logits, rows, bits)
+    else:
+        chosen = choose(logits, rows, bits)
+    errors: list[InlayError | None] = [None] * len(rows)
+    for place in np.flatnonzero(~np.isfinite(chosen.raw) | ~np.isfinite(chosen.best)).tolist():
+        errors[place] = _why_not(rows[place], float(chosen.raw[place]), float(chosen.best[place]))
     wanted = [None if error else row.params.logprobs for row, error in zip(rows, errors, strict=True)]
-    return [error or found for error, found in zip(errors, report(raw, tokens, wanted), strict=True)]
+    return [error or found for error, found in zip(errors, report(logits, chosen.tokens, wanted), strict=True)]
+
+
+def random_bits(rows: Sequence[Row]) -> Bits:
+    """``draw`` for every row's next token, (rows,)."""
+    if kernel is None:
+        return np.array([draw(row.seed, row.step) for row in rows], dtype=np.uint64)
+    return compiled.random_bits(rows)
+
+
+def _choose_typical(chosen: Chosen, logits: Tensor, rows: Sequence[Row], bits: Bits) -> None:
+    """Choose the tokens of the rows that the compiled kernel leaves out."""
+    places = [place for place, row in enumerate(rows) if row.params.typical_p < 1 and not row.params.greedy]
+    if places:
+        chosen.tokens[places] = choose(logits[places], [rows[place] for place in places], bits[places]).tokens
 
 
 def request_seed(params: SamplingParams, request_index: int, entropy: int, answer: int = 0) -> int:

@@ -1,0 +1,3 @@
+#define VL 8
+#define INLAY_VARIANT avx2
+#include "choose.inl"

@@ -1,0 +1,3 @@
+#define VL 16
+#define INLAY_VARIANT avx512
+#include "choose.inl"

@@ -1,0 +1,3 @@
+#define VL 4
+#define INLAY_VARIANT portable
+#include "choose.inl"

@@ -1,0 +1,100 @@
+"""Tokens chosen by the compiled kernel (csrc/choose.inl): this file lays out what it is given.
+
+It adjusts logits, filters them and draws as row.py, filters.py and sampler.py do, which are its specification, and
+chooses the same tokens. It reads a row from memory once and goes over it again in the processor's cache. PyTorch's
+threads share the rows, without Python's lock. Rows with typical-p are left to the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inlay.attention.kernel import kernel
+from inlay.engine.sampler.row import SETTINGS, Ids, Row
+from inlay.engine.structured import allowed_bits
+
+Bits = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_NO_BITS = np.zeros((0, 0), dtype=np.uint32)
+
+
+class Chosen(NamedTuple):
+    """A token for every row.
+
+    tokens: (rows,); without meaning where ``best`` is no finite number.
+    raw, best: (rows,), the greatest logit as the model gives them and as they are adjusted; NaN where a row holds one.
+    """
+
+    tokens: Ids
+    raw: Floats
+    best: Floats
+
+
+def takes(logits: Tensor) -> bool:
+    """Whether the kernel was built and reads such logits, (rows, vocabulary)."""
+    return kernel is not None and logits.device.type == "cpu" and logits.dtype in _DTYPES
+
+
+def random_bits(rows: Sequence[Row]) -> Bits:
+    """64 random bits for every row's next token, (rows,)."""
+    bits = np.empty(len(rows), dtype=np.uint64)
+    seeds = np.array([row.seed for row in rows], dtype=np.uint64)
+    kernel.philox(seeds, np.array([row.step for row in rows], dtype=np.uint64), bits)
+    return bits
+
+
+def choose(logits: Tensor, rows: Sequence[Row], draws: Bits, instruction_set: str = "") -> Chosen:
+    """A token for every row, typical-p aside.
+
+    logits: (rows, vocabulary), left unchanged; see ``takes``. draws: (rows,), 64 random bits each.
+    instruction_set: see CpuBackend; the best one that runs here if empty.
+    """
+    logits = logits.detach()
+    if logits.stride(1) != 1 or logits.stride(0) < logits.shape[1]:
+        logits = logits.contiguous()
+    count = len(rows)
+    settings = np.array([row.settings for row in rows], dtype=SETTINGS)
+    found = Chosen(np.empty(count, np.int64), np.empty(count, np.float32), np.empty(count, np.float32))
+    kernel.choose(
+        logits.data_ptr(), logits.dtype == torch.bfloat16, logits.stride(0), draws,
+        *(np.ascontiguousarray(settings[name]) for name in ("inverse", "min_p", "top_k", "top_p")),
+        np.stack([settings[name] for name in ("repetition", "frequency", "presence")], axis=1),
+        *_lists([row.forbidden for row in rows]),
+        *_lists([row.bias_ids for row in rows]), _joined([row.biases for row in rows], np.float32),
+        *_lists([row.seen.ids for row in rows if row.seen], [row.seen is not None for row in rows]),
+        _joined([row.seen.counts for row in rows if row.seen], np.float32),
+        *_guided(rows, logits.shape[1]), logits.shape[1], *found, instruction_set, torch.get_num_threads(),
+    )  # fmt: skip
+    return found
+
+
+def _lists(ids: Sequence[Ids], has: Sequence[bool] | None = None) -> tuple[Ids, Ids]:
+    """Where every row's token ids begin, (rows + 1,), and all of them. has: which rows have one of these lists."""
+    count = len(ids) if has is None else len(has)
+    first = np.zeros(count + 1, dtype=np.int64)
+    if any(map(len, ids)):
+        lengths = iter(map(len, ids))
+        np.cumsum([next(lengths) if has is None or has[row] else 0 for row in range(count)], out=first[1:])
+    return first, _joined(ids, np.int64)
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate(arrays) if any(map(len, arrays)) else np.empty(0, dtype=dtype)
+
+
+def _guided(rows: Sequence[Row], vocabulary: int) -> tuple[Ids, npt.NDArray[np.uint32]]:
+    """Every row's place among those with a grammar, or -1, and the tokens that these allow, a bit each."""
+    guides = [row.guide for row in rows if row.guide is not None]
+    guided = np.full(len(rows), -1, dtype=np.int64)
+    if not guides:
+        return guided, _NO_BITS
+    guided[[place for place, row in enumerate(rows) if row.guide is not None]] = np.arange(len(guides))
+    return guided, allowed_bits(guides, vocabulary)
