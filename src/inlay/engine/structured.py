@@ -128,7 +128,7 @@ class Grammars:
             grammar = _library().grammar_from(kind, text)
             matcher: LLMatcher = _library().LLMatcher(trie, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
-            _masks([matcher], self._vocabulary)  # shows whether there is a first token
+            _bits([matcher], self._vocabulary)  # shows whether there is a first token
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _GrammarError(_sentence(matcher.get_error()))
         return matcher
