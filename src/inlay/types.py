@@ -47,9 +47,12 @@ class SamplingParams:
         stop_token_ids: tokens that end the answer, at most 1,024; read them back as ``stop_ids``.
         include_stop_str_in_output: whether the answer keeps the stop string that ended it.
         ignore_eos: whether to go on after the model's end-of-sequence token.
-        max_tokens: the most tokens to generate; None goes on up to the model's context.
+        max_tokens: the most tokens to generate; None goes on up to the model's context. With
+            prompt_logprobs 0 is allowed, too.
         min_tokens: neither end-of-sequence, stop tokens nor stop strings end the answer within this many tokens.
         logprobs: how many alternatives to report for every token, 0 to 20; 0 reports the chosen token alone.
+        prompt_logprobs: how many alternatives to report for every token of the prompt, 0 to 20, as ``logprobs`` does
+            for the answer's; None reports nothing. Such a prompt is computed anew (``reuse="off"``).
         skip_special_tokens: whether special tokens are left out of the text.
         structured_outputs: the language of the answer, one of ``{"json": schema}`` (a JSON Schema, as a dict or text),
             ``{"json_object": True}``, ``{"regex": pattern}`` and ``{"choice": [text, …]}``.
@@ -76,6 +79,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
 
@@ -104,8 +108,10 @@ class SamplingParams:
         _require(usable, "typical_p", self.typical_p, "a number above 0 and at most 1")
         seedable = self.seed is None or _is_int(self.seed, 0, _SEEDS - 1)
         _require(seedable, "seed", self.seed, "None or a whole number from 0 to 2**64 - 1")
-        countable = self.logprobs is None or _is_int(self.logprobs, 0, _MAX_LOGPROBS)
-        _require(countable, "logprobs", self.logprobs, f"None or a whole number from 0 to {_MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            countable = value is None or _is_int(value, 0, _MAX_LOGPROBS)
+            _require(countable, name, value, f"None or a whole number from 0 to {_MAX_LOGPROBS}")
 
     def _check_penalties(self) -> None:
         value = self.repetition_penalty
@@ -153,8 +159,10 @@ class SamplingParams:
             )
         tokens = _is_list(self.stop_token_ids) and all(_is_int(token, 0) for token in self.stop_token_ids)
         _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
-        bounded = self.max_tokens is None or _is_int(self.max_tokens, 1)
-        _require(bounded, "max_tokens", self.max_tokens, "None or a whole number of at least 1")
+        least = 1 if self.prompt_logprobs is None else 0  # who asks for no token wants to know something of the prompt
+        bounded = self.max_tokens is None or _is_int(self.max_tokens, least)
+        allowed = "None or a whole number of at least 1, or 0 with prompt_logprobs"
+        _require(bounded, "max_tokens", self.max_tokens, allowed)
         most = math.inf if self.max_tokens is None else self.max_tokens
         upper = "up" if self.max_tokens is None else f"to max_tokens={most}"
         _require(_is_int(self.min_tokens, 0, most), "min_tokens", self.min_tokens, f"a whole number from 0 {upper}")
@@ -301,7 +309,8 @@ class RequestOutput:
     """A request with its answers, finished or so far.
 
     ``prompt_positions`` holds the position ID of every token of ``prompt_token_ids``; with reused modules they may
-    have gaps. ``prompt`` is None where the request was given as token ids.
+    have gaps. ``prompt`` is None where the request was given as token ids. ``prompt_logprobs``, where they were asked
+    for, has one entry per token of the prompt: None for the first, and for those that are not computed yet.
     """
 
     request_id: str
@@ -312,6 +321,7 @@ class RequestOutput:
     finished: bool
     usage: Usage
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.prompt_positions) == len(self.prompt_token_ids), "every prompt token has one position"

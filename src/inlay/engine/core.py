@@ -13,6 +13,7 @@ from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget
+from inlay.engine.prompt_scores import most_rows
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.sampler.sampler import sample
@@ -27,7 +28,9 @@ from inlay.types import EngineStats
 class _Pass:
     """One forward pass: work in row order, whose it is, what it completes, and which row each new token comes from.
 
-    decode: requests that compute the token they said last; their work comes first.
+    decode: requests that compute the token they said last; their work comes first. scored: requests that are told the
+    log-probabilities of their prompts: of how many tokens, from which one on, and which row is the first of them.
+    ended: requests that want no token.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -35,6 +38,8 @@ class _Pass:
     decode: list[Request] = field(default_factory=list)
     completed: list[tuple[Task, Prefill]] = field(default_factory=list)
     sampled: list[tuple[Request, int]] = field(default_factory=list)
+    scored: list[tuple[Request, int, range]] = field(default_factory=list)
+    ended: list[Request] = field(default_factory=list)
     rows: int = 0
 
     @property
@@ -42,13 +47,27 @@ class _Pass:
         """Those that it computes a part of."""
         return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
 
+    @property
+    def wanted(self) -> list[int]:
+        """The rows whose logits are looked at: those of prompts, then those that tokens are sampled from."""
+        return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
+
     def add(self, task: Task, work: Sequence[Work]) -> None:
+        before = self.rows
         for each in work:
             self.work.append(each)
             self.owners.append(task)
             self.rows += each.part.rows
-        if isinstance(task, Request) and not task.prompt_left:
+        if not isinstance(task, Request):
+            return
+        if task.scores is not None:
+            first = task.computed_tokens - (self.rows - before)
+            wanted = task.scores.wanted(first, self.rows - before)
+            self.scored.append((task, first, range(before, before + wanted)))
+        if not task.prompt_left and task.sampling.limit:
             self.sampled.append((task, self.rows - 1))
+        elif not task.prompt_left:
+            self.ended.append(task)
 
 
 class Engine:
@@ -77,6 +96,7 @@ class Engine:
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
         )
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
+        self._scoring: set[Task] = set()  # who waits or runs and is told the log-probabilities of its prompt
         self._steps = self._preemptions = 0
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
@@ -117,6 +137,8 @@ class Engine:
             for member in task.family:
                 self.scheduler.remove(member)
             raise
+        if isinstance(task, Request) and task.scores is not None:
+            self._scoring.add(task)
 
     @property
     def busy(self) -> bool:
@@ -132,7 +154,7 @@ class Engine:
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
         began = time.perf_counter()
-        step = self.scheduler.step(began, self._budget.tokens(self._max_tokens))
+        step = self.scheduler.step(began, self._most_prefill())
         ended = self._leave(step)
         if on_leave is not None:
             for request in ended:
@@ -159,12 +181,22 @@ class Engine:
     def release(self, task: Task) -> None:
         """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
         self.scheduler.remove(task)
+        self._scoring.discard(task)
         self._decoding = None
+
+    def _most_prefill(self) -> int | None:
+        """How many prompt tokens the next pass may have."""
+        most = self._budget.tokens(self._max_tokens)
+        if not self._scoring:
+            return most
+        rows = most_rows(self._runner.vocabulary)
+        return rows if most is None else min(most, rows)
 
     def _leave(self, step: Step[Task]) -> list[Task]:
         if step.preempted or step.expired:
             self._decoding = None
         self._preemptions += len(step.preempted)
+        self._scoring.difference_update(step.expired, (task for task, _ in step.failed))
         for task in step.preempted:
             task.preemptions += 1
         for task in step.expired:
@@ -187,14 +219,17 @@ class Engine:
         return made
 
     def _compute(self, made: _Pass) -> list[Task]:
-        logits = self._runner.run(made.work, [row for _, row in made.sampled], self._plan(made))
+        logits = self._runner.run(made.work, made.wanted, self._plan(made))
         for task, prefill in made.completed:
             self.kv_manager.computed(task, prefill)
         for request in made.decode:
             request.decoded()
         for encoding in made.encodings:
             self._next_batch(encoding)
-        return [*self._sample(made, logits), *made.encodings]
+        sampled = len(logits) - len(made.sampled)
+        damaged = self._score(made, logits[:sampled])
+        advanced = [*damaged, *self._sample(made, logits[sampled:]), *self._end(made)]
+        return [*dict.fromkeys(advanced), *made.encodings]
 
     def _next_batch(self, encoding: Encoding) -> None:
         """Let an encoding whose batch is computed stand in line for the next one, behind those who wait already."""
@@ -206,6 +241,23 @@ class Engine:
         else:
             encoding.complete = True
             self.release(encoding)
+
+    def _score(self, made: _Pass, logits: Tensor) -> list[Request]:
+        """Tell prompts their log-probabilities; returns the requests that this has ended."""
+        for request, first, rows in made.scored:
+            request.score(first, logits[: len(rows)])
+            logits = logits[len(rows) :]
+            if request.error is not None:
+                self.release(request)
+        return [request for request, _, _ in made.scored if request.error is not None]
+
+    def _end(self, made: _Pass) -> list[Request]:
+        """End the requests that want no token, now that their prompts are computed."""
+        for request in made.ended:
+            if request.error is None:
+                request.answer.finish("length", time.perf_counter())
+            self.release(request)
+        return made.ended
 
     def _sample(self, made: _Pass, logits: Tensor) -> list[Request]:
         if not made.sampled:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from inlay.engine.answer import Answer, SamplingState
+from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.request import PromptState, Request
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import request_seed
@@ -46,6 +47,8 @@ class RequestFactory:
         guide = guide or self.guide(prepared.params, prepared.salt)
         number, prompt = next(self._numbers), PromptState(prepared)
         leader = self._answer(number, 0, prompt, guide)
+        if prepared.params.prompt_logprobs is not None:
+            leader.scores = PromptScores(prepared.ids, prepared.params.prompt_logprobs, self._spell)
         for index in range(1, prepared.params.n):
             follower = self._answer(number, index, prompt, guide)
             follower.leader = leader
@@ -53,7 +56,7 @@ class RequestFactory:
         return leader
 
     def _answer(self, number: int, index: int, prompt: PromptState, guide: Guide | None) -> Request:
-        asked, tokenizer = prompt.request, self._loaded.tokenizer
+        asked = prompt.request
         params, room = asked.params, self._loaded.spec.max_positions - asked.positions[-1] - 1
         seed = request_seed(params, number, self._entropy, index)
         return Request(
@@ -65,13 +68,16 @@ class RequestFactory:
                 stop_ids=frozenset() if params.ignore_eos else self.stop_ids,
                 limit=room if params.max_tokens is None else min(room, params.max_tokens),
             ),
-            answer=Answer(TextStream(tokenizer, asked.ids, params), spell=lambda token: str(tokenizer.decode([token]))),
+            answer=Answer(TextStream(self._loaded.tokenizer, asked.ids, params), spell=self._spell),
             index=index,
             priority=asked.priority,
             deadline=asked.deadline,
             tenant=asked.tenant,
             weight=asked.weight,
         )
+
+    def _spell(self, token: int) -> str:
+        return str(self._loaded.tokenizer.decode([token]))
 
     def _row(self, params: SamplingParams, ids: Sequence[int], seed: int, guide: Guide | None) -> Row:
         return Row(

@@ -92,8 +92,10 @@ class PromptProcessor:
         """
         check_weight(weight)
         layout = self.lay_out(prompt, policy, salt)
-        self._check_prompt(layout)
+        self._check_prompt(layout, answered=params.max_tokens != 0)
         self._check_tokens(params)
+        if params.prompt_logprobs is not None:
+            policy = policy.alone()  # there are no logits of what is stored
         return EngineRequest(
             text=layout.text or None,
             ids=layout.ids,
@@ -240,8 +242,11 @@ class PromptProcessor:
 
     # Checks
 
-    def _check_prompt(self, layout: PromptLayout) -> None:
-        """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody."""
+    def _check_prompt(self, layout: PromptLayout, *, answered: bool) -> None:
+        """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody.
+
+        answered: whether there has to be room for a token behind it.
+        """
         where = f"{layout.place}: " if layout.place else ""
         name = self.tokenizer.convert_ids_to_tokens
         if unknown := beyond_vocabulary(layout.ids, self.model.vocab_size, name):
@@ -249,7 +254,7 @@ class PromptProcessor:
         if not layout.ids:
             raise ParameterError("a prompt is empty; give at least one token")
         longest, end = self.model.max_positions, layout.positions[-1]
-        if end + 1 >= longest:
+        if end + answered >= longest:
             raise ContextError(
                 f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
                 "answer included; shorten the prompt, or import fewer modules"
