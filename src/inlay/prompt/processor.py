@@ -187,10 +187,14 @@ class PromptProcessor:
         spells a special token: then the rendering is cut there, so that no text can open a role.
         """
         self.encoder.bound.check_count(len(messages), "messages")
-        tools = messages.tools if isinstance(messages, Conversation) else None
-        if not all(isinstance(message["content"], str) for message in messages):
-            return lay_out_conversation(messages, self.encoder, self.template, tools)
-        texts = at_seams(self.template.render_with_seams(messages, tools=tools))
+        chat = messages if isinstance(messages, Conversation) else Conversation(messages)
+        chat.options.check_last(chat)
+        template = self.template.told(chat.options)
+        if not all(isinstance(message["content"], str) for message in chat):
+            return lay_out_conversation(chat, self.encoder, template)
+        generation, continues = chat.options.generation, chat.options.continues
+        rendered = template.render_with_seams(chat, tools=chat.tools, generation=generation, continues=continues)
+        texts = at_seams(rendered)
         self.encoder.bound.check(texts)
         if len(texts) == 1:
             return lay_out_ids(self.tokenizer.encode(texts[0], add_special_tokens=False), texts[0])
