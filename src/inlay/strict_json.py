@@ -2,7 +2,8 @@
 
 Stricter than Python's own parser: UTF-8 alone, no NaN, no key twice (which of the two counts differs from parser to
 parser, so a proxy that checks bodies may have checked the other), no halves of characters, and bounds on nesting and on
-how many lists and objects there are (an empty one takes 2 bytes of JSON and 60 of memory).
+how many lists and objects (an empty one takes 2 bytes of JSON and 60 of memory), fields and values there are: Python's
+parser lets no other thread run until it is through with all of them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import numpy as np
 
 Pairs = list[tuple[str, Any]]
 
-_STRUCTURE = b'"[]{}'
+_LONG = b"0" * 400  # digits of a number that takes a while to convert
+_DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
+_STRUCTURE = b'"[]{}:,'
 _OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
 _QUOTE = _STRUCTURE[0]
 _STEPS = np.zeros(256, np.int8)  # how each byte changes the depth
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
+_COLON, _COMMA = b":,"
 
 # all that may stand before half a character: pairs of halves, and whatever is no half; never gone back into
 _WHOLE = re.compile(
@@ -43,6 +47,8 @@ class Fault(Enum):
     NUMBER = "a whole number is longer than Python converts"
     DEPTH = "lists and objects are nested too deeply"
     SIZE = "there are too many lists and objects"
+    FIELDS = "there are too many fields"
+    VALUES = "there are too many values"
 
 
 class JSONError(Exception):
@@ -52,12 +58,16 @@ class JSONError(Exception):
     detail: Python's words for a mistake of syntax; the constant, the key or the half of a character that it is about.
     index: where it stands, in bytes for ENCODING and else in characters; None where that is not known.
     line, column: the same, from 1; columns in characters.
+    bound: the reader's own one that there is more than; None where it is Python's, or the fault is another.
     """
 
-    def __init__(self, fault: Fault, detail: str = "", text: str = "", index: int | None = None) -> None:
+    def __init__(
+        self, fault: Fault, detail: str = "", text: str = "", index: int | None = None, *, bound: int | None = None
+    ) -> None:
         super().__init__(f"{fault.value}: {detail}" if detail else fault.value)
         self.fault = fault
         self.detail = detail
+        self.bound = bound
         self.index = index
         self.line = self.column = None if index is None else 1
         if index is not None:
@@ -78,25 +88,35 @@ def repeated(pairs: Pairs) -> tuple[str, ...]:
     return tuple(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
 
 
+def decode(data: bytes | bytearray) -> str:
+    """The text that bytes are in UTF-8. Raises JSONError, its fault ENCODING."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise JSONError(Fault.ENCODING, index=error.start) from None
+
+
 def read_json(
     data: bytes | bytearray,
     *,
     max_depth: int | None = None,
     max_containers: int | None = None,
+    max_fields: int | None = None,
+    max_values: int | None = None,
     make_object: Callable[[Pairs], dict[str, Any]] = unique,
     make_integer: Callable[[str], int | float] = int,
 ) -> Any:
     """The value that JSON in UTF-8 holds. Raises JSONError.
 
     max_depth: how many lists and objects may be inside each other; as many as Python can read, if not given.
-    max_containers: how many lists and objects there may be.
+    max_containers: how many lists and objects there may be. max_fields: and fields of objects, all together.
+    max_values: how many commas there may be.
     make_object: what becomes of an object's keys and values; make_integer: of a whole number's digits.
     """
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise JSONError(Fault.ENCODING, index=error.start) from None
-    _check_nesting(data, max_depth, max_containers)
+    text = decode(data)
+    _check_structure(data, max_depth, max_containers, max_fields, max_values)
+    if make_integer is int and _LONG in data.translate(_DIGITS):
+        make_integer = _whole
     try:
         value = json.loads(text, object_pairs_hook=make_object, parse_constant=_refuse_constant, parse_int=make_integer)
     except json.JSONDecodeError as error:
@@ -110,23 +130,45 @@ def read_json(
     return value
 
 
-def _check_nesting(data: bytes | bytearray, max_depth: int | None, max_containers: int | None) -> None:
-    """Refuse what is nested too deeply, before it is parsed. Right for JSON, and up to the first mistake in it.
+def _whole(digits: str) -> int:
+    """Long numbers take a while; by a function of Python's, others have their turn between two of them."""
+    return int(digits)
+
+
+def _check_structure(
+    data: bytes | bytearray,
+    max_depth: int | None,
+    max_containers: int | None,
+    max_fields: int | None,
+    max_values: int | None,
+) -> None:
+    """Refuse what nests too deeply or holds too much, before it is parsed. Right for JSON, and up to its first mistake.
 
     Looks at whole arrays: a loop over the characters of 8 MiB would take half a second.
     """
-    bounds = [bound for bound in (max_depth, max_containers) if bound is not None]
-    if not bounds or data.count(b"[") + data.count(b"{") <= min(bounds):
-        return
+    opened = data.count(b"[") + data.count(b"{")
+    most = (
+        (opened, max_depth),
+        (opened, max_containers),
+        (data.count(b":"), max_fields),
+        (data.count(b","), max_values),
+    )
+    if all(bound is None or count <= bound for count, bound in most):
+        return  # and this is so whatever of it stands in texts
     if b"\\" in data:  # pairs of backslashes first: what then stands before a quotation mark escapes it
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     kept = np.frombuffer(data.translate(None, _OTHERS), np.uint8)
-    in_text = np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1  # it wraps around at 256, which is even
-    steps = np.where(in_text, np.int8(0), _STEPS[kept])
-    if max_containers is not None and np.count_nonzero(steps > 0) > max_containers:
-        raise JSONError(Fault.SIZE)
+    kept = kept[np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1 == 0]  # outside of texts; it wraps around at 256, an even
+    steps = _STEPS[kept]
+    for found, bound, fault in (
+        (steps > 0, max_containers, Fault.SIZE),
+        (kept == _COLON, max_fields, Fault.FIELDS),
+        (kept == _COMMA, max_values, Fault.VALUES),
+    ):
+        if bound is not None and np.count_nonzero(found) > bound:
+            raise JSONError(fault, bound=bound)
     if max_depth is not None and np.cumsum(steps, dtype=np.int32).max(initial=0) > max_depth:
-        raise JSONError(Fault.DEPTH)
+        raise JSONError(Fault.DEPTH, bound=max_depth)
 
 
 def _refuse_constant(name: str) -> NoReturn:

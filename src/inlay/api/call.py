@@ -1,12 +1,33 @@
-"""One request for answers as a model takes it, whichever dialect it came in."""
+"""Requests for answers, whichever dialect they come in: where they are sent, and one as a model takes it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from inlay.api.tools import ToolUse
 from inlay.prompt.inputs import PromptInput
 from inlay.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRoute:
+    """A path that takes requests for answers, and what the OpenAPI document says of it.
+
+    Arguments:
+        path: where they are POSTed.
+        name: of the operation, in words of a function's name. summary: what it does, in a sentence.
+        body, error: the names of two of the dialect's ``components``: of a request, and of what went wrong.
+        answer: the JSON Schema of a whole answer.
+    """
+
+    path: str
+    name: str
+    summary: str
+    body: str
+    error: str
+    answer: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

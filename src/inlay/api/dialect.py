@@ -1,7 +1,7 @@
-"""What one API puts around the neutral call: how it writes requests, answers and failures. No HTTP.
+"""What one API puts around the neutral call: its paths, and how it writes requests, answers and failures. No HTTP.
 
-A new dialect is a package beside ``openai`` with an object of this kind, and one more in DIALECTS; server and batch
-know dialects by this protocol alone.
+A new dialect is a package beside ``openai`` with an object of this kind, and one more in DIALECTS; the server makes its
+routes and its part of the OpenAPI document of what is said here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from inlay.api.call import Call
+from inlay.api.call import AnswerRoute, Call
 from inlay.api.failures import Failure
 from inlay.api.openai import OpenAI
 from inlay.api.tools.formats import ModelTools
@@ -31,15 +31,15 @@ class AnswerStream(Protocol):
 
 
 class Dialect(Protocol):
-    """One API's way to write requests, answers and failures.
+    """One API's way to write requests, answers and failures. routes: where its requests for answers are sent."""
 
-    endpoints: the paths that take requests for answers.
-    """
+    routes: tuple[AnswerRoute, ...]
 
-    endpoints: tuple[str, ...]
+    def components(self, names: Sequence[str]) -> dict[str, Any]:
+        """The schemas that its routes name, by name, as an OpenAPI document has them. names: of the served model."""
 
     def read(self, raw: Any, endpoint: str) -> Any:
-        """The checked body of a request. Raises BodyError, which names every problem."""
+        """The checked body of a request. endpoint: its path. Raises BodyError, which names every problem."""
 
     def translate(
         self,
@@ -84,9 +84,7 @@ OPENAI: Dialect = OpenAI()
 
 DIALECTS: tuple[Dialect, ...] = (OPENAI,)
 
-_BY_ENDPOINT: dict[str, Dialect] = {path: dialect for dialect in DIALECTS for path in dialect.endpoints}
-
 
 def dialect_of(path: str) -> Dialect:
-    """The dialect of a path; OpenAI's where the path is no endpoint of any."""
-    return _BY_ENDPOINT.get(path, OPENAI)
+    """The dialect of a path; OpenAI's where no dialect has such a route."""
+    return next((one for one in DIALECTS if any(route.path == path for route in one.routes)), OPENAI)

@@ -53,11 +53,6 @@ def walk(value: Any) -> Iterator[tuple[int, Sequence[Any]]]:
         level, depth = inside, depth + 1
 
 
-def holds_half_characters(value: Any) -> str | None:
-    """What is wrong with the first text in a value that cannot be written in UTF-8; None if there is none."""
-    return next((problem for _, piece in walk(value) if (problem := _half_character(piece))), None)
-
-
 def check_values(name: str, value: Any, most: int | None = None) -> None:
     """Raises BodyError for lone surrogates, for NaN and Infinity, and for what nests too deeply in a field.
 

@@ -112,8 +112,9 @@ def _problem(line: Mapping[str, Any]) -> str | None:
             return f"there is no {name}; write {_EXAMPLE}"
     if line["method"] != "POST":
         return f'method is {shown(line["method"])}; write "POST"'
-    if line["url"] not in OPENAI.endpoints:
-        return f"url is {shown(line['url'])}; inlay answers {' and '.join(OPENAI.endpoints)}"
+    paths = [route.path for route in OPENAI.routes]
+    if line["url"] not in paths:
+        return f"url is {shown(line['url'])}; inlay answers {' and '.join(paths)}"
     return None
 
 

@@ -1,10 +1,5 @@
 """The bytes of a request's body → a value of JSON, in one parse and bounded time, or a sentence that says why not.
 
-Stricter than Python's parser: UTF-8 alone, no NaN, no key twice (which of the two counts differs from parser to parser,
-so a proxy that checks bodies may have checked the other), no halves of characters, and bounds on nesting and on how
-many lists and objects (an empty one takes 2 bytes of a body and 60 of memory), fields and values there are: Python's
-parser lets no other thread run until it is through with all of them.
-
 A middleware reads each body once, within bounds of size and time, before any route sees it.
 """
 
@@ -15,113 +10,72 @@ import json
 import time
 from collections import Counter
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay.api.failures import BodyError, cut, failure_of
-from inlay.api.values import holds_half_characters
 from inlay.server.errors import failure_response, has_body, refuse
 from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.routes import route_of
 from inlay.server.threads import BodyWorkers
+from inlay.strict_json import Fault, JSONError, decode, read_json
 
 MAX_CONTAINERS = 100_000  # lists and objects, as many as PML may have elements
 MAX_FIELDS = 100_000  # of all objects together
 MAX_VALUES = 2**20  # the token ids of a prompt are some
 
-_LONG = b"0" * 400  # digits of a number that takes a while to convert
-_DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
-_STRUCTURE = b'"[]{}:,'
-_OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
-_QUOTE = _STRUCTURE[0]
-_STEPS = np.zeros(256, np.int8)  # how each byte changes the depth
-_STEPS[list(b"[{")] = 1
-_STEPS[list(b"]}")] = -1
-_COLON, _COMMA = b":,"
+_TOO_MANY = {Fault.SIZE: "lists and objects", Fault.FIELDS: "fields", Fault.VALUES: "values"}
 
 
 def parse_json(data: bytes | bytearray, max_nesting: int) -> Any:
     """The value that a body holds; None for an empty body. Raises BodyError."""
-    text = decoded(data)
-    if not text or text.isspace():
+    if not data or data.isspace():
         return None
-    _check_structure(data, max_nesting)
     try:
-        # Long numbers take a while, each by a function of Python's: between two of them others have their turn.
-        whole = _whole if _LONG in data.translate(_DIGITS) else None
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=whole)
-    except json.JSONDecodeError as error:
-        raise _wrong(f"is not JSON ({error.msg} at line {error.lineno}, column {error.colno}); correct it") from None
-    except RecursionError:  # where max_nesting is more than Python can do
-        raise _wrong("nests lists and objects too deeply; nest them less deeply") from None
-    except BodyError:
-        raise
-    except ValueError:  # of int(): a number that would take long to convert
-        raise _wrong("holds a number of more than 4,300 digits; write a smaller one") from None
-    if b"\\ud" in data or b"\\uD" in data:
-        _check_characters(value)
-    return value
+        return read_json(
+            data,
+            max_depth=max_nesting,
+            max_containers=MAX_CONTAINERS,
+            max_fields=MAX_FIELDS,
+            max_values=MAX_VALUES,
+        )
+    except JSONError as error:
+        raise _wrong(error) from None
 
 
 def decoded(data: bytes | bytearray) -> str:
     """A body as text. Raises BodyError where it is not UTF-8."""
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise _wrong(f"is not UTF-8 from byte {error.start + 1:,} on; encode it as UTF-8") from None
+        return decode(data)
+    except JSONError as error:
+        raise _wrong(error) from None
 
 
-def _check_structure(data: bytes | bytearray, most: int) -> None:
-    """Refuse what nests too deeply or holds too much, before it is parsed. Right for JSON, and up to its first mistake.
-
-    Looks at whole arrays: a loop over the characters of 8 MiB would take half a second.
-    """
-    opened, colons, commas = data.count(b"[") + data.count(b"{"), data.count(b":"), data.count(b",")
-    if opened <= most and colons <= MAX_FIELDS and commas <= MAX_VALUES:
-        return  # and this is so whatever of it stands in texts
-    if b"\\" in data:  # pairs of backslashes first: what then stands before a quotation mark escapes it
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    kept = np.frombuffer(data.translate(None, _OTHERS), np.uint8)
-    kept = kept[np.cumsum(kept == _QUOTE, dtype=np.uint8) & 1 == 0]  # outside of texts; it wraps around at 256, an even
-    steps = _STEPS[kept]
-    for found, allowed, what in (
-        (steps > 0, MAX_CONTAINERS, "lists and objects"),
-        (kept == _COLON, MAX_FIELDS, "fields"),
-        (kept == _COMMA, MAX_VALUES, "values"),
-    ):
-        if np.count_nonzero(found) > allowed:
-            raise _wrong(f"holds more than {allowed:,} {what}; send several requests")
-    if np.cumsum(steps, dtype=np.int32).max(initial=0) > most:
-        raise _wrong(f"nests lists and objects more than {most} deep; nest them less deeply")
+def _wrong(error: JSONError) -> BodyError:
+    return BodyError(f"the body {_sentence(error)}", code="invalid_json")
 
 
-def _whole(digits: str) -> int:
-    return int(digits)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise _wrong(f"gives {json.dumps(cut(twice, 60))} twice in one object; keep one of them")
-    return made
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _wrong(f"holds {name}, which is no value of JSON; write a number, or leave it out")
-
-
-def _check_characters(value: Any) -> None:
-    if holds_half_characters(value):
-        raise _wrong("holds half a character (a lone surrogate); cut texts between characters")
-
-
-def _wrong(what: str) -> BodyError:
-    return BodyError(f"the body {what}", code="invalid_json")
+def _sentence(error: JSONError) -> str:
+    match error.fault:
+        case Fault.ENCODING:
+            return f"is not UTF-8 from byte {(error.index or 0) + 1:,} on; encode it as UTF-8"
+        case Fault.SYNTAX:
+            return f"is not JSON ({error.detail} at line {error.line}, column {error.column}); correct it"
+        case Fault.CONSTANT:
+            return f"holds {error.detail}, which is no value of JSON; write a number, or leave it out"
+        case Fault.TWICE:
+            return f"gives {json.dumps(cut(error.detail, 60))} twice in one object; keep one of them"
+        case Fault.HALF:
+            return "holds half a character (a lone surrogate); cut texts between characters"
+        case Fault.NUMBER:
+            return "holds a number of more than 4,300 digits; write a smaller one"
+        case Fault.DEPTH:
+            deep = "too deeply" if error.bound is None else f"more than {error.bound} deep"
+            return f"nests lists and objects {deep}; nest them less deeply"
+    return f"holds more than {error.bound:,} {_TOO_MANY[error.fault]}; send several requests"
 
 
 _JSON = "application/json"

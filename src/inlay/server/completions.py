@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -14,14 +14,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inlay.api.dialect import AnswerStream, dialect_of
+from inlay.api.dialect import DIALECTS, AnswerStream, dialect_of
 from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
-from inlay.api.openai import Endpoint
 from inlay.errors import AbortedError, InlayError
 from inlay.server.connection import ClientGoneError, Connection, EventStream
 from inlay.server.drain import stopping_error
 from inlay.server.limits import Admission
-from inlay.server.openapi import CHAT, COMPLETIONS
+from inlay.server.openapi import of_answers
 from inlay.server.requests import ServerRequest, read_request
 from inlay.server.service import Service
 from inlay.server.threads import LARGE, json_response, off_loop
@@ -39,20 +38,6 @@ _COUNTED_EVERY = 16
 # Of a response, roughly, in bytes: one token's text, and one token among its log-probabilities.
 _TOKEN_BYTES = 8
 _LOGPROB_BYTES = 64
-
-router = APIRouter(tags=["answers"])
-
-
-@router.post(Endpoint.CHAT, **CHAT)
-async def chat_completions(request: Request) -> Response:
-    """The next turn of a conversation, or the answer to a prompt of a schema."""
-    return Answer(request.app.state.service, Endpoint.CHAT)
-
-
-@router.post(Endpoint.COMPLETIONS, **COMPLETIONS)
-async def text_completions(request: Request) -> Response:
-    """What comes behind a text."""
-    return Answer(request.app.state.service, Endpoint.COMPLETIONS)
 
 
 class Answer(Response):
@@ -188,6 +173,21 @@ class Answer(Response):
             )
             for name, prompt in zip(names, call.prompts, strict=True)
         ]
+
+
+def _route(path: str) -> Callable[[Request], Awaitable[Response]]:
+    """The function of a route that answers requests."""
+
+    async def answer(request: Request) -> Response:
+        return Answer(request.app.state.service, path)
+
+    return answer
+
+
+router = APIRouter(tags=["answers"])
+for _dialect in DIALECTS:
+    for _one in _dialect.routes:
+        router.add_api_route(_one.path, _route(_one.path), methods=["POST"], **of_answers(_one))
 
 
 async def _events(stream: AnswerStream, changed: Sequence[Update], size: int) -> Iterable[str]:

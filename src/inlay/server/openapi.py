@@ -1,16 +1,18 @@
-"""What the routes take and answer, for the OpenAPI document: they read bodies themselves, so FastAPI cannot know."""
+"""What the routes take and answer, for the OpenAPI document: they read bodies themselves, so FastAPI cannot know.
+
+Those that answer requests are described by their dialects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 
-from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
-from inlay.policy import POSITIONS, WORDS
+from inlay.api.call import AnswerRoute
+from inlay.api.dialect import DIALECTS
 
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -39,14 +41,6 @@ def _object(**properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-_CALL: dict[str, Any] = {
-    "object": _TEXT,
-    "id": _TEXT,
-    "created": _COUNT,
-    "model": _TEXT,
-    "choices": {"type": "array", "minItems": 1},
-}
-_ANSWER = _object(**_CALL, usage=_object(prompt_tokens=_COUNT), inlay=_object(exact_tokens=_COUNT))
 _MODEL = _object(
     id=_TEXT,
     object=_TEXT,
@@ -56,7 +50,6 @@ _MODEL = _object(
     default_sampling_params={"type": "object"},
 )
 _SCHEMAS: dict[str, Any] = {
-    "Error": _object(error=_object(message=_TEXT, type=_TEXT, param={}, code={})),
     "Tokenize": {
         "type": "object",
         "additionalProperties": False,
@@ -80,14 +73,19 @@ _SCHEMAS: dict[str, Any] = {
 
 
 def _route(
-    ok: dict[str, Any], *, body: str | None = None, stream: bool = False, wrong: tuple[int, ...]
+    ok: Mapping[str, Any],
+    *,
+    body: str | None = None,
+    error: str = "Error",
+    stream: bool = False,
+    wrong: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Arguments of a route: what it answers, the name of its body's schema, and in which ways it can fail."""
+    """Arguments of a route: what it answers, the names of its body's and errors' schemas, and how it can fail."""
     content: dict[str, Any] = {"application/json": {"schema": ok}}
     if stream:
         content["text/event-stream"] = {"schema": _TEXT}
-    error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
-    responses = {status: {"description": _WRONG[status], "content": error} for status in wrong}
+    told = {"application/json": {"schema": {"$ref": _REF.format(model=error)}}}
+    responses = {status: {"description": _WRONG[status], "content": told} for status in wrong}
     found: dict[str, Any] = {"responses": {200: {"description": "All went well.", "content": content}, **responses}}
     if body is not None:
         schema = {"$ref": _REF.format(model=body)}
@@ -98,8 +96,6 @@ def _route(
 
 
 _BODY = (400, 401, 403, 404, 408, 411, 413, 415, 429, 503)
-CHAT = _route(_ANSWER, body="ChatBody", stream=True, wrong=(*_BODY, 504, 507))
-COMPLETIONS = _route(_ANSWER, body="CompletionBody", stream=True, wrong=(*_BODY, 504, 507))
 TOKENIZE = _route(_object(count=_COUNT, max_model_len=_COUNT, tokens=_IDS), body="Tokenize", wrong=_BODY)
 DETOKENIZE = _route(_object(prompt=_TEXT), body="Detokenize", wrong=_BODY)
 MODELS = _route(_object(object=_TEXT, data={"type": "array", "items": _MODEL}), wrong=(401, 503))
@@ -109,12 +105,21 @@ READY = _route(_object(status=_TEXT), wrong=(503,))
 VERSION = _route(_object(version=_TEXT), wrong=())
 
 
+def of_answers(route: AnswerRoute) -> dict[str, Any]:
+    """Arguments of a route that answers requests."""
+    described = _route(route.answer, body=route.body, error=route.error, stream=True, wrong=(*_BODY, 504, 507))
+    return {"name": route.name, "description": route.summary, **described}
+
+
 def describe(app: FastAPI, names: Sequence[str]) -> dict[str, Any]:
     """The OpenAPI document of an app, made once. names: of its model."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         components = document.setdefault("components", {})
-        components["schemas"] = {**components.get("schemas", {}), **_bodies(names), **_SCHEMAS}
+        schemas = components.setdefault("schemas", {})
+        for dialect in DIALECTS:
+            schemas.update(dialect.components(names))
+        schemas.update(_SCHEMAS)
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{}, {"key": []}]
         for path in document["paths"].values():
@@ -122,16 +127,3 @@ def describe(app: FastAPI, names: Sequence[str]) -> dict[str, Any]:
                 operation["responses"].pop("422", None)  # FastAPI's; here it is a 400
         app.openapi_schema = document
     return app.openapi_schema
-
-
-def _bodies(names: Sequence[str]) -> dict[str, Any]:
-    """The schemas of both bodies and of their parts, with what only a server knows, and the fields without effect."""
-    _, made = models_json_schema([(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF)
-    words = {"model": names, "reuse": WORDS, "positions": POSITIONS}
-    schemas: dict[str, Any] = made["$defs"]
-    for name in ("ChatBody", "CompletionBody"):
-        fields = schemas[name]["properties"]
-        fields.update({field: {"description": "Accepted, and without effect."} for field in NO_EFFECT})
-        for field, allowed in words.items():
-            fields[field]["anyOf"] = [{"enum": list(allowed)}, {"type": "null"}]
-    return schemas

@@ -38,7 +38,7 @@ class Route:
 
 
 ROUTES = (
-    *(Route(endpoint, ("POST",)) for dialect in DIALECTS for endpoint in dialect.endpoints),
+    *(Route(answers.path, ("POST",)) for dialect in DIALECTS for answers in dialect.routes),
     Route("/tokenize", ("POST",), uses_tokens=False),
     Route("/detokenize", ("POST",), uses_tokens=False),
     Route("/v1/models", ("GET",)),

@@ -9,7 +9,7 @@ import pytest
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint, read_body, translate
 from inlay.api.openai.bodies import ChatBody
-from inlay.api.openai.read import first_of_tools, for_template
+from inlay.api.openai.messages import first_of_tools, for_template
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}

@@ -234,11 +234,11 @@ def test_pieces_change_nothing(family: str, held: bool, parallel: bool, text: st
 
 def test_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch):
     """What keeps looking like a call, and is none, is not looked at over and over."""
-    from inlay.api.tools import parsers as tools_json
+    from inlay.api.tools import growing_json
 
     seen = []
-    real = tools_json._may_become_json
-    monkeypatch.setattr(tools_json, "_may_become_json", lambda text: seen.append(len(text)) or real(text))
+    real = growing_json._may_become_json
+    monkeypatch.setattr(growing_json, "_may_become_json", lambda text: seen.append(len(text)) or real(text))
     for attack in ('<tool_call>["', '<tool_call>{"a":["x",', '<tool_call>{"', "<tool_call>[", '<tool_call>"'):
         seen.clear()
         text = attack * 1000

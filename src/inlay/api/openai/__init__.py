@@ -1,11 +1,14 @@
 """OpenAI's protocol without HTTP, one file a step.
 
-bodies: which fields there are. read: JSON → body, or sentences. tools: the tools of a body. translate: body → call.
-respond: outputs → body of a response. stream: outputs so far → events. errors: failure → error object.
+bodies, messages: which fields there are. read: JSON → body, or sentences. tools: the tools of a body. translate: body →
+call. respond: outputs → body of a response. stream: outputs so far → events. errors: failure → error object. openapi:
+what the OpenAPI document says of it all.
 """
 
+from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.errors import error_body
+from inlay.api.openai.openapi import ROUTES, components
 from inlay.api.openai.read import read_body
 from inlay.api.openai.respond import respond
 from inlay.api.openai.stream import Chunks
@@ -17,7 +20,8 @@ __all__ = ["Chunks", "Endpoint", "OpenAI", "error_body", "read_body", "respond",
 class OpenAI:
     """The dialect: see ``inlay.api.dialect.Dialect``."""
 
-    endpoints: tuple[str, ...] = tuple(Endpoint)
+    routes: tuple[AnswerRoute, ...] = ROUTES
+    components = staticmethod(components)
     read = staticmethod(read_body)
     translate = staticmethod(translate)
     respond = staticmethod(respond)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
+from inlay.api.openai.messages import MAX_TOOLS, NAME, NAMED, Form, Message
 from inlay.api.values import all_of
 
 _MAX_LOGPROBS = 20
@@ -54,17 +55,10 @@ _NUMBER = "a number"
 _SWITCH = "true or false"
 _TEXT = "a text"
 _POSITIVE = "a whole number of at least 1"
-_CONTENT = (
-    'a text, or a list of parts {"type": "text", "text": "…"}, each with or without '
-    '"cache_control": {"type": "ephemeral"}; inlay reads text alone, in at most 1,024 parts'
-)
 _PROMPT = '{"schema": "…", "content": […]} or {"schema": "…", "imports": […], "text": "…"}'
 _MAX_STOP = 1_024  # characters of one
-_MAX_ID = 256  # characters
-MAX_TOOLS = 128
 MAX_MESSAGES = 8_192
 MAX_PROMPTS = 4_096
-MAX_PARTS = 1_024  # of one message
 
 #: Fields that are lists or objects → how many members they may have; looked at before the members are.
 LONGEST = {
@@ -75,8 +69,6 @@ LONGEST = {
     "tools": MAX_TOOLS,
 }
 
-_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
-_NAMED = "letters, digits, _, . and -, at most 64 of them"
 MAX_TAGS = 20_000  # of a prompt as PML; and values of one as JSON
 
 #: Fields that hold JSON Schemas or grammars → how many values there may be in them, at any depth.
@@ -113,91 +105,10 @@ class Endpoint(StrEnum):
     COMPLETIONS = "/v1/completions"
 
 
-class Form(BaseModel):
-    """What all objects have in common: no key beyond those that are listed, and nothing is converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class CacheControl(Form):
-    """Marks a part of a message as worth keeping: until the room is needed, whatever ``ttl`` says."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class CacheBreakpoint(Form):
-    """OpenAI's own way to mark a part; it means the same as CacheControl."""
-
-    mode: Literal["explicit"]
-    ttl: Literal["30m", "12h"] | None = None
-
-
-class TextPart(Form):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    prompt_cache_breakpoint: CacheBreakpoint | None = None
-
-    @property
-    def marked(self) -> bool:
-        return self.cache_control is not None or self.prompt_cache_breakpoint is not None
-
-
-class RefusalPart(Form):
-    """A part of a past answer, in which a model said no. It is text like any other."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-class CalledFunction(Form):
-    """What a past answer called: a name, and arguments as the text of a JSON object."""
-
-    name: str = Field(pattern=_NAME)
-    arguments: str
-
-
-class ToolCall(Form):
-    """A call in a past answer."""
-
-    id: str = Field(min_length=1, max_length=_MAX_ID)
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(Form):
-    """A turn of a conversation. What stands in past answers beside their text is accepted where it says nothing."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description='"system", "developer", "user", "assistant" or "tool"'
-    )
-    content: str | Annotated[list[TextPart | RefusalPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
-        None, description=_CONTENT
-    )
-    name: str | None = Field(
-        None, description="the name of who speaks, a text of at most 64 characters", min_length=1, max_length=64
-    )
-    refusal: str | None = Field(None, description=_TEXT)
-    annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = Field(
-        None, description="an empty list"
-    )
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
-        None,
-        description=f"a list of at most {MAX_TOOLS} calls "
-        '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}',
-    )
-    tool_call_id: str | None = Field(
-        None, description="the id of the call that this is the result of", min_length=1, max_length=_MAX_ID
-    )
-
-
 class Function(Form):
     """A function that a model may call. ``strict`` is accepted: arguments are enforced where a call is."""
 
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -208,7 +119,7 @@ class Tool(Form):
 
     type: Literal["function"] = Field(description='"function"; inlay knows no other tools')
     function: Function = Field(
-        description='{"name": "…", "description": "…", "parameters": {a JSON Schema}}, its name of ' + _NAMED
+        description='{"name": "…", "description": "…", "parameters": {a JSON Schema}}, its name of ' + NAMED
     )
 
 

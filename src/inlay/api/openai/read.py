@@ -7,7 +7,7 @@ which each is told with what is wrong in it, when there is enough to tell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,19 +25,10 @@ from inlay.api.openai.bodies import (
     ChatBody,
     CompletionBody,
     Endpoint,
-    Form,
-    Message,
-    RefusalPart,
-    TextPart,
     Tool,
 )
-from inlay.api.tools.parsers import parsed
+from inlay.api.openai.messages import Form, Message, Problem, problems_of
 from inlay.api.values import MAX_FIELDS, check_values, shown
-
-Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
-
-_ROLES = {"developer": "system"}  # OpenAI's newer name for the same turn
-
 
 _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
 _LONGEST_GUESSED = 60  # characters of a name that others are compared with
@@ -196,100 +187,3 @@ def _wrong_member(error: ValidationError, name: str, number: int, member: Any) -
             said = f"{place} has no {field}; it must be {form.model_fields[field].description}"
         found.setdefault(param, (param, "invalid_value", said))
     return list(found.values())
-
-
-def problems_of(messages: Sequence[Message]) -> list[Problem]:
-    """What is wrong with messages each of which has the right fields; no more than one error can tell."""
-    problems: list[Problem] = []
-    calls: set[str] = set()
-    for number, message in enumerate(messages):
-        if len(problems) > MAX_PROBLEMS:
-            break
-        place = f"messages[{number}]"
-        for field, sentence in _against_role(message, calls):
-            problems.append((f"{place}.{field}", "invalid_value", f"{place} {sentence}"))
-        calls.update(call.id for call in message.tool_calls or ())
-    return problems
-
-
-def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
-    """Fields that a message lacks, or must not have. calls: the ids of calls in the messages before."""
-    wrong = []
-    past_answer = message.role == "assistant"
-    if message.content is None and not (past_answer and (message.tool_calls or message.refusal is not None)):
-        wrong.append(("content", f"has no content; it must be {Message.model_fields['content'].description}"))
-    if message.tool_calls and not past_answer:
-        wrong.append(("tool_calls", f"has tool_calls, and its role is {message.role!r}; only an assistant calls tools"))
-    if message.refusal is not None and (not past_answer or message.content):
-        wrong.append(("refusal", "has a refusal; only an assistant has one, in place of content"))
-    if message.role != "tool":
-        if message.tool_call_id is not None:
-            wrong.append(("tool_call_id", 'has a tool_call_id; only a message of role "tool" has one'))
-    elif message.tool_call_id is None:
-        wrong.append(("tool_call_id", "has no tool_call_id; it must be the id of the call that it is the result of"))
-    elif message.tool_call_id not in calls:
-        call = f"{message.tool_call_id!r:.60}"
-        wrong.append(("tool_call_id", f"is the result of {call}, which no message before it calls; send that one too"))
-    return wrong
-
-
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them; content that came in parts stays in parts. Raises BodyError.
-
-    The name of the function is added to results of calls: some templates ask for it.
-    """
-    names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
-    made = []
-    for number, message in enumerate(messages):
-        turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _content(message)}
-        name = message.name or names.get(message.tool_call_id or "")
-        if name is not None:
-            turn["name"] = name
-        if message.tool_call_id is not None:
-            turn["tool_call_id"] = message.tool_call_id
-        if message.tool_calls:
-            turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
-        made.append(turn)
-    return made
-
-
-def first_of_tools(messages: Sequence[Message]) -> int | None:
-    """The number of the first message that calls a tool, or is the result of a call."""
-    return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
-
-
-def _content(message: Message) -> str | list[dict[str, Any]]:
-    if isinstance(message.content, list):
-        return [_part(part) for part in message.content]
-    return message.content or message.refusal or ""
-
-
-def _part(part: TextPart | RefusalPart) -> dict[str, Any]:
-    if isinstance(part, RefusalPart):
-        return {"type": "text", "text": part.refusal}
-    mark = {"cache_control": {"type": "ephemeral"}} if part.marked else {}
-    return {"type": "text", "text": part.text, **mark}
-
-
-def _calls(message: Message, place: str) -> list[dict[str, Any]]:
-    """Calls with their arguments as objects: templates write them as JSON of their own."""
-    made = []
-    for number, call in enumerate(message.tool_calls or ()):
-        arguments = _object(call.function.arguments)
-        if arguments is None:
-            param = f"{place}[{number}].function.arguments"
-            raise BodyError(
-                f"{param} is {call.function.arguments!r:.60}; it must be the text of an object", param=param
-            )
-        function = {"name": call.function.name, "arguments": arguments}
-        made.append({"id": call.id, "type": "function", "function": function})
-    return made
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """The object that a JSON text holds; an empty text, which clients send for no arguments, is an empty one."""
-    try:
-        value = parsed(text) if text.strip() else {}
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import ChatBody, Function, NamedTool
-from inlay.api.openai.read import first_of_tools
+from inlay.api.openai.messages import first_of_tools
 from inlay.api.tools import ToolUse
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.schema import calls_schema, check_parameters

@@ -10,7 +10,7 @@ from typing import Any, cast
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
-from inlay.api.openai.read import for_template
+from inlay.api.openai.messages import for_template
 from inlay.api.openai.tools import Offer, offer_of
 from inlay.api.tools.formats import ModelTools
 from inlay.errors import ParameterError

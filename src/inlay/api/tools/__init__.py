@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inlay.api.tools.formats import ModelTools
-from inlay.api.tools.parsers import AnswerParser, Delta, FreeParser, HeldParser
+from inlay.api.tools.free_parser import FreeParser
+from inlay.api.tools.parsers import AnswerParser, Delta, HeldParser
 
 __all__ = ["AnswerParser", "Delta", "ToolUse"]
 

@@ -1,0 +1,206 @@
+"""The messages of a chat: their fields, what is wrong with them, and how chat templates take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inlay.api.failures import MAX_PROBLEMS, BodyError
+from inlay.api.tools.growing_json import parsed
+from inlay.strict_json import JSONError
+
+Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
+
+_CONTENT = (
+    'a text, or a list of parts {"type": "text", "text": "…"}, each with or without '
+    '"cache_control": {"type": "ephemeral"}; inlay reads text alone, in at most 1,024 parts'
+)
+_TEXT = "a text"
+_MAX_ID = 256  # characters
+MAX_TOOLS = 128
+MAX_PARTS = 1_024  # of one message
+
+_ROLES = {"developer": "system"}  # OpenAI's newer name for the same turn
+
+NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+NAMED = "letters, digits, _, . and -, at most 64 of them"
+
+
+class Form(BaseModel):
+    """What all objects have in common: no key beyond those that are listed, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class CacheControl(Form):
+    """Marks a part of a message as worth keeping: until the room is needed, whatever ``ttl`` says."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class CacheBreakpoint(Form):
+    """OpenAI's own way to mark a part; it means the same as CacheControl."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class TextPart(Form):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+    @property
+    def marked(self) -> bool:
+        return self.cache_control is not None or self.prompt_cache_breakpoint is not None
+
+
+class RefusalPart(Form):
+    """A part of a past answer, in which a model said no. It is text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class CalledFunction(Form):
+    """What a past answer called: a name, and arguments as the text of a JSON object."""
+
+    name: str = Field(pattern=NAME)
+    arguments: str
+
+
+class ToolCall(Form):
+    """A call in a past answer."""
+
+    id: str = Field(min_length=1, max_length=_MAX_ID)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Form):
+    """A turn of a conversation. What stands in past answers beside their text is accepted where it says nothing."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description='"system", "developer", "user", "assistant" or "tool"'
+    )
+    content: str | Annotated[list[TextPart | RefusalPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
+        None, description=_CONTENT
+    )
+    name: str | None = Field(
+        None, description="the name of who speaks, a text of at most 64 characters", min_length=1, max_length=64
+    )
+    refusal: str | None = Field(None, description=_TEXT)
+    annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = Field(
+        None, description="an empty list"
+    )
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
+        None,
+        description=f"a list of at most {MAX_TOOLS} calls "
+        '{"id": "…", "type": "function", "function": {"name": "…", "arguments": "{…}"}}',
+    )
+    tool_call_id: str | None = Field(
+        None, description="the id of the call that this is the result of", min_length=1, max_length=_MAX_ID
+    )
+
+
+def problems_of(messages: Sequence[Message]) -> list[Problem]:
+    """What is wrong with messages each of which has the right fields; no more than one error can tell."""
+    problems: list[Problem] = []
+    calls: set[str] = set()
+    for number, message in enumerate(messages):
+        if len(problems) > MAX_PROBLEMS:
+            break
+        place = f"messages[{number}]"
+        for field, sentence in _against_role(message, calls):
+            problems.append((f"{place}.{field}", "invalid_value", f"{place} {sentence}"))
+        calls.update(call.id for call in message.tool_calls or ())
+    return problems
+
+
+def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
+    """Fields that a message lacks, or must not have. calls: the ids of calls in the messages before."""
+    wrong = []
+    past_answer = message.role == "assistant"
+    if message.content is None and not (past_answer and (message.tool_calls or message.refusal is not None)):
+        wrong.append(("content", f"has no content; it must be {Message.model_fields['content'].description}"))
+    if message.tool_calls and not past_answer:
+        wrong.append(("tool_calls", f"has tool_calls, and its role is {message.role!r}; only an assistant calls tools"))
+    if message.refusal is not None and (not past_answer or message.content):
+        wrong.append(("refusal", "has a refusal; only an assistant has one, in place of content"))
+    if message.role != "tool":
+        if message.tool_call_id is not None:
+            wrong.append(("tool_call_id", 'has a tool_call_id; only a message of role "tool" has one'))
+    elif message.tool_call_id is None:
+        wrong.append(("tool_call_id", "has no tool_call_id; it must be the id of the call that it is the result of"))
+    elif message.tool_call_id not in calls:
+        call = f"{message.tool_call_id!r:.60}"
+        wrong.append(("tool_call_id", f"is the result of {call}, which no message before it calls; send that one too"))
+    return wrong
+
+
+def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them; content that came in parts stays in parts. Raises BodyError.
+
+    The name of the function is added to results of calls: some templates ask for it.
+    """
+    names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
+    made = []
+    for number, message in enumerate(messages):
+        turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _content(message)}
+        name = message.name or names.get(message.tool_call_id or "")
+        if name is not None:
+            turn["name"] = name
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        if message.tool_calls:
+            turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
+        made.append(turn)
+    return made
+
+
+def first_of_tools(messages: Sequence[Message]) -> int | None:
+    """The number of the first message that calls a tool, or is the result of a call."""
+    return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, list):
+        return [_part(part) for part in message.content]
+    return message.content or message.refusal or ""
+
+
+def _part(part: TextPart | RefusalPart) -> dict[str, Any]:
+    if isinstance(part, RefusalPart):
+        return {"type": "text", "text": part.refusal}
+    mark = {"cache_control": {"type": "ephemeral"}} if part.marked else {}
+    return {"type": "text", "text": part.text, **mark}
+
+
+def _calls(message: Message, place: str) -> list[dict[str, Any]]:
+    """Calls with their arguments as objects: templates write them as JSON of their own."""
+    made = []
+    for number, call in enumerate(message.tool_calls or ()):
+        arguments = _object(call.function.arguments)
+        if arguments is None:
+            param = f"{place}[{number}].function.arguments"
+            raise BodyError(
+                f"{param} is {call.function.arguments!r:.60}; it must be the text of an object", param=param
+            )
+        function = {"name": call.function.name, "arguments": arguments}
+        made.append({"id": call.id, "type": "function", "function": function})
+    return made
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The object that a JSON text holds; an empty text, which clients send for no arguments, is an empty one."""
+    try:
+        value = parsed(text) if text.strip() else {}
+    except JSONError:
+        return None
+    return value if isinstance(value, dict) else None

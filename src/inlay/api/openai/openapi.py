@@ -1,0 +1,68 @@
+"""What an OpenAPI document says of OpenAI's routes: they read bodies themselves, so no framework can know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from inlay.api.call import AnswerRoute
+from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody, Endpoint
+from inlay.policy import POSITIONS, WORDS
+
+_REF = "#/components/schemas/{model}"
+_TEXT = {"type": "string"}
+_COUNT = {"type": "integer", "minimum": 0}
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    """An object that has these."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param={}, code={}))
+_ANSWER = _object(
+    object=_TEXT,
+    id=_TEXT,
+    created=_COUNT,
+    model=_TEXT,
+    choices={"type": "array", "minItems": 1},
+    usage=_object(prompt_tokens=_COUNT),
+    inlay=_object(exact_tokens=_COUNT),
+)
+
+ROUTES = (
+    AnswerRoute(
+        Endpoint.CHAT,
+        "chat_completions",
+        "The next turn of a conversation, or the answer to a prompt of a schema.",
+        body="ChatBody",
+        error="Error",
+        answer=_ANSWER,
+    ),
+    AnswerRoute(
+        Endpoint.COMPLETIONS,
+        "text_completions",
+        "What comes behind a text.",
+        body="CompletionBody",
+        error="Error",
+        answer=_ANSWER,
+    ),
+)
+
+
+def components(names: Sequence[str]) -> dict[str, Any]:
+    """The schemas of both bodies and of their parts, with what only a server knows, the fields without effect, errors.
+
+    names: of the served model.
+    """
+    _, made = models_json_schema([(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF)
+    words = {"model": names, "reuse": WORDS, "positions": POSITIONS}
+    schemas: dict[str, Any] = made["$defs"]
+    for name in ("ChatBody", "CompletionBody"):
+        fields = schemas[name]["properties"]
+        fields.update({field: {"description": "Accepted, and without effect."} for field in NO_EFFECT})
+        for field, allowed in words.items():
+            fields[field]["anyOf"] = [{"enum": list(allowed)}, {"type": "null"}]
+    return {**schemas, "Error": _ERROR}
