@@ -16,11 +16,13 @@ _MAX_LOGPROBS = 20
 _MAX_ANSWERS = 128
 _MAX_BIAS = 100
 _MAX_STOP_IDS = 1024  # each is looked at behind every token
+_MAX_BAD_WORDS = 256  # each is looked for behind every token
+_MAX_BAD_WORD = 256  # characters
 _MAX_PENALTY = 2
 _MAX_REPETITION = 100.0
 _MAX_TOP_K = 2**31 - 1
 _SEEDS = 2**64
-_GRAMMARS = ("json", "json_object", "regex", "choice")
+_GRAMMARS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class SamplingParams:
         presence_penalty: taken from the logit of every token of the answer, -2 to 2; 0 is off.
         frequency_penalty: taken from it once for each time that the answer holds the token, -2 to 2; 0 is off.
         logit_bias: token id → what to add to its logit, -100 to 100.
+        bad_words: texts that the answer must not hold, at most 256: the last token of one may not follow the others.
+        allowed_token_ids: the only tokens that may come; None for all.
         seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
         stop: text that ends the answer, one string or several; read it back as ``stops``.
         stop_token_ids: tokens that end the answer, at most 1,024; read them back as ``stop_ids``.
@@ -53,9 +57,13 @@ class SamplingParams:
         logprobs: how many alternatives to report for every token, 0 to 20; 0 reports the chosen token alone.
         prompt_logprobs: how many alternatives to report for every token of the prompt, 0 to 20, as ``logprobs`` does
             for the answer's; None reports nothing. Such a prompt is computed anew (``reuse="off"``).
+        truncate_prompt_tokens: keep this many tokens of the prompt, the last ones; -1 keeps as many as leave room for
+            ``max_tokens`` (for one token where that is None). None keeps all. Not for prompts that read modules.
+        detokenize: whether the answer has a text; without one there are no stop strings.
         skip_special_tokens: whether special tokens are left out of the text.
         structured_outputs: the language of the answer, one of ``{"json": schema}`` (a JSON Schema, as a dict or text),
-            ``{"json_object": True}``, ``{"regex": pattern}`` and ``{"choice": [text, …]}``.
+            ``{"json_object": True}``, ``{"regex": pattern}``, ``{"choice": [text, …]}``, ``{"grammar": text}`` in Lark
+            or GBNF, and ``{"structural_tag": {"structures": […], "triggers": […]}}``, as a dict or text.
 
     Raises ``ParameterError`` for a value of the wrong type or out of range.
     """
@@ -71,6 +79,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     # Dicts have no hash; equal parameters still have equal ones.
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
@@ -80,6 +90,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
 
@@ -93,7 +105,7 @@ class SamplingParams:
         _require(
             self.n == 1 or not self.greedy, "n", self.n, "1 where temperature is 0, since all answers would be equal"
         )
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
 
     def _check_filters(self) -> None:
@@ -129,6 +141,20 @@ class SamplingParams:
         )
         allowed_biases = f"None or a dict of token ids to numbers from -{_MAX_BIAS} to {_MAX_BIAS}"
         _require(biases, "logit_bias", self.logit_bias, allowed_biases)
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        words = self.bad_words
+        usable = _is_list(words) and len(words) <= _MAX_BAD_WORDS
+        usable = usable and all(isinstance(one, str) and one.strip() and len(one) <= _MAX_BAD_WORD for one in words)
+        allowed = f"a list of at most {_MAX_BAD_WORDS} texts of at most {_MAX_BAD_WORD} characters, none of them empty"
+        _require(usable, "bad_words", words, allowed)
+        only = self.allowed_token_ids
+        usable = only is None or (_is_list(only) and len(only) > 0 and all(_is_int(token, 0) for token in only))
+        _require(usable, "allowed_token_ids", only, "None or a list of token ids, at least one and none negative")
+        kept = self.truncate_prompt_tokens
+        usable = kept is None or kept == -1 or _is_int(kept, 1)
+        _require(usable, "truncate_prompt_tokens", kept, "None, -1 or a whole number of at least 1")
 
     def _check_structure(self) -> None:
         given = self.structured_outputs
@@ -145,6 +171,8 @@ class SamplingParams:
                 _is_list(value) and len(value) > 0 and all(isinstance(one, str) and one for one in value),
                 "a list of strings, at least one and none of them empty",
             ),
+            "grammar": (isinstance(value, str) and bool(value), "a grammar in Lark or GBNF, and not an empty one"),
+            "structural_tag": (isinstance(value, Mapping | str), "a structural tag, as a dict or as text"),
         }
         _require(allowed[kind][0], f"structured_outputs['{kind}']", value, allowed[kind][1])
 
@@ -152,6 +180,7 @@ class SamplingParams:
         texts = self.stop is None or isinstance(self.stop, str) or _is_list(self.stop)
         texts = texts and all(isinstance(text, str) and text for text in self.stops)
         _require(texts, "stop", self.stop, "None, a string or a list of strings, none of them empty")
+        _require(self.detokenize or not self.stops, "stop", self.stop, "None where detokenize is False")
         if _is_list(self.stop_token_ids) and len(self.stop_token_ids) > _MAX_STOP_IDS:
             raise ParameterError(
                 f"stop_token_ids has {len(self.stop_token_ids):,} tokens, and at most {_MAX_STOP_IDS:,} may end an "

@@ -8,6 +8,7 @@ from itertools import count
 from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.request import PromptState, Request
+from inlay.engine.sampler.bad_words import BadWords, tokenized
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import request_seed
 from inlay.engine.stream import TextStream
@@ -88,4 +89,5 @@ class RequestFactory:
             # A grammar offers end-of-sequence wherever the answer is whole; ignore_eos goes on while it can.
             never=self.stop_ids if guide is not None and params.ignore_eos else (),
             guide=None if guide is None else guide.copy(),
+            bad_words=BadWords(tokenized(params.bad_words, self._loaded.tokenizer)) if params.bad_words else None,
         )
