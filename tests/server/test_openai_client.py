@@ -30,6 +30,8 @@ TOOL: dict[str, Any] = {
         },
     },
 }
+LOOK = {"type": "function", "function": {"name": "look"}}
+ALLOWED = {"mode": "required", "tools": [LOOK]}
 JSON_SCHEMA = {
     "type": "json_schema",
     "json_schema": {"name": "x", "strict": True, "schema": {"enum": ["yes", "no"]}},
@@ -70,7 +72,7 @@ ONLY: dict[str, dict[str, list[Any]]] = {
         "top_logprobs": [2],
         "response_format": [{"type": "text"}, {"type": "json_object"}, JSON_SCHEMA],
         "tools": [[TOOL]],
-        "tool_choice": ["none", "auto", "required", {"type": "function", "function": {"name": "look"}}],
+        "tool_choice": ["none", "auto", "required", LOOK, {"type": "allowed_tools", "allowed_tools": ALLOWED}],
         "parallel_tool_calls": [False],
     },
     "text": {"logprobs": [0, 3]},

@@ -58,6 +58,15 @@ TURNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"tool_calls": None},
         {"role": "assistant", "content": "Hi"},
     ),
+    "what LiteLLM's messages hold": (
+        {"role": "assistant", "content": "Hi", "provider_specific_fields": {"refusal": None}, "images": []}
+        | {"reasoning_content": "Hm.", "thinking_blocks": [{"type": "thinking", "thinking": "Hm."}]},
+        {"role": "assistant", "content": "Hi"},
+    ),
+    "annotations": (
+        {"role": "assistant", "content": "Hi", "annotations": [{"type": "url_citation", "url_citation": {}}]},
+        {"role": "assistant", "content": "Hi"},
+    ),
     "no calls": ({"role": "assistant", "content": "Hi", "tool_calls": []}, {"role": "assistant", "content": "Hi"}),
 }
 
@@ -155,3 +164,27 @@ def test_a_template_that_does_not_show_calls():
     with pytest.raises(BodyError, match="which this model's chat template does not show") as caught:
         translate(body)
     assert caught.value.param == "messages[1]"
+
+
+def test_what_stands_in_past_calls_is_let_be():
+    """Streams number the pieces of calls, and clients keep the number in what they put together."""
+    (called,) = CALLS["tool_calls"][:1]
+    echoed = {**called, "index": 0, "function": {**called["function"], "provider_specific_fields": {}}}
+    assert messages(USER, {**CALLS, "tool_calls": [echoed]}) == messages(USER, {**CALLS, "tool_calls": [called]})
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ({**USER, "thinking_blocks": []}, "messages[0] has the field 'thinking_blocks', which is not supported"),
+        (
+            {"role": "assistant", "content": "", "function_call": {"name": "look", "arguments": "{}"}},
+            "messages[0].function_call is an object of 2; it must be left out; it is the old form of tool_calls",
+        ),
+        ({"role": "assistant", "content": [{"type": "text", "text": "a", "mood": 1}]}, "messages[0].content is"),
+    ],
+)
+def test_what_is_no_echo(message: dict[str, Any], sentence: str):
+    with pytest.raises(BodyError) as caught:
+        messages(message)
+    assert str(caught.value).startswith(sentence)

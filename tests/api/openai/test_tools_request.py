@@ -25,6 +25,12 @@ from tests.api.tool_templates import tool_model, tool_tokenizer
 USER = {"role": "user", "content": "How is it in Rome?"}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 CLOSED = {"additionalProperties": False}
+SEEN = {"type": "object", "properties": {"seen": {"type": "boolean"}}, "required": ["seen"], **CLOSED}
+ROME, OPEN = '{"city": "Rome"}', '{"anything": "else"}'
+
+
+def many(count: int) -> str:
+    return json.dumps({f"n{number}": number for number in range(count)})
 
 
 def tool(name: str = "weather", **function: Any) -> dict[str, Any]:
@@ -107,6 +113,49 @@ def test_choices():
     assert "parameters" in llama["json"]["anyOf"][0]["properties"]
 
 
+def allowed(*names: str, mode: str = "required") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+def test_allowed_tools_are_some_of_those_that_are_shown():
+    three = [tool(), tool("time"), tool("place")]
+    for mode in ("auto", "required"):
+        asked = call(tools=three, tool_choice=allowed("place", "time", mode=mode))
+        assert asked.tools is not None
+        assert (asked.tools.names, asked.tools.held) == ({"time", "place"}, mode == "required")
+        (prompt,) = asked.prompts
+        assert isinstance(prompt, dict)
+        assert len(prompt["tools"]) == 3
+    structure = asked.params.structured_outputs
+    assert structure is not None
+    called = [one["properties"]["name"]["const"] for one in structure["json"]["items"]["anyOf"]]
+    assert called == ["time", "place"]
+
+
+def test_a_format_beside_tools_is_that_of_answers_without_calls():
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"$ref": "#/$defs/A", "$defs": {"A": SEEN}}},
+    }
+    asked = call(response_format=wanted)
+    assert asked.tools is not None
+    assert (asked.tools.held, asked.tools.formed) == (True, True)
+    structure = asked.params.structured_outputs
+    assert structure is not None
+    for text in (
+        '[{"name": "weather", "arguments": {"city": "Rome"}}]',
+        '{"seen": true}',
+    ):
+        assert accepts(structure["json"], text), text
+    for text in ('{"seen": 1}', '{"name": "weather"}', "Sunny."):
+        assert not accepts(structure["json"], text), text
+    forced = call(response_format=wanted, tool_choice="required")
+    assert forced.params.structured_outputs == call(tool_choice="required").params.structured_outputs
+    free = call(response_format={"type": "json_object"}).params.structured_outputs
+    assert free is not None
+    assert accepts(free["json"], '{"any": ["thing"]}')
+
+
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [], "tool_choice": "required"}, "tool_choice", "tool_choice asks for a call, and there are no tools"),
     ({"tools": None, "tool_choice": named("weather")}, "tool_choice", "tool_choice asks for a call, and there are no"),
@@ -160,10 +209,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         'write "tool_choice": "auto", or leave that out',
     ),
     (
-        {"response_format": {"type": "json_object"}},
-        "response_format",
-        "response_format and tools are both given, and no answer can follow both; leave response_format out, or",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        "tools",
+        'tools are given with response_format, and no grammar can hold an answer to both: Unimplemented keys: ["not"]; '
+        'write "tool_choice": "none", or leave that out of the',
     ),
+    ({"tool_choice": allowed("time")}, "tool_choice", "tool_choice is 'time', and no tool has that name; name one of"),
+    ({"tool_choice": allowed()}, "tool_choice", "tool_choice is an object of 2; it must be"),
+    ({"tools": [], "tool_choice": allowed("time")}, "tool_choice", "tool_choice asks for a call, and there are no"),
     (
         {"structured_outputs": {"regex": "a"}, "tool_choice": "required"},
         "structured_outputs",
@@ -221,6 +274,53 @@ def test_references_move_with_their_schema():
     assert not {"$schema", "$id"} & moved.keys()
 
 
+@pytest.mark.parametrize(
+    ("parameters", "yes", "no"),
+    [
+        pytest.param({"properties": CITY["properties"]}, ["{}", ROME], [OPEN], id="left open"),
+        pytest.param({"properties": {}}, ["{}"], [OPEN], id="no arguments"),
+        pytest.param({}, ["{}", OPEN, '{"a": {"b": [1, "c"]}}'], [many(17)], id="nothing said"),
+        pytest.param({"additionalProperties": {"type": "integer"}}, [many(16)], [many(17), OPEN], id="by name"),
+        pytest.param({**CITY, "additionalProperties": True}, [ROME, f'{ROME[:-1]}, "b": "c"}}'], [OPEN], id="beside"),
+        pytest.param(
+            {"properties": {"a": {"properties": {"b": {}}, "type": "object"}}},
+            ['{"a": {}}', '{"a": {"b": null}}'],
+            ['{"a": {"c": 1}}'],
+            id="inside",
+        ),
+        pytest.param({"properties": {}, "required": ["b"]}, ['{"b": 1}'], ["{}"], id="required and not named"),
+        pytest.param(
+            {"allOf": [{"properties": {"b": {"const": 1}}}, {"properties": {"c": {"const": 2}}}]},
+            ['{"b": 1, "c": 2}'],
+            ['{"b": 2}'],
+            id="several together",
+        ),
+        pytest.param(
+            {"properties": {"b": {"$ref": "#/$defs/B"}}, "$defs": {"B": {"type": "array"}}},
+            ['{"b": [1, [2]]}'],
+            [f'{{"b": [{", ".join("1" * 17)}]}}'],
+            id="lists",
+        ),
+    ],
+)
+def test_held_arguments_end(parameters: dict[str, Any], yes: list[str], no: list[str]):
+    schema = calls_schema([("f", parameters)], key="arguments", several=False)
+    for text in yes:
+        jsonschema.validate(json.loads(text), parameters)
+        assert accepts(schema, f'{{"name": "f", "arguments": {text}}}'), text
+    for text in no:
+        assert not accepts(schema, f'{{"name": "f", "arguments": {text}}}'), text
+
+
+def test_a_model_that_would_go_on_ends_its_call(llm: LLM):
+    """The parameters that most frameworks send: nobody says that there are no others."""
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    asked = call(tools=[tool(parameters=parameters)], tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+    (comma,) = llm.tokenizer.encode(",", add_special_tokens=False)
+    (output,) = llm.generate(list(asked.prompts), replace(asked.params, logit_bias={comma: 100}))
+    assert output.outputs[0].finish_reason == "stop"
+
+
 def test_properties_may_be_named_like_keywords():
     parameters = {
         "properties": {"default": {"$ref": "#/$defs/A"}, "enum": {"$ref": "#/$defs/A"}, "$ref": {"type": "string"}},
@@ -234,6 +334,7 @@ def test_properties_may_be_named_like_keywords():
             "$ref": {"type": "string"},
         },
         "$defs": {"A": {"type": "string"}},
+        "additionalProperties": False,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -189,6 +190,34 @@ def test_answers_that_a_grammar_holds_to_calls(answer: str, content: str, calls:
     held = use("qwen", held=True)
     assert told(held, answer) == (content, calls)
     assert joined(parts(held, list(answer))) == (content, calls)
+
+
+EITHER = [
+    (f"[{ROME}]", "", [SUNNY]),
+    (ROME, "", [SUNNY]),
+    ('{"name": "weather", "arguments": 3}', '{"name": "weather", "arguments": 3}', []),
+    ('{"name": "rain", "arguments": {}}', '{"name": "rain", "arguments": {}}', []),
+    ('[{"name": "weather"', '[{"name": "weather"', []),
+    ('{"seen": true}', '{"seen": true}', []),
+    ("", "", []),
+]
+
+
+@pytest.mark.parametrize(("answer", "content", "calls"), EITHER)
+def test_calls_or_a_form_of_its_own(answer: str, content: str, calls: list[tuple[str, str]]):
+    either = replace(use("qwen", held=True), formed=True)
+    assert told(either, answer) == (content, calls)
+    assert joined(parts(either, list(answer))) == (content, calls)
+
+
+def test_text_in_a_form_of_its_own_is_not_held_back():
+    parser = replace(use("qwen", held=True), formed=True).parser()
+    assert [parser.feed(piece) for piece in ('{"', "seen", '": ', "true}")] == [
+        [],
+        [Delta('{"seen')],
+        [Delta('": ')],
+        [Delta("true}")],
+    ]
 
 
 def test_arguments_that_are_held_come_as_they_are_written():

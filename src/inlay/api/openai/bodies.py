@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from inlay.api.openai.messages import MAX_TOOLS, NAME, NAMED, Form, Message
+from inlay.api.openai.messages import MAX_TOOLS, NAME, NAMED, Form, Message, PastAnswer
 from inlay.api.values import all_of
 
 _MAX_LOGPROBS = 20
@@ -136,6 +136,20 @@ class NamedTool(Form):
     function: FunctionName
 
 
+class Allowed(Form):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Form):
+    """The tools that may be called, of those that the model is shown."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
 class StreamOptions(Form):
     """What a stream holds. ``continuous_usage_stats`` is vLLM's: usage so far on every chunk, beside that at the end.
 
@@ -216,7 +230,7 @@ class Body(Form):
 class ChatBody(Body):
     """The body of /v1/chat/completions: messages, or in their place a prompt of a schema."""
 
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = Field(
+    messages: Annotated[list[PastAnswer | Message], Field(max_length=MAX_MESSAGES)] | None = Field(
         None, description=f'a list of messages {{"role": "user", "content": "…"}}, at most {MAX_MESSAGES:,}'
     )
     prompt: dict[str, Any] | None = Field(None, description=f"a prompt of a schema: {_PROMPT}")
@@ -226,8 +240,10 @@ class ChatBody(Body):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description=f'a list of at most {MAX_TOOLS} tools {{"type": "function", "function": {{…}}}}'
     )
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None, description='"none", "auto", "required", or {"type": "function", "function": {"name": "…"}}'
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = Field(
+        None,
+        description='"none", "auto", "required", or {"type": "function", "function": {"name": "…"}}, or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [{"type": …}]}}',
     )
     parallel_tool_calls: bool | None = Field(None, description=_SWITCH)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -68,14 +68,20 @@ class RefusalPart(Form):
     refusal: str
 
 
-class CalledFunction(Form):
+class Echo(Form):
+    """A part of a past answer. Clients send back what they were told and what they have made of it: more is let be."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class CalledFunction(Echo):
     """What a past answer called: a name, and arguments as the text of a JSON object."""
 
     name: str = Field(pattern=NAME)
     arguments: str
 
 
-class ToolCall(Form):
+class ToolCall(Echo):
     """A call in a past answer."""
 
     id: str = Field(min_length=1, max_length=_MAX_ID)
@@ -84,7 +90,7 @@ class ToolCall(Form):
 
 
 class Message(Form):
-    """A turn of a conversation. What stands in past answers beside their text is accepted where it says nothing."""
+    """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description='"system", "developer", "user", "assistant" or "tool"'
@@ -96,9 +102,6 @@ class Message(Form):
         None, description="the name of who speaks, a text of at most 64 characters", min_length=1, max_length=64
     )
     refusal: str | None = Field(None, description=_TEXT)
-    annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = Field(
-        None, description="an empty list"
-    )
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
         None,
         description=f"a list of at most {MAX_TOOLS} calls "
@@ -107,6 +110,22 @@ class Message(Form):
     tool_call_id: str | None = Field(
         None, description="the id of the call that this is the result of", min_length=1, max_length=_MAX_ID
     )
+
+
+class PastAnswer(Message, Echo):
+    """A turn of the model's, as a client has kept it: what stands beside its text and its calls says nothing.
+
+    But for ``function_call``, which is a call that the model would not be shown.
+    """
+
+    role: Literal["assistant"] = Field(description='"assistant"')
+    function_call: None = Field(None, description="left out; it is the old form of tool_calls, so write those")
+
+
+def form_of(message: Any) -> type[Message]:
+    """The form that a message has to have."""
+    past = isinstance(message, Mapping) and message.get("role") == "assistant"
+    return PastAnswer if past else Message
 
 
 def problems_of(messages: Sequence[Message]) -> list[Problem]:

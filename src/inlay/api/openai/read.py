@@ -27,7 +27,7 @@ from inlay.api.openai.bodies import (
     Endpoint,
     Tool,
 )
-from inlay.api.openai.messages import Form, Message, Problem, problems_of
+from inlay.api.openai.messages import Form, Message, Problem, form_of, problems_of
 from inlay.api.values import MAX_FIELDS, check_values, shown
 
 _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
@@ -46,7 +46,8 @@ _KINDS: dict[str, dict[str, str]] = {
     "mark": {},
     "call": {"function": "function"},
     "tools": {"function": "function"},
-    "tool_choice": {"function": "function"},
+    "tool_choice": {"function": "function", "allowed_tools": "allowed"},
+    "allowed": {"tools": "tools"},
     "function": {},
     "response_format": {"json_schema": "json_schema"},
     "json_schema": {},
@@ -150,9 +151,10 @@ def _members(name: str, given: list[Any], problems: list[Problem]) -> list[Form]
     made = []
     for number, member in enumerate(given):
         try:
-            made.append(_MEMBERS[name][0].model_validate(member))
+            form = form_of(member) if name == "messages" else _MEMBERS[name][0]
+            made.append(form.model_validate(member))
         except ValidationError as error:
-            problems += _wrong_member(error, name, number, member)
+            problems += _wrong_member(error, name, number, member, form)
             if len(problems) > MAX_PROBLEMS:
                 break
     return made
@@ -168,9 +170,9 @@ def _must_be(field: str, value: Any, form: type[Body]) -> str:
     return f"{field} is {shown(value)}; it must be {form.model_fields[field].description}"
 
 
-def _wrong_member(error: ValidationError, name: str, number: int, member: Any) -> list[Problem]:
+def _wrong_member(error: ValidationError, name: str, number: int, member: Any, form: type[Form]) -> list[Problem]:
     """What pydantic found in one member of a list: one sentence a field of it."""
-    form, called, example = _MEMBERS[name]
+    _, called, example = _MEMBERS[name]
     place = f"{name}[{number}]"
     if not isinstance(member, Mapping):
         return [(place, "invalid_value", f"{place} is {shown(member)}; it must be {example}")]

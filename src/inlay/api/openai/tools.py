@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.api.failures import BodyError
-from inlay.api.openai.bodies import ChatBody, Function, NamedTool
+from inlay.api.openai.bodies import AllowedTools, ChatBody, Function, NamedTool
 from inlay.api.openai.messages import first_of_tools
 from inlay.api.tools import ToolUse
 from inlay.api.tools.formats import ModelTools
 from inlay.api.tools.schema import calls_schema, check_parameters
+
+Choice = str | NamedTool | AllowedTools
 
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -29,10 +31,11 @@ class Offer:
     structure: Mapping[str, Any] | None
 
 
-def offer_of(body: ChatBody, model: ModelTools | None) -> Offer | None:
+def offer_of(body: ChatBody, model: ModelTools | None, form: Mapping[str, Any] | None = None) -> Offer | None:
     """What a request offers its model to call; None for nothing. Raises BodyError.
 
     model: what the model does with tools; None for a model that does nothing with them.
+    form: the schema of an answer that calls none, where response_format asks for one.
     """
     functions = [tool.function for tool in body.tools or ()]
     _check_functions(functions)
@@ -46,10 +49,13 @@ def offer_of(body: ChatBody, model: ModelTools | None) -> Offer | None:
         raise BodyError(f"{message}model that was trained to call tools", param="tools", code="unsupported_field")
     _check_alone(body)
     chosen = _chosen(functions, choice)
-    held = choice != "auto"
+    forced = not _leaves_open(choice)
+    form = None if forced else form
+    held = forced or form is not None
     parallel = model.parallel and body.parallel_tool_calls is not False
-    use = ToolUse(model, frozenset(function.name for function in chosen), held, parallel)
-    structure = _structure(chosen, model, several=choice == "required" and parallel) if held else None
+    use = ToolUse(model, frozenset(function.name for function in chosen), held, parallel, formed=form is not None)
+    several = parallel and not isinstance(choice, NamedTool)
+    structure = _structure(chosen, model, several=several, instead=form) if held else None
     return Offer(tuple(map(_for_template, functions)), use, structure)
 
 
@@ -72,33 +78,43 @@ def _check_history(body: ChatBody, model: ModelTools | None) -> None:
         raise BodyError(f"{message}; leave it out", param=place, code="unsupported_field")
 
 
-def _check_no_call(choice: str | NamedTool) -> None:
-    if choice == "required" or isinstance(choice, NamedTool):
+def _leaves_open(choice: Choice) -> bool:
+    """Whether the model decides if it calls a tool."""
+    if isinstance(choice, AllowedTools):
+        return choice.allowed_tools.mode == "auto"
+    return choice in ("auto", "none")
+
+
+def _check_no_call(choice: Choice) -> None:
+    if not _leaves_open(choice) or isinstance(choice, AllowedTools):
         raise BodyError("tool_choice asks for a call, and there are no tools; give tools", param="tool_choice")
 
 
 def _check_alone(body: ChatBody) -> None:
-    """An answer is either a call or in a form of its own."""
-    formatted = body.response_format is not None and body.response_format.type != "text"
-    for name, given in (("response_format", formatted), ("structured_outputs", body.structured_outputs is not None)):
-        if given:
-            remedy = f'leave {name} out, or write "tool_choice": "none"'
-            raise BodyError(f"{name} and tools are both given, and no answer can follow both; {remedy}", param=name)
+    """What structured_outputs ask for may be anything, and calls are JSON."""
+    if body.structured_outputs is not None:
+        remedy = 'write response_format, leave structured_outputs out, or write "tool_choice": "none"'
+        message = f"structured_outputs and tools are both given, and no answer can follow both; {remedy}"
+        raise BodyError(message, param="structured_outputs")
 
 
-def _chosen(functions: Sequence[Function], choice: str | NamedTool) -> list[Function]:
-    if not isinstance(choice, NamedTool):
+def _chosen(functions: Sequence[Function], choice: Choice) -> list[Function]:
+    """The functions that may be called, in their order among the tools."""
+    if isinstance(choice, str):
         return list(functions)
-    chosen = [function for function in functions if function.name == choice.function.name]
-    if not chosen:
-        message = f"tool_choice is {choice.function.name!r:.80}, and no tool has that name; name one of the tools"
+    tools = choice.allowed_tools.tools if isinstance(choice, AllowedTools) else [choice]
+    names, known = {tool.function.name for tool in tools}, {function.name for function in functions}
+    for name in sorted(names - known):
+        message = f"tool_choice is {name!r:.80}, and no tool has that name; name one of the tools"
         raise BodyError(message, param="tool_choice")
-    return chosen
+    return [function for function in functions if function.name in names]
 
 
-def _structure(functions: Sequence[Function], model: ModelTools, *, several: bool) -> Mapping[str, Any]:
+def _structure(
+    functions: Sequence[Function], model: ModelTools, *, several: bool, instead: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
     named = [(function.name, function.parameters or _NOTHING) for function in functions]
-    return {"json": calls_schema(named, key=model.format.key, several=several)}
+    return {"json": calls_schema(named, key=model.format.key, several=several, instead=instead)}
 
 
 def _for_template(function: Function) -> dict[str, Any]:

@@ -62,12 +62,19 @@ def translate(
     if include_usage and not body.stream:
         raise BodyError('stream_options are given without a stream; write "stream": true', param="stream_options")
     said = _said_max_tokens(body)
-    offer = offer_of(body, tools) if isinstance(body, ChatBody) else None
+    structure = _structure(body)
+    offer = offer_of(body, tools, _form(structure)) if isinstance(body, ChatBody) else None
     return Call(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
         model=body.model,
         prompts=_prompts(body, offer),
-        params=_params(body, said if said is not None else default_max_tokens, offer, defaults),
+        params=_params(
+            body,
+            said if said is not None else default_max_tokens,
+            offer,
+            structure if offer is None else offer.structure,
+            defaults,
+        ),
         said_max_tokens=said is not None,
         reuse=None if body.reuse is None else str(ReusePolicy.parse(body.reuse)),
         positions=body.positions,
@@ -131,7 +138,13 @@ def _schema_prompt(document: Mapping[str, Any] | None, pml: str | None) -> Promp
     return Prompt.from_json(document, source="prompt")
 
 
-def _params(body: Body, max_tokens: int | None, offer: Offer | None, defaults: Mapping[str, Any]) -> SamplingParams:
+def _params(
+    body: Body,
+    max_tokens: int | None,
+    offer: Offer | None,
+    structure: Mapping[str, Any] | None,
+    defaults: Mapping[str, Any],
+) -> SamplingParams:
     given = {**defaults, **{name: value for name in _PLAIN if (value := getattr(body, name)) is not None}}
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
@@ -140,7 +153,7 @@ def _params(body: Body, max_tokens: int | None, offer: Offer | None, defaults: M
     unsaid = defaults.get("max_tokens") if isinstance(body, ChatBody) else _COMPLETION_TOKENS
     given["max_tokens"] = max_tokens if max_tokens is not None else unsaid
     given["logprobs"] = _logprobs(body)
-    given["structured_outputs"] = _structure(body) if offer is None else offer.structure
+    given["structured_outputs"] = structure
     if offer is not None and offer.use.model.ends and not offer.use.held:
         given["skip_special_tokens"] = False  # marks of calls are some; the parser leaves out the one at the end
     try:
@@ -173,6 +186,14 @@ def _structure(body: Body) -> Mapping[str, Any] | None:
             "response_format and structured_outputs are both given; keep one of them", param="response_format"
         )
     return _format(body.response_format)
+
+
+def _form(structure: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The JSON Schema that an answer has to obey where it is held to one."""
+    if structure is None:
+        return None
+    form: Mapping[str, Any] | None = structure.get("json", {"type": "object"} if "json_object" in structure else None)
+    return form
 
 
 def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:

@@ -1,5 +1,5 @@
 """What the text of an answer is made of once calls of tools are told apart, and who tells them in an answer that a
-grammar holds to calls: JSON in a known form, told piece by piece as it comes.
+grammar holds to calls, or to calls or a form of its own: JSON in a known form, told piece by piece as it comes.
 """
 
 from __future__ import annotations
@@ -113,3 +113,37 @@ class HeldParser:
         self._arguments, self._rest = None, whole[end:]
         self._calls += 1
         return True
+
+
+class EitherParser:
+    """See AnswerParser. An answer that a grammar holds to calls or to a form of its own: its beginning tells which.
+
+    names: the functions that there are. key: what the arguments of a call stand under.
+    """
+
+    def __init__(self, names: Collection[str], key: str) -> None:
+        # calls are written with the white space of Python's json, as ``calls_schema`` has it
+        heads = [f'{{"name": {json.dumps(name)}, "{key}": {{' for name in names]
+        self._heads = [*heads, *(f"[{head}" for head in heads)]
+        self._start = ""
+        self._calls: HeldParser | None = None
+        self._text = False
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._calls is not None:
+            return self._calls.feed(text)
+        if self._text:
+            return [Delta(text)] if text else []
+        self._start += text
+        if self._start.startswith(tuple(self._heads)):
+            self._calls = HeldParser()
+            return self._calls.feed(self._start)
+        if any(head.startswith(self._start) for head in self._heads):
+            return []
+        self._text = True
+        return [Delta(self._start)]
+
+    def finish(self) -> list[Delta]:
+        if self._calls is not None:
+            return self._calls.finish()
+        return [] if self._text or not self._start else [Delta(self._start)]

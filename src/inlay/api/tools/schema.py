@@ -10,11 +10,13 @@ from typing import Any
 import jsonschema_rs
 
 from inlay.api.failures import BodyError, cut
+from inlay.api.tools.bounded import FREE, bounded, free_value
 from inlay.engine.structured import CompilerError, panics_told, parser_limits, too_large
 
 _MAX_CALLS = 32  # in one answer that a grammar holds to calls: so that it ends
 _LONGEST_HELD = 2**16  # characters of a schema: making a grammar takes half a second there, and grows with the square
 _LONGEST_CHECKED = 2**14  # beyond which the engine alone says what no grammar can hold
+_INSTEAD = "instead"  # the definition of an answer that calls nothing
 _LONGEST_REASON = 300  # characters
 _DIALECTS = (
     "http://json-schema.org/draft-04/schema#",
@@ -37,21 +39,46 @@ def check_parameters(parameters: Mapping[str, Any], param: str) -> None:
         raise BodyError(f"{param} is no JSON Schema of an object: {problem}; correct it", param=param)
 
 
-def calls_schema(functions: Sequence[tuple[str, Mapping[str, Any]]], *, key: str, several: bool) -> dict[str, Any]:
+def calls_schema(
+    functions: Sequence[tuple[str, Mapping[str, Any]]],
+    *,
+    key: str,
+    several: bool,
+    instead: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The schema of an answer that calls one of these functions; a list of calls where there may be several.
 
     functions: names and parameters. key: what a call's arguments stand under.
+    instead: the schema of an answer that calls none; None where there has to be a call.
     Raises BodyError where a grammar cannot hold to it. Each function's own definitions stay apart from the others'.
+    Arguments come to an end: see ``bounded``.
     """
     one: dict[str, Any] = {"anyOf": [_call(name, number, key) for number, (name, _) in enumerate(functions)]}
     shape = {"type": "array", "items": one, "minItems": 1, "maxItems": _MAX_CALLS} if several else one
-    definitions = {str(number): _moved(parameters, number) for number, (_, parameters) in enumerate(functions)}
+    definitions = {
+        str(number): bounded({"type": "object", **_moved(parameters, str(number))})
+        for number, (_, parameters) in enumerate(functions)
+    }
+    definitions[FREE] = free_value()
+    if instead is not None:
+        shape = {"anyOf": [shape, {"$ref": f"#/$defs/{_INSTEAD}"}]}
+        definitions[_INSTEAD] = _moved(instead, _INSTEAD)
     schema = {"x-guidance": _SPACING, **shape, "$defs": definitions}
+    _check_held(schema, len(functions), forced=instead is None)
+    return schema
+
+
+def _check_held(schema: dict[str, Any], count: int, *, forced: bool) -> None:
+    """Raises BodyError where a grammar cannot hold an answer to this. forced: whether that has to be a call."""
+    if forced:
+        asked, held, without = "tool_choice asks for a call", "one to these parameters", '"tool_choice": "auto"'
+    else:
+        asked, held, without = "tools are given with response_format", "an answer to both", '"tool_choice": "none"'
     text = json.dumps(schema)
     if len(text) > _LONGEST_HELD:
         raise BodyError(
-            f"tool_choice asks for a call, and the parameters of {len(functions)} tools take {len(text):,} characters, "
-            f'more than the {_LONGEST_HELD:,} that a grammar can hold; name one tool, or write "tool_choice": "auto"',
+            f"{asked}, and the parameters of {count} tools take {len(text):,} characters, "
+            f"more than the {_LONGEST_HELD:,} that a grammar can hold; name one tool, or write {without}",
             param="tools",
         )
     problem = too_large(schema)
@@ -59,11 +86,9 @@ def calls_schema(functions: Sequence[tuple[str, Mapping[str, Any]]], *, key: str
         problem = _why_not_held(text)
     if problem:
         raise BodyError(
-            f"tool_choice asks for a call, and no grammar can hold one to these parameters: {problem}; write "
-            '"tool_choice": "auto", or leave that out of the parameters',
+            f"{asked}, and no grammar can hold {held}: {problem}; write {without}, or leave that out of the parameters",
             param="tools",
         )
-    return schema
 
 
 def _call(name: str, number: int, key: str) -> dict[str, Any]:
@@ -75,11 +100,11 @@ def _call(name: str, number: int, key: str) -> dict[str, Any]:
     }
 
 
-def _moved(parameters: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Parameters as they stand among the definitions of a larger schema: what they refer to has moved."""
-    kept = {key: value for key, value in parameters.items() if key not in ("$schema", "$id")}
-    moved: dict[str, Any] = _with_references(kept, f"#/$defs/{number}")
-    return {"type": "object", **moved}
+def _moved(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A schema as it stands among the definitions of a larger one: what it refers to has moved."""
+    kept = {key: value for key, value in schema.items() if key not in ("$schema", "$id", "x-guidance")}
+    moved: dict[str, Any] = _with_references(kept, f"#/$defs/{name}")
+    return moved
 
 
 def _with_references(schema: Any, root: str, *, by_name: bool = False) -> Any:
