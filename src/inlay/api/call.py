@@ -45,6 +45,8 @@ class Call:
         stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
             running_usage: and every piece what it is so far.
         tools: how its answers call tools; None where they cannot.
+        echo: whether answers begin with their prompt. scores: how many alternatives to tell for every token of the
+            prompt; None for nothing.
     """
 
     endpoint: str
@@ -59,6 +61,8 @@ class Call:
     include_usage: bool
     running_usage: bool
     tools: ToolUse | None
+    echo: bool = False
+    scores: int | None = None
 
     @property
     def answers(self) -> int:

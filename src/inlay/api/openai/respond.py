@@ -1,22 +1,20 @@
 """Finished outputs → the body of a response: ``chat.completion`` or ``text_completion``.
 
-Its parts, which chunks of streams are made of too: log-probabilities, usage, and calls of tools.
+Its parts, which chunks of streams are made of too: usage, and calls of tools.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.openai.bodies import Endpoint
+from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, joined, prompt_scores
 from inlay.api.tools import Delta, ToolUse
-from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from inlay.types import CompletionOutput, RequestMetrics, RequestOutput
 
-_LOWEST = -9999.0  # what OpenAI sends for a token that cannot come; JSON has no infinity
-_HALF = "\ufffd"
 _OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
 _COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "recomputed_tokens", "computed_tokens")
@@ -39,11 +37,12 @@ def respond(
     and of the ids of its tool calls. created: seconds since 1970. model: what it is called.
     fingerprint: see ``system_fingerprint``.
     """
-    answers = [answer for output in outputs for answer in output.outputs]
+    answers = [(output, answer) for output in outputs for answer in output.outputs]
     if call.endpoint == Endpoint.CHAT:
-        choices = [_chat_choice(call, name, number, answer) for number, answer in enumerate(answers)]
+        choices = [_chat_choice(call, name, number, answer) for number, (_, answer) in enumerate(answers)]
     else:
-        choices = [_completion_choice(number, answer) for number, answer in enumerate(answers)]
+        choices = [_completion_choice(call, number, *each) for number, each in enumerate(answers)]
+    told = call.scores is not None and call.endpoint == Endpoint.CHAT
     return {
         "id": f"{_IDS[call.endpoint]}-{name}",
         "object": _OBJECTS[call.endpoint],
@@ -53,6 +52,7 @@ def respond(
         "choices": choices,
         "usage": usage_of(outputs),
         "inlay": inlay_of(outputs),
+        **({"prompt_logprobs": prompt_scores(call, outputs[0])} if told else {}),
     }
 
 
@@ -65,9 +65,13 @@ def _chat_choice(call: Call, name: str, number: int, answer: CompletionOutput) -
     return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls="tool_calls" in said)}
 
 
-def _completion_choice(number: int, answer: CompletionOutput) -> dict[str, Any]:
+def _completion_choice(call: Call, number: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     logprobs = None if answer.logprobs is None else completion_logprobs(answer.token_ids, answer.logprobs)
-    return {"index": number, "text": answer.text, "logprobs": logprobs, **_end(answer, calls=False)}
+    if logprobs is not None and call.echo:
+        logprobs = joined(echoed_logprobs(output, call.params.logprobs or 0), logprobs)
+    text = (output.prompt or "") + answer.text if call.echo else answer.text
+    scores = {} if call.scores is None else {"prompt_logprobs": prompt_scores(call, output)}
+    return {"index": number, "text": text, "logprobs": logprobs, **_end(answer, calls=False), **scores}
 
 
 def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
@@ -106,53 +110,6 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
         "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
     }
-
-
-def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]], top: int) -> dict[str, Any]:
-    """The ``logprobs`` of a chat's choice. top: how many of the most probable tokens to list for every token.
-
-    ``bytes`` is null where a token is a part of a character.
-    """
-    content = []
-    for token, step in zip(token_ids, steps, strict=True):
-        leaders = sorted(step.values(), key=lambda one: one.rank or 0)
-        listed = [_entry(one) for one in leaders if one.rank is not None and one.rank <= top]
-        content.append({**_entry(step[token]), "top_logprobs": listed})
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
-    """The ``logprobs`` of a completion's choice: four lists of one entry a token.
-
-    ``top_logprobs`` is by text, the chosen token's included; of tokens that are written alike the likelier counts.
-    ``text_offset`` counts the characters of the tokens before.
-    """
-    chosen = [step[token] for token, step in zip(token_ids, steps, strict=True)]
-    texts = [_text(one) for one in chosen]
-    return {
-        "text_offset": [0, *accumulate(len(text) for text in texts)][: len(texts)],
-        "token_logprobs": [_number(one) for one in chosen],
-        "tokens": texts,
-        "top_logprobs": [_by_text(step) for step in steps],
-    }
-
-
-def _by_text(step: Mapping[int, Logprob]) -> dict[str, float]:
-    ascending = sorted(step.values(), key=lambda one: one.logprob)
-    return {_text(one): _number(one) for one in ascending}
-
-
-def _entry(one: Logprob) -> dict[str, Any]:
-    text = _text(one)
-    return {"token": text, "bytes": None if _HALF in text else list(text.encode()), "logprob": _number(one)}
-
-
-def _text(one: Logprob) -> str:
-    return one.decoded_token or ""
-
-
-def _number(one: Logprob) -> float:
-    return max(one.logprob, _LOWEST)
 
 
 def as_message(use: ToolUse, text: str, response: str, choice: int) -> dict[str, Any]:

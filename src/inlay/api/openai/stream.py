@@ -15,14 +15,8 @@ from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.errors import error_body
-from inlay.api.openai.respond import (
-    as_delta,
-    chat_logprobs,
-    completion_logprobs,
-    finish_reason,
-    inlay_of,
-    usage_of,
-)
+from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
+from inlay.api.openai.respond import as_delta, finish_reason, inlay_of, usage_of
 from inlay.api.tools import Delta
 from inlay.types import CompletionOutput, Logprob, RequestOutput
 
@@ -75,7 +69,7 @@ class Chunks:
         """The chunks that ``update`` puts into events, as JSON."""
         self._outputs[number] = output
         for answer in output.outputs:
-            for said in self._choices[number * self._answers + answer.index].update(answer):
+            for said in self._choices[number * self._answers + answer.index].update(answer, output):
                 yield f"{self._head}{said}{self._so_far()}{self._last_words()}}}"
 
     def usage(self) -> str:
@@ -118,13 +112,13 @@ class _Choice(ABC):
         self._tokens = 0
         self.finished = False
 
-    def update(self, answer: CompletionOutput) -> Iterator[str]:
-        """What an answer brings beyond what was sent of it, as entries of ``choices``."""
+    def update(self, answer: CompletionOutput, output: RequestOutput) -> Iterator[str]:
+        """What an answer brings beyond what was sent of it, as entries of ``choices``. output: that it is one of."""
         if self.finished:
             return
         if not self._begun:
             self._begun = True
-            yield from self._opening()
+            yield from self._opening(output)
         text = answer.text[self._characters :]
         self._characters += len(text)
         logprobs = self._new_logprobs(answer)
@@ -142,7 +136,7 @@ class _Choice(ABC):
             return None
         return self._logprobs(answer.token_ids[start:], answer.logprobs[start:])
 
-    def _opening(self) -> Iterable[str]:
+    def _opening(self, output: RequestOutput) -> Iterable[str]:
         """What comes before the first text."""
         return ()
 
@@ -169,7 +163,7 @@ class _ChatChoice(_Choice):
         self._parser = None if call.tools is None else call.tools.parser()
         self._calls = False
 
-    def _opening(self) -> Iterable[str]:
+    def _opening(self, output: RequestOutput) -> Iterable[str]:
         yield self._entry('{"role":"assistant","content":"","refusal":null}')
 
     def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
@@ -204,6 +198,16 @@ class _TextChoice(_Choice):
     def __init__(self, call: Call, name: str, number: int) -> None:
         super().__init__(call, name, number)
         self._offset = 0  # where the next token's text begins
+        self._echo = call.echo
+        self._scored = call.params.logprobs is not None
+
+    def _opening(self, output: RequestOutput) -> Iterable[str]:
+        if not self._echo:
+            return
+        logprobs = echoed_logprobs(output, self._top) if self._scored else None
+        if logprobs is not None:
+            self._offset = sum(map(len, logprobs["tokens"]))
+        yield from self._said(output.prompt or "", "null" if logprobs is None else _json(logprobs))
 
     def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
         logprobs = completion_logprobs(token_ids, steps)
