@@ -17,7 +17,7 @@ _MAX_ANSWERS = 128
 _MAX_BIAS = 100
 _MAX_STOP_IDS = 1024  # each is looked at behind every token
 _MAX_BAD_WORDS = 256  # each is looked for behind every token
-_MAX_BAD_WORD = 256  # characters
+_MAX_BAD_WORD = 256  # characters; and of a mark
 _MAX_PENALTY = 2
 _MAX_REPETITION = 100.0
 _MAX_TOP_K = 2**31 - 1
@@ -64,6 +64,8 @@ class SamplingParams:
         structured_outputs: the language of the answer, one of ``{"json": schema}`` (a JSON Schema, as a dict or text),
             ``{"json_object": True}``, ``{"regex": pattern}``, ``{"choice": [text, …]}``, ``{"grammar": text}`` in Lark
             or GBNF, and ``{"structural_tag": {"structures": […], "triggers": […]}}``, as a dict or text.
+        reasoning_end: a text such as ``</think>`` behind which ``structured_outputs`` begin to hold: what stands before
+            it is free. Where the prompt ends with it they hold from the start, as where it is None.
 
     Raises ``ParameterError`` for a value of the wrong type or out of range.
     """
@@ -94,6 +96,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
+    reasoning_end: str | None = None
 
     def __post_init__(self) -> None:
         self._check_filters()
@@ -157,6 +160,9 @@ class SamplingParams:
         _require(usable, "truncate_prompt_tokens", kept, "None, -1 or a whole number of at least 1")
 
     def _check_structure(self) -> None:
+        end = self.reasoning_end
+        usable = end is None or (isinstance(end, str) and bool(end.strip()) and len(end) <= _MAX_BAD_WORD)
+        _require(usable, "reasoning_end", end, f"None or a text of at most {_MAX_BAD_WORD} characters, and not empty")
         given = self.structured_outputs
         if given is None:
             return

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inlay.api.reasoning import ReasoningUse
 from inlay.api.tools import ToolUse
 from inlay.prompt.inputs import PromptInput
 from inlay.types import SamplingParams
@@ -47,6 +48,7 @@ class Call:
         tools: how its answers call tools; None where they cannot.
         echo: whether answers begin with their prompt. scores: how many alternatives to tell for every token of the
             prompt; None for nothing.
+        reasoning: how its answers reason; None where they do not.
     """
 
     endpoint: str
@@ -63,6 +65,7 @@ class Call:
     tools: ToolUse | None
     echo: bool = False
     scores: int | None = None
+    reasoning: ReasoningUse | None = None
 
     @property
     def answers(self) -> int:

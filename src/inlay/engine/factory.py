@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
 
 from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.request import PromptState, Request
 from inlay.engine.sampler.bad_words import BadWords, tokenized
+from inlay.engine.sampler.later_guide import LaterGuide, ends_with
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import request_seed
 from inlay.engine.stream import TextStream
@@ -80,7 +80,12 @@ class RequestFactory:
     def _spell(self, token: int) -> str:
         return str(self._loaded.tokenizer.decode([token]))
 
-    def _row(self, params: SamplingParams, ids: Sequence[int], seed: int, guide: Guide | None) -> Row:
+    def _row(self, params: SamplingParams, ids: tuple[int, ...], seed: int, guide: Guide | None) -> Row:
+        tokenizer, mark = self._loaded.tokenizer, params.reasoning_end
+        own = None if guide is None else guide.copy()
+        later: LaterGuide | None = None
+        if own is not None and mark is not None and not ends_with(ids, mark, tokenizer):
+            later, own = LaterGuide(own, mark, tokenizer), None
         return Row(
             params,
             seed,
@@ -88,6 +93,7 @@ class RequestFactory:
             stop_ids=() if params.ignore_eos else self.stop_ids,
             # A grammar offers end-of-sequence wherever the answer is whole; ignore_eos goes on while it can.
             never=self.stop_ids if guide is not None and params.ignore_eos else (),
-            guide=None if guide is None else guide.copy(),
-            bad_words=BadWords(tokenized(params.bad_words, self._loaded.tokenizer)) if params.bad_words else None,
+            guide=own,
+            later=later,
+            bad_words=BadWords(tokenized(params.bad_words, tokenizer)) if params.bad_words else None,
         )

@@ -107,6 +107,11 @@ class ChatTemplate:
         return told
 
     @property
+    def source(self) -> str:
+        """The template's text; of several, that of the one for conversations without tools."""
+        return str(self._tokenizer.get_chat_template())
+
+    @property
     def source_with_tools(self) -> str:
         """The template's text; of several, that of the one for conversations with tools."""
         return str(self._tokenizer.get_chat_template(tools=[_TOOL]))

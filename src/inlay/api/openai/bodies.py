@@ -43,7 +43,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "moderation": ((), "inlay moderates nothing; leave it out"),
     "parallel_tool_calls": ((True, False), "only chats call tools; leave it out"),
     "prediction": ((), "inlay takes no predicted output; leave it out"),
-    "reasoning_effort": ((), "inlay has no setting for reasoning; write it into a message"),
     "spaces_between_special_tokens": ((True,), "a text is what the tokenizer's decoder gives; leave it out"),
     "suffix": (("",), "inlay does not fill gaps; leave it out"),
     "tool_choice": (("auto", "none"), "only chats call tools; leave it out"),
@@ -277,6 +276,10 @@ class ChatBody(Body):
     )
     add_generation_prompt: bool | None = Field(None, description=_SWITCH)
     continue_final_message: bool | None = Field(None, description=_SWITCH)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description='"none", "minimal", "low", "medium", "high", "xhigh" or "max"'
+    )
+    include_reasoning: bool | None = Field(None, description=_SWITCH)
     echo: Literal[False] | None = Field(None, description="false; a chat's answer does not repeat its prompt")
 
 

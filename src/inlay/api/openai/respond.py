@@ -12,6 +12,7 @@ from typing import Any
 from inlay.api.call import Call
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, joined, prompt_scores
+from inlay.api.reasoning import ReasoningUse
 from inlay.api.tools import Delta, ToolUse
 from inlay.types import CompletionOutput, RequestMetrics, RequestOutput
 
@@ -39,7 +40,7 @@ def respond(
     """
     answers = [(output, answer) for output in outputs for answer in output.outputs]
     if call.endpoint == Endpoint.CHAT:
-        choices = [_chat_choice(call, name, number, answer) for number, (_, answer) in enumerate(answers)]
+        choices = [_chat_choice(call, name, number, *each) for number, each in enumerate(answers)]
     else:
         choices = [_completion_choice(call, number, *each) for number, each in enumerate(answers)]
     told = call.scores is not None and call.endpoint == Endpoint.CHAT
@@ -50,18 +51,25 @@ def respond(
         "model": model,
         "system_fingerprint": fingerprint,
         "choices": choices,
-        "usage": usage_of(outputs),
+        "usage": usage_of(outputs, call.reasoning),
         "inlay": inlay_of(outputs),
         **({"prompt_logprobs": prompt_scores(call, outputs[0])} if told else {}),
     }
 
 
-def _chat_choice(call: Call, name: str, number: int, answer: CompletionOutput) -> dict[str, Any]:
+def _chat_choice(call: Call, name: str, number: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     logprobs = None
     if answer.logprobs is not None:
         logprobs = chat_logprobs(answer.token_ids, answer.logprobs, call.params.logprobs or 0)
-    said = {"content": answer.text} if call.tools is None else as_message(call.tools, answer.text, name, number)
-    message = {"role": "assistant", **said, "refusal": None}
+    text, reasoning = answer.text, ""
+    if call.reasoning is not None:
+        parser = call.reasoning.parser(output.prompt or "")
+        parts = [parser.feed(text), parser.finish()]
+        text, reasoning = "".join(part.content for part in parts), "".join(part.reasoning for part in parts)
+    said: dict[str, Any] = {"content": text}
+    if call.tools is not None:
+        said = as_message(call.tools, text, name, number)
+    message = {"role": "assistant", **said, **told_reasoning(call.reasoning, reasoning), "refusal": None}
     return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls="tool_calls" in said)}
 
 
@@ -79,19 +87,28 @@ def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
     return {"finish_reason": reason, "stop_reason": answer.stop_reason}
 
 
-def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """OpenAI's ``usage``, summed over the prompts of a call and their answers."""
+def told_reasoning(use: ReasoningUse | None, text: str) -> dict[str, str]:
+    """Reasoning in a message or a delta, under the name that clients know and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text} if use is not None and use.include and text else {}
+
+
+def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = None) -> dict[str, Any]:
+    """OpenAI's ``usage``, summed over the prompts of a call and their answers. reasoning: how these reason."""
+    thought = 0
+    if reasoning is not None:
+        said = [(output.prompt or "", answer.token_ids) for output in outputs for answer in output.outputs]
+        thought = sum(reasoning.count(*each) for each in said)
     prompt = sum(output.usage.prompt_tokens for output in outputs)
-    said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     cached = sum(output.usage.cached_tokens for output in outputs)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": said,
-        "total_tokens": prompt + said,
+        "completion_tokens": tokens,
+        "total_tokens": prompt + tokens,
         "prompt_tokens_details": {"cached_tokens": cached, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
         "completion_tokens_details": {
-            "text_tokens": said,
-            "reasoning_tokens": 0,
+            "text_tokens": tokens,
+            "reasoning_tokens": thought,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,

@@ -11,7 +11,9 @@ from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.messages import for_template
+from inlay.api.openai.reasoning import effort_variables, reasoning_of
 from inlay.api.openai.tools import Offer, offer_of
+from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.tools.formats import ModelTools
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
@@ -49,6 +51,7 @@ def translate(
     *,
     default_max_tokens: int | None = None,
     tools: ModelTools | None = None,
+    reasoning: ModelReasoning | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Call:
     """A body as a call.
@@ -56,6 +59,7 @@ def translate(
     default_max_tokens: for requests that don't say; None for OpenAI's, which are 16 for completions and no bound but
         the context for chats.
     tools: what the model does with tools, ``model_tools(tokenizer)``; None for a model that does nothing with them.
+    reasoning: what it does with reasoning, ``model_reasoning(tokenizer)``.
     defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say; completions without
         max_tokens have OpenAI's all the same.
     Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
@@ -72,15 +76,17 @@ def translate(
             "response_format is a structural tag beside tools, and no answer can follow both; leave one of them out"
         )
         raise BodyError(message, param="response_format")
+    use = reasoning_of(body, reasoning) if isinstance(body, ChatBody) else None
     return Call(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
         model=body.model,
-        prompts=_prompts(body, offer),
+        prompts=_prompts(body, offer, reasoning),
         params=_params(
             body,
             said if said is not None else default_max_tokens,
             offer,
             structure if offer is None else offer.structure,
+            use,
             defaults,
         ),
         said_max_tokens=said is not None,
@@ -93,19 +99,22 @@ def translate(
         tools=None if offer is None else offer.use,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         scores=body.prompt_logprobs,
+        reasoning=use,
     )
 
 
-def _prompts(body: Body, offer: Offer | None) -> tuple[PromptInput, ...]:
+def _prompts(body: Body, offer: Offer | None, reasoning: ModelReasoning | None) -> tuple[PromptInput, ...]:
     if isinstance(body, ChatBody):
-        return (_chat_prompt(body, offer),)
+        return (_chat_prompt(body, offer, reasoning),)
     return _completion_prompts(cast(CompletionBody, body))
 
 
-def _chat_prompt(body: ChatBody, offer: Offer | None) -> PromptInput:
+def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning | None) -> PromptInput:
     conversation = body.messages or None  # clients that insist on messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
     asked = {name: value for name in CHAT_OPTIONS if (value := getattr(body, name)) is not None}
+    if told := effort_variables(body, reasoning):
+        asked["chat_template_kwargs"] = {**told, **asked.get("chat_template_kwargs", {})}
     if conversation is None:
         if offer is not None:
             raise BodyError("tools are given with a prompt of a schema; give them with messages", param="tools")
@@ -165,6 +174,7 @@ def _params(
     max_tokens: int | None,
     offer: Offer | None,
     structure: Mapping[str, Any] | None,
+    reasoning: ReasoningUse | None,
     defaults: Mapping[str, Any],
 ) -> SamplingParams:
     given = {**defaults, **{name: value for name in _PLAIN if (value := getattr(body, name)) is not None}}
@@ -177,6 +187,8 @@ def _params(
     given["logprobs"] = _logprobs(body)
     given["prompt_logprobs"] = _prompt_logprobs(body)
     given["structured_outputs"] = structure
+    if structure is not None and reasoning is not None and not reasoning.is_over:
+        given["reasoning_end"] = reasoning.format.closes
     if offer is not None and offer.use.model.ends and not offer.use.held:
         given["skip_special_tokens"] = False  # marks of calls are some; the parser leaves out the one at the end
     try:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from inlay.engine.sampler.bad_words import BadWords
+from inlay.engine.sampler.later_guide import LaterGuide
 from inlay.engine.structured import Guide, allowed_tokens
 from inlay.types import SamplingParams
 
@@ -48,6 +49,7 @@ class Row:
         stop_ids: the tokens that end an answer, and that ``min_tokens`` therefore keeps back.
         never: tokens that must not be chosen at any step.
         guide: where the answer stands in its grammar, if it has one.
+        later: the guide that it gets behind a mark, in place of one that it has.
         bad_words: where it stands among words that it must not hold, if there are any.
     """
 
@@ -61,11 +63,13 @@ class Row:
         never: Collection[int] = (),
         guide: Guide | None = None,
         bad_words: BadWords | None = None,
+        later: LaterGuide | None = None,
     ) -> None:
         self.params = params
         self.seed = seed
         self.guide = guide
         self.bad_words = bad_words
+        self.later = later
         allowed = params.allowed_token_ids
         self.allowed: Ids | None = None if allowed is None else np.unique(np.array(allowed, dtype=np.int64))
         self.step = 0  # how many tokens the answer has
@@ -89,7 +93,8 @@ class Row:
     @property
     def forbidden(self) -> Ids:
         """Tokens that must not come next."""
-        never = self._early if self.step < self.params.min_tokens else self._never
+        # an answer that ends before its mark would be none in its language
+        never = self._early if self.step < self.params.min_tokens or self.later is not None else self._never
         return never if self.bad_words is None else np.union1d(never, self.bad_words.next)
 
     def take(self, token: int) -> None:
@@ -101,6 +106,8 @@ class Row:
             self.bad_words.take(token)
         if self.guide is not None:
             self.guide.take(token)
+        elif self.later is not None and self.later.take(token):
+            self.guide, self.later = self.later.guide, None
 
 
 class Seen:
