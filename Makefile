@@ -1,12 +1,13 @@
 # make demo   install and answer a prompt from cached modules
 # make test   what CI runs, the same examples every time; under 8 minutes
 # make check  ruff and mypy
+# make clients   the packages that make test-all tries against a server; without them it says which tests it skips
 # make asan tsan   the kernel's own test under sanitizers, without Python
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-all check format clean asan tsan
+.PHONY: install demo test test-all clients check format clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -28,6 +29,12 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest
+
+# Each in a directory of its own: they ask for versions of the same packages that exclude each other.
+clients: install
+	while read -r name packages; do \
+		$(BIN)/pip install --quiet --upgrade --target build/clients/$$name $$packages || exit 1; \
+	done < tests/clients/packages.txt
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -65,6 +65,12 @@ def test_harmless_values_are_compared_with_their_types():
         read({**TEXT, "best_of": True}, Endpoint.COMPLETIONS)
 
 
+def test_the_best_of_as_many_as_are_asked_for_are_all_of_them():
+    assert read({**TEXT, "n": 2, "best_of": 2}, Endpoint.COMPLETIONS) == read({**TEXT, "n": 2}, Endpoint.COMPLETIONS)
+    with pytest.raises(BodyError, match="best_of is not supported"):
+        read({**TEXT, "n": 2, "best_of": 3}, Endpoint.COMPLETIONS)
+
+
 @pytest.mark.parametrize("form", [ChatBody, CompletionBody])
 def test_null_is_the_same_as_nothing(form):
     endpoint, least = (Endpoint.CHAT, CHAT) if form is ChatBody else (Endpoint.COMPLETIONS, TEXT)

@@ -103,11 +103,28 @@ def test_fields_of_another_name():
             },
             {"json": {"type": "null", "a": None}},
         ),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"const": 1}}}}},
+            {"json": {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": False}},
+        ),
         ({"type": "text", "json_schema": None}, None),
     ],
 )
 def test_response_formats(response_format, expected):
     assert chat(response_format=response_format).params.structured_outputs == expected
+
+
+def test_a_response_format_of_free_values_has_what_it_refers_to():
+    schema = {"type": "object", "$defs": {"A": {"const": 1}}, "properties": {"a": {"$ref": "#/$defs/A"}, "b": {}}}
+    structure = chat(
+        response_format={"type": "json_schema", "json_schema": {"schema": schema}}
+    ).params.structured_outputs
+    assert structure is not None
+    made = structure["json"]
+    (name,) = made["$defs"].keys() - {"A"}
+    assert made["properties"]["b"] == {"$ref": f"#/$defs/{name}"}
+    for wrong in ({"properties": 3}, {"properties": {}, "required": 3}, {"$defs": 3, "properties": {"a": {}}}):
+        chat(response_format={"type": "json_schema", "json_schema": {"schema": wrong}})  # whoever makes a grammar tells
 
 
 def test_messages():

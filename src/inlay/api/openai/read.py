@@ -104,6 +104,8 @@ def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: str) -> l
             continue
         if name in UNSUPPORTED:
             harmless, remedy = UNSUPPORTED[name]
+            if name == "best_of":
+                harmless = (*harmless, given.get("n", 1))  # the best of as many as are asked for are all of them
             if not any(value == one and type(value) is type(one) for one in harmless):
                 problems.append((name, "unsupported_field", f"{name} is not supported: {remedy}"))
             continue

@@ -14,6 +14,7 @@ from inlay.api.openai.messages import for_template
 from inlay.api.openai.reasoning import effort_variables, reasoning_of
 from inlay.api.openai.tools import Offer, offer_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
+from inlay.api.tools.bounded import bounded_document
 from inlay.api.tools.formats import ModelTools
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
@@ -265,7 +266,7 @@ def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
     if wanted.type == "structural_tag":
         return {"structural_tag": tag}
     if wanted.json_schema is not None:
-        return {"json": wanted.json_schema.schema_}
+        return {"json": bounded_document(wanted.json_schema.schema_)}
     return {"json_object": True} if wanted.type == "json_object" else None
 
 

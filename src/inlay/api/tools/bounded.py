@@ -1,4 +1,4 @@
-"""Schemas of arguments that come to an end: what a grammar that holds a call lets an object grow to.
+"""Schemas of answers that come to an end: what a grammar lets an object grow to.
 
 JSON Schema lets an object have any further properties unless it says otherwise, and few schemas do. Written by a model
 that must go on as long as the grammar lets it, such an object grows until ``max_tokens``. So an object that is held has
@@ -8,12 +8,14 @@ the properties that its schema names, as OpenAI's strict mode and vLLM's grammar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 MAX_FREE = 16  # properties beyond those that are named, and items of a list of which nothing is said
-FREE = "free"  # the definition of values of which nothing is said
+FREE = "x-free"  # the definition of values of which nothing is said
 
+_FREE = {"$ref": "#/$defs/" + FREE}
 _NOTES = frozenset(
     ("$comment", "default", "deprecated", "description", "examples", "format", "readOnly", "title", "writeOnly")
 )
@@ -31,19 +33,29 @@ def free_value() -> dict[str, Any]:
     return value
 
 
+def bounded_document(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema that stands alone, as ``bounded`` has it."""
+    made = bounded(schema)
+    definitions = made.get("$defs", {})
+    if f'"{_FREE["$ref"]}"' not in json.dumps(made) or not isinstance(definitions, Mapping):
+        return made
+    return {**made, "$defs": {**definitions, FREE: free_value()}}
+
+
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema that only takes what this one takes, and whose objects do not grow without end.
 
     Refers to the definition FREE of the document that it stands in. One that gives an object's properties in several
     schemas that hold together stays as it is: each of them would exclude those of the others.
     """
-    return {**schema} if _combines(schema) else _bounded(schema)
+    _, several = _shapes(schema)
+    return {**schema} if several else _bounded(schema)
 
 
 def _bounded(schema: Any, *, by_name: bool = False) -> Any:
     """by_name: whether its keys are names, and not keywords."""
     if schema is True or (isinstance(schema, Mapping) and not by_name and schema.keys() <= _NOTES):
-        return {"$ref": f"#/$defs/{FREE}"}
+        return _FREE
     if isinstance(schema, list):
         return [_bounded(inner) for inner in schema]
     if not isinstance(schema, Mapping):
@@ -57,7 +69,7 @@ def _bounded(schema: Any, *, by_name: bool = False) -> Any:
     kinds = schema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if "array" in kinds and not schema.keys() & {"items", "prefixItems"}:
-        made = {**made, "items": {"$ref": f"#/$defs/{FREE}"}, "maxItems": schema.get("maxItems", MAX_FREE)}
+        made = {**made, "items": _FREE, "maxItems": schema.get("maxItems", MAX_FREE)}
     if "properties" in schema or ("object" in kinds and not any(part in schema for part in (*_PARTS, "$ref"))):
         made |= _closed(made)
     return made
@@ -73,19 +85,20 @@ def _inner(key: str, value: Any, *, by_name: bool) -> Any:
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What an object's schema says in addition, or anew."""
-    named: Mapping[str, Any] = schema.get("properties") or {}
-    required: list[str] = list(schema.get("required") or ())
-    unnamed = {name: {"$ref": f"#/$defs/{FREE}"} for name in required if name not in named}
+    named, required = schema.get("properties", {}), schema.get("required", [])
+    least = schema.get("minProperties", 0)
+    if not (isinstance(named, Mapping) and isinstance(required, list) and isinstance(least, int)):
+        return {}  # it is no schema; whoever makes a grammar of it says so
+    unnamed = {name: _FREE for name in required if isinstance(name, str) and name not in named}
     properties = {**named, **unnamed}
     asked = schema.get("additionalProperties", not schema.keys() & {"properties", "patternProperties"})
-    further = asked if asked is not True else {"$ref": f"#/$defs/{FREE}"}
-    least = schema.get("minProperties", 0)
+    further = asked if asked is not True else _FREE
     if further is False and "patternProperties" not in schema and len(properties) < least:
-        further = {"$ref": f"#/$defs/{FREE}"}
+        further = _FREE
     made = {**({"properties": properties} if properties else {}), "additionalProperties": further}
     if further is False and "patternProperties" not in schema:
         return made
-    if properties.keys() <= set(required):
+    if all(name in required for name in properties):
         return {"maxProperties": len(properties) + MAX_FREE, **_given(schema, "maxProperties"), **made}
     return made if "patternProperties" in schema or least else {**made, "additionalProperties": False}
 
@@ -94,19 +107,20 @@ def _given(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {key: schema[key]} if key in schema else {}
 
 
-def _combines(schema: Any) -> bool:
-    """Whether somewhere in it several schemas say which properties one and the same object has."""
+def _shapes(schema: Any) -> tuple[int, bool]:
+    """How many schemas say which properties a value of this one has; whether they are several, here or further inside.
+
+    Looks at everything once. Of a list, those that its members have together.
+    """
     if isinstance(schema, list):
-        return any(map(_combines, schema))
+        found = [_shapes(inner) for inner in schema]
+        return sum(count for count, _ in found), any(several for _, several in found)
     if not isinstance(schema, Mapping):
-        return False
-    return _shapes(schema) > 1 or any(_combines(value) for key, value in schema.items() if key not in _DATA)
-
-
-def _shapes(schema: Any) -> int:
-    """How many schemas say which properties a value of this one has."""
-    if not isinstance(schema, Mapping):
-        return 0
-    parts = {key: schema[key] for key in _PARTS if isinstance(schema.get(key), list)}
-    alternatives = [any(map(_shapes, parts[key])) for key in ("anyOf", "oneOf") if key in parts]
-    return sum(map(_shapes, parts.get("allOf", ()))) + sum(alternatives) + ("$ref" in schema) + ("properties" in schema)
+        return 0, False
+    count, several = ("$ref" in schema) + ("properties" in schema), False
+    for key, value in schema.items():
+        inner, inside = (0, False) if key in _DATA else _shapes(value)
+        several = several or inside
+        if key in _PARTS:
+            count += inner if key == "allOf" else inner > 0  # of alternatives one holds
+    return count, several or count > 1

@@ -1,0 +1,74 @@
+"""``python -m tests.clients.recording``: writes down what clients send, so that it can be sent without them.
+
+A proxy stands between each client and a server. Of bodies that are alike but for their texts, one is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.clients.site import CLIENTS, RECORDED, model_with_tools, run, served
+
+
+def kind(value: Any) -> Any:
+    """What two values that are alike have in common: all but texts, numbers, and how often a list has what it has."""
+    if isinstance(value, dict):
+        return {key: one if key in ("role", "type") else kind(one) for key, one in sorted(value.items())}
+    if isinstance(value, list):
+        return sorted({json.dumps(kind(one)) for one in value})
+    return type(value).__name__
+
+
+@contextmanager
+def recording(base: str, bodies: list[dict[str, Any]]) -> Iterator[str]:
+    """A proxy in front of a server; its base URL. bodies: gets each path and body that comes."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            bodies.append({"path": self.path, "body": json.loads(data)})
+            there = HTTPConnection(urlsplit(base).netloc, timeout=60)
+            there.request("POST", self.path, data, {"Content-Type": "application/json"})
+            answer = there.getresponse()
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.end_headers()
+            self.wfile.write(answer.read())
+            there.close()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: what comes is in the file."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{proxy.server_port}/v1"
+        proxy.shutdown()
+
+
+def main() -> None:
+    RECORDED.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, served(model_with_tools(Path(directory))) as base:
+        for client in CLIENTS:
+            if not client.installed:
+                print(f"{client.name}: is not installed; run make clients")
+                continue
+            bodies: list[dict[str, Any]] = []
+            with recording(base, bodies) as proxy:
+                failed = {name for name, error in run(client, proxy).items() if error}
+            kept = {json.dumps(kind(one)): one for one in bodies}
+            lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in kept.values())
+            (RECORDED / f"{client.name}.json").write_text(f"[\n{lines}\n]\n")
+            print(f"{client.name}: {len(kept)} of {len(bodies)} bodies; failed: {sorted(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What clients have sent, each body by itself: what a server once took, it takes without the clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from inlay import AsyncLLM
+from tests.clients.site import CLIENTS, RECORDED, model_with_tools
+from tests.server.conftest import Site, running
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    directory = model_with_tools(tmp_path_factory.mktemp("model"))
+    llm = AsyncLLM(str(directory), kv_memory="64MiB", reuse="exact", seed=0)
+    with running(llm, served_names=("demo",)) as found:
+        yield found
+    llm.shutdown()
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RECORDED / f"{name}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", [client.name for client in CLIENTS])
+def test_what_a_client_sends_is_answered(site: Site, name: str) -> None:
+    bodies = recorded(name)
+    assert any(len(one["body"].get("messages", ())) > 2 for one in bodies), "second turns are what clients differ in"
+    for one in bodies:
+        field = "max_completion_tokens" if "max_completion_tokens" in one["body"] else "max_tokens"
+        status, _, answer = site.call("POST", one["path"], {**one["body"], field: 4})
+        assert status == 200, (one["body"], answer)
+        if one["body"].get("stream"):
+            assert answer.endswith("data: [DONE]\n\n")
+        else:
+            assert answer["choices"]
