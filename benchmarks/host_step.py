@@ -17,8 +17,10 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -27,6 +29,8 @@ from inlay import LLM, SamplingParams
 from inlay.attention.plan import Item, Part, build_plan
 from inlay.engine import core
 from inlay.engine.request import Request
+from inlay.engine.runner import Runner
+from inlay.engine.scheduler import Scheduler
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer
@@ -37,6 +41,14 @@ CASES = {
     "top_p": {"temperature": 0.8, "top_p": 0.95},
 }
 PARTS = ("schedule", "plan", "forward", "sample", "accept")
+TIMED: tuple[tuple[Any, str, str], ...] = (
+    (Scheduler, "step", "schedule"),
+    (core, "build_plan", "plan"),
+    (core, "advance", "plan"),
+    (Runner, "run", "forward"),
+    (core, "sample", "sample"),
+    (Request, "accept", "accept"),
+)
 
 
 class Clock:
@@ -77,28 +89,22 @@ def steps_of(changes: dict[str, Any], requests: int, steps: int) -> dict[str, fl
     """Milliseconds of each part of a step; host is all but the forward pass and the sampler."""
     clock = Clock()
     llm = LLM(next_to_nothing(), max_num_seqs=requests, max_num_batched_tokens=8192, kv_memory=2**28, seed=0)
-    engine = llm.client.engine
     params = SamplingParams(max_tokens=steps + 40, ignore_eos=True, **changes)
     each: list[dict[str, float]] = []
-    names = [(engine.scheduler, "step", "schedule"), (engine, "_plan", "plan"), (engine._runner, "run", "forward")]
-    for owner, method, part in names:
-        setattr(owner, method, clock.timed(part, getattr(owner, method)))
-    sample, accept = core.sample, Request.accept
-    core.sample, Request.accept = clock.timed("sample", sample), clock.timed("accept", accept)  # type: ignore
-    step = engine.step
+    step = core.Engine.step
 
-    def whole(**named: Any) -> Any:
+    def whole(engine: core.Engine, **named: Any) -> Any:
         clock.spent.clear()
         began = time.thread_time()
-        ended = step(**named)
+        ended = step(engine, **named)
         each.append({"whole": time.thread_time() - began, "decoding": len(engine.scheduler.running), **clock.spent})
         return ended
 
-    engine.step = whole  # type: ignore[method-assign]
-    try:
+    with ExitStack() as patched:
+        for owner, method, part in TIMED:
+            patched.enter_context(patch.object(owner, method, clock.timed(part, getattr(owner, method))))
+        patched.enter_context(patch.object(core.Engine, "step", whole))
         llm.generate([f"prompt number {n}" for n in range(requests)], params, use_tqdm=False)
-    finally:
-        core.sample, Request.accept = sample, accept  # type: ignore
     full = [one for one in each[10:] if one["decoding"] == requests][:steps]
     found = {part: 1000 * median(one.get(part, 0.0) for one in full) for part in (*PARTS, "whole")}
     whole_ms = found.pop("whole")

@@ -36,5 +36,5 @@ def test_every_parameter_has_a_row_with_its_default() -> None:
 def test_every_step_names_parameters_that_there_are() -> None:
     steps = rows(PAGE, "step", "parameters", "greedy rows too")
     named = [name.strip("` ") for _, parameters, _ in steps for name in parameters.split(",")]
-    assert len(named) == len(set(named)) == 13
+    assert len(named) == len(set(named)) == 15
     assert set(named) <= {field.name for field in dataclasses.fields(SamplingParams)}

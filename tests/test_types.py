@@ -134,7 +134,7 @@ def test_a_parameter_out_of_range_is_named_with_its_value(name, value):
         (
             {"structured_outputs": {"xml": 1}},
             "structured_outputs is {'xml': 1}; it must be None or a dict with exactly one of "
-            "json, json_object, regex, choice.",
+            "json, json_object, regex, choice, grammar, structural_tag.",
         ),
         (
             {"structured_outputs": {"json": 3}},

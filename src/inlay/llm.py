@@ -103,7 +103,8 @@ class LLM(Base):
         """Answer one prompt or several, as one batch.
 
         prompts: text, token ids, a Prompt (PML), ``{"prompt": text}``, ``{"prompt_token_ids": ids}``, a list of chat
-            messages, ``{"messages": messages, "tools": tools}``, or a list of any of these.
+            messages, ``{"messages": messages, "tools": tools}``, with the further arguments of ``chat`` where there
+            are some, or a list of any of these.
         sampling_params: for all prompts, or one for each; None for ``get_default_sampling_params()``, the model's own.
         use_tqdm: whether to show a progress bar of finished prompts.
         reuse, positions: the policy of these requests; None for the engine's defaults.
@@ -136,10 +137,31 @@ class LLM(Base):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, str]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several: lists of ``{"role": …, "content": …}``."""
+        """Answer one conversation or several: lists of ``{"role": …, "content": …}``.
+
+        tools: what the model may call. chat_template_kwargs: values for variables of the chat template, such as
+            ``{"enable_thinking": False}``. documents: for templates that have a place for them.
+        add_generation_prompt: whether the prompt opens an answer; None does unless the last message is continued.
+        continue_final_message: whether the answer goes on with the last message, one of the assistant's.
+        The rest is as in ``generate``. Raises ParameterError for what the template does not know.
+        """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate(list(conversations), sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
+        asked = {
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message or None,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        prompts = [{"messages": one, **given} for one in conversations] if given else list(conversations)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
 
     def distributions(
         self,

@@ -115,6 +115,10 @@ class ReusePolicy:
             return self
         return replace(self, positions="schema" if self.modular and why_not_shift is not None else "packed")
 
+    def alone(self) -> ReusePolicy:
+        """This policy for a prompt of which everything is computed: it stands where it did, and nothing is reused."""
+        return replace(self, level="off", context=None)
+
     @property
     def _rank(self) -> int:
         return LEVELS.index(self.level)

@@ -17,11 +17,13 @@ _MAX_LOGPROBS = 20
 _MAX_ANSWERS = 128
 _MAX_BIAS = 100
 _MAX_STOP_IDS = 1024  # each is looked at behind every token
+_MAX_BAD_WORDS = 256  # each is looked for behind every token
+_MAX_BAD_WORD = 256  # characters; and of a mark
 _MAX_PENALTY = 2
 _MAX_REPETITION = 100.0
 _MAX_TOP_K = 2**31 - 1
 _SEEDS = 2**64
-_GRAMMARS = ("json", "json_object", "regex", "choice")
+_GRAMMARS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +45,28 @@ class SamplingParams:
         presence_penalty: taken from the logit of every token of the answer, -2 to 2; 0 is off.
         frequency_penalty: taken from it once for each time that the answer holds the token, -2 to 2; 0 is off.
         logit_bias: token id → what to add to its logit, -100 to 100.
+        bad_words: texts that the answer must not hold, at most 256: the last token of one may not follow the others.
+        allowed_token_ids: the only tokens that may come; None for all.
         seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
         stop: text that ends the answer, one string or several; read it back as ``stops``.
         stop_token_ids: tokens that end the answer, at most 1,024; read them back as ``stop_ids``.
         include_stop_str_in_output: whether the answer keeps the stop string that ended it.
         ignore_eos: whether to go on after the model's end-of-sequence token.
-        max_tokens: the most tokens to generate; None goes on up to the model's context.
+        max_tokens: the most tokens to generate; None goes on up to the model's context. With
+            prompt_logprobs 0 is allowed, too.
         min_tokens: neither end-of-sequence, stop tokens nor stop strings end the answer within this many tokens.
         logprobs: how many alternatives to report for every token, 0 to 20; 0 reports the chosen token alone.
+        prompt_logprobs: how many alternatives to report for every token of the prompt, 0 to 20, as ``logprobs`` does
+            for the answer's; None reports nothing. Such a prompt is computed anew (``reuse="off"``).
+        truncate_prompt_tokens: keep this many tokens of the prompt, the last ones; -1 keeps as many as leave room for
+            ``max_tokens`` (for one token where that is None). None keeps all. Not for prompts that read modules.
+        detokenize: whether the answer has a text; without one there are no stop strings.
         skip_special_tokens: whether special tokens are left out of the text.
         structured_outputs: the language of the answer, one of ``{"json": schema}`` (a JSON Schema, as a dict or text),
-            ``{"json_object": True}``, ``{"regex": pattern}`` and ``{"choice": [text, …]}``.
+            ``{"json_object": True}``, ``{"regex": pattern}``, ``{"choice": [text, …]}``, ``{"grammar": text}`` in Lark
+            or GBNF, and ``{"structural_tag": {"structures": […], "triggers": […]}}``, as a dict or text.
+        reasoning_end: a text such as ``</think>`` behind which ``structured_outputs`` begin to hold: what stands before
+            it is free. Where the prompt ends with it they hold from the start, as where it is None.
 
     Raises ``ParameterError`` for a value of the wrong type or out of range.
     """
@@ -69,6 +82,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     # Dicts have no hash; equal parameters still have equal ones.
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
@@ -77,8 +92,12 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    detokenize: bool = True
     skip_special_tokens: bool = True
     structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
+    reasoning_end: str | None = None
 
     def __post_init__(self) -> None:
         self._check_filters()
@@ -90,7 +109,7 @@ class SamplingParams:
         _require(
             self.n == 1 or not self.greedy, "n", self.n, "1 where temperature is 0, since all answers would be equal"
         )
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
 
     def _check_filters(self) -> None:
@@ -105,8 +124,10 @@ class SamplingParams:
         _require(usable, "typical_p", self.typical_p, "a number above 0 and at most 1")
         seedable = self.seed is None or _is_int(self.seed, 0, _SEEDS - 1)
         _require(seedable, "seed", self.seed, "None or a whole number from 0 to 2**64 - 1")
-        countable = self.logprobs is None or _is_int(self.logprobs, 0, _MAX_LOGPROBS)
-        _require(countable, "logprobs", self.logprobs, f"None or a whole number from 0 to {_MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            countable = value is None or _is_int(value, 0, _MAX_LOGPROBS)
+            _require(countable, name, value, f"None or a whole number from 0 to {_MAX_LOGPROBS}")
 
     def _check_penalties(self) -> None:
         value = self.repetition_penalty
@@ -124,8 +145,25 @@ class SamplingParams:
         )
         allowed_biases = f"None or a dict of token ids to numbers from -{_MAX_BIAS} to {_MAX_BIAS}"
         _require(biases, "logit_bias", self.logit_bias, allowed_biases)
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        words = self.bad_words
+        usable = _is_list(words) and len(words) <= _MAX_BAD_WORDS
+        usable = usable and all(isinstance(one, str) and one.strip() and len(one) <= _MAX_BAD_WORD for one in words)
+        allowed = f"a list of at most {_MAX_BAD_WORDS} texts of at most {_MAX_BAD_WORD} characters, none of them empty"
+        _require(usable, "bad_words", words, allowed)
+        only = self.allowed_token_ids
+        usable = only is None or (_is_list(only) and len(only) > 0 and all(_is_int(token, 0) for token in only))
+        _require(usable, "allowed_token_ids", only, "None or a list of token ids, at least one and none negative")
+        kept = self.truncate_prompt_tokens
+        usable = kept is None or kept == -1 or _is_int(kept, 1)
+        _require(usable, "truncate_prompt_tokens", kept, "None, -1 or a whole number of at least 1")
 
     def _check_structure(self) -> None:
+        end = self.reasoning_end
+        usable = end is None or (isinstance(end, str) and bool(end.strip()) and len(end) <= _MAX_BAD_WORD)
+        _require(usable, "reasoning_end", end, f"None or a text of at most {_MAX_BAD_WORD} characters, and not empty")
         given = self.structured_outputs
         if given is None:
             return
@@ -140,6 +178,8 @@ class SamplingParams:
                 _is_list(value) and len(value) > 0 and all(isinstance(one, str) and one for one in value),
                 "a list of strings, at least one and none of them empty",
             ),
+            "grammar": (isinstance(value, str) and bool(value), "a grammar in Lark or GBNF, and not an empty one"),
+            "structural_tag": (isinstance(value, Mapping | str), "a structural tag, as a dict or as text"),
         }
         _require(allowed[kind][0], f"structured_outputs['{kind}']", value, allowed[kind][1])
 
@@ -147,6 +187,7 @@ class SamplingParams:
         texts = self.stop is None or isinstance(self.stop, str) or _is_list(self.stop)
         texts = texts and all(isinstance(text, str) and text for text in self.stops)
         _require(texts, "stop", self.stop, "None, a string or a list of strings, none of them empty")
+        _require(self.detokenize or not self.stops, "stop", self.stop, "None where detokenize is False")
         if _is_list(self.stop_token_ids) and len(self.stop_token_ids) > _MAX_STOP_IDS:
             raise ParameterError(
                 f"stop_token_ids has {len(self.stop_token_ids):,} tokens, and at most {_MAX_STOP_IDS:,} may end an "
@@ -154,8 +195,10 @@ class SamplingParams:
             )
         tokens = _is_list(self.stop_token_ids) and all(_is_int(token, 0) for token in self.stop_token_ids)
         _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
-        bounded = self.max_tokens is None or _is_int(self.max_tokens, 1)
-        _require(bounded, "max_tokens", self.max_tokens, "None or a whole number of at least 1")
+        least = 1 if self.prompt_logprobs is None else 0  # who asks for no token wants to know something of the prompt
+        bounded = self.max_tokens is None or _is_int(self.max_tokens, least)
+        allowed = "None or a whole number of at least 1, or 0 with prompt_logprobs"
+        _require(bounded, "max_tokens", self.max_tokens, allowed)
         most = math.inf if self.max_tokens is None else self.max_tokens
         upper = "up" if self.max_tokens is None else f"to max_tokens={most}"
         _require(_is_int(self.min_tokens, 0, most), "min_tokens", self.min_tokens, f"a whole number from 0 {upper}")
@@ -304,7 +347,8 @@ class RequestOutput:
     """A request with its answers, finished or so far.
 
     ``prompt_positions`` holds the position ID of every token of ``prompt_token_ids``; with reused modules they may
-    have gaps. ``prompt`` is None where the request was given as token ids.
+    have gaps. ``prompt`` is None where the request was given as token ids. ``prompt_logprobs``, where they were asked
+    for, has one entry per token of the prompt: None for the first, and for those that are not computed yet.
     """
 
     request_id: str
@@ -315,6 +359,7 @@ class RequestOutput:
     finished: bool
     usage: Usage
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.prompt_positions) == len(self.prompt_token_ids), "every prompt token has one position"

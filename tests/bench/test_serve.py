@@ -99,6 +99,6 @@ def test_a_client_skips_the_comments_of_a_long_silence():
 
     async def heard() -> list[str | None]:
         case = SimpleNamespace(path="/v1/completions", body={}, news=lambda chunk: "news")
-        return [news async for news in clients._events(Quiet(), case, clients.Results())]
+        return [news async for news in clients.news_of(Quiet(), case, clients.Results())]
 
     assert asyncio.run(heard()) == ["", "news", "", None]

@@ -81,8 +81,8 @@ def test_memory_is_given_back_behind_large_bodies_and_once_more(monkeypatch):
             twice.set()
 
     monkeypatch.setattr(threads, "give_memory_back", give_back)
-    monkeypatch.setattr(threads, "_TRIM_AFTER_S", 0.01)
-    monkeypatch.setattr(threads, "_TRIM_AGAIN_S", 0.02)
+    monkeypatch.setattr(threads, "TRIM_AFTER_S", 0.01)
+    monkeypatch.setattr(threads, "TRIM_AGAIN_S", 0.02)
 
     async def run() -> None:
         workers = BodyWorkers()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inlay.api.reasoning import ReasoningUse
 from inlay.api.tools import ToolUse
 from inlay.prompt.inputs import PromptInput
 from inlay.types import SamplingParams
@@ -45,6 +46,9 @@ class Call:
         stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
             running_usage: and every piece what it is so far.
         tools: how its answers call tools; None where they cannot.
+        echo: whether answers begin with their prompt. scores: how many alternatives to tell for every token of the
+            prompt; None for nothing.
+        reasoning: how its answers reason; None where they do not.
     """
 
     endpoint: str
@@ -59,6 +63,9 @@ class Call:
     include_usage: bool
     running_usage: bool
     tools: ToolUse | None
+    echo: bool = False
+    scores: int | None = None
+    reasoning: ReasoningUse | None = None
 
     @property
     def answers(self) -> int:

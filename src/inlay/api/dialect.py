@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from inlay.api.call import AnswerRoute, Call
 from inlay.api.failures import Failure
 from inlay.api.openai import OpenAI
+from inlay.api.reasoning import ModelReasoning
 from inlay.api.tools.formats import ModelTools
 from inlay.types import RequestOutput
 
@@ -47,11 +48,12 @@ class Dialect(Protocol):
         *,
         default_max_tokens: int | None = None,
         tools: ModelTools | None = None,
+        reasoning: ModelReasoning | None = None,
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> Call:
         """A checked body as a call. Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
 
-        default_max_tokens: for requests that don't say. tools: what the model does with tools.
+        default_max_tokens: for requests that don't say. tools, reasoning: what the model does with these.
         defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say.
         """
 

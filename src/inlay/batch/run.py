@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from inlay.api.call import Call, system_fingerprint
 from inlay.api.dialect import OPENAI
 from inlay.api.failures import BodyError, Failure, failure_of
+from inlay.api.reasoning import model_reasoning
+from inlay.api.reasoning.formats import check_parser
 from inlay.api.tools.formats import model_tools, named_format
 from inlay.async_llm import AsyncLLM
 from inlay.batch.counts import Counts, Progress, Stage
@@ -41,6 +43,7 @@ class Job:
     schemas: those that prompts may name. reuse: the policy of requests that bring none.
     seed: what the seeds of requests that bring none come from, with their custom_id.
     default_max_tokens: see ``api.dialect.Dialect.translate``. tool_parser: see ``api.tools.formats.model_tools``.
+    reasoning_parser: see ``api.reasoning.model_reasoning``.
     generation_config, chat_template, max_model_len: those of the model, which ``load`` is to make with them.
     """
 
@@ -52,6 +55,7 @@ class Job:
     seed: int = 0
     default_max_tokens: int | None = None
     tool_parser: str | None = None
+    reasoning_parser: str | None = None
     generation_config: str = "auto"
     chat_template: str | None = None
     max_model_len: int | None = None
@@ -59,6 +63,7 @@ class Job:
     def __post_init__(self) -> None:
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         named_format(self.tool_parser)  # before a model is loaded
+        check_parser(self.reasoning_parser)
 
     def settings(self) -> dict[str, Any]:
         """What the answers depend on beside input and model."""
@@ -69,6 +74,7 @@ class Job:
             "seed": self.seed,
             "default max_tokens": self.default_max_tokens,
             "tool parser": self.tool_parser,
+            "reasoning parser": self.reasoning_parser,
             "generation config": self.generation_config,
             "chat template": self.chat_template and hashlib.sha256(self.chat_template.encode()).hexdigest(),
             "max_model_len": self.max_model_len,
@@ -104,6 +110,7 @@ class _Batch:
 
     def __post_init__(self) -> None:
         self.tools = model_tools(self.llm.tokenizer, self.job.tool_parser)
+        self.reasoning = model_reasoning(self.llm.tokenizer, self.job.reasoning_parser)
         self.fingerprint = system_fingerprint(self.llm.loaded.fingerprint)
 
     async def run(self) -> None:
@@ -137,6 +144,7 @@ class _Batch:
             body,
             default_max_tokens=self.job.default_max_tokens,
             tools=self.tools,
+            reasoning=self.reasoning,
             defaults=self.llm.sampling_defaults,
         )
         self._check(call)

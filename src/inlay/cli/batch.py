@@ -56,6 +56,10 @@ def batch(
             help="How the model writes tool calls: hermes, llama3_json, mistral, … Told from its chat template."
         ),
     ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model writes what it thinks, or off; told from its chat template, if not given."),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What requests may call the model beside its name. Several times.")
     ] = None,
@@ -83,6 +87,7 @@ def batch(
         seed=seed,
         default_max_tokens=default_max_tokens,
         tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         generation_config=generation_config,
         chat_template=template,
         max_model_len=max_model_len,

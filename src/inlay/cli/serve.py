@@ -102,6 +102,10 @@ def serve(
     tool_parser: Annotated[
         str | None, typer.Option(help="How the model writes calls of tools; told from its chat template, if not given.")
     ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="How the model writes what it thinks, or off; told from its chat template, if not given."),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A web page's origin whose scripts may ask; * for all. Several times.")
     ] = None,
@@ -146,6 +150,7 @@ def serve(
             drain_s=drain,
             default_max_tokens=default_max_tokens,
             tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
             log_format=log_format,
             log_level=log_level,
         )

@@ -13,6 +13,7 @@ from inlay.engine.encoder import Encoding, Task
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget
+from inlay.engine.prompt_scores import most_rows
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.sampler.sampler import sample
@@ -52,6 +53,7 @@ class Engine:
         )
         self.observers: list[StepObserver] = []
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
+        self._scoring: set[Task] = set()  # who waits or runs and is told the log-probabilities of its prompt
         self._steps = self._preemptions = 0
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
@@ -93,6 +95,8 @@ class Engine:
             for member in task.family:
                 self.scheduler.remove(member)
             raise
+        if isinstance(task, Request) and task.scores is not None:
+            self._scoring.add(task)
 
     @property
     def busy(self) -> bool:
@@ -108,7 +112,7 @@ class Engine:
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
         began = time.perf_counter()
-        step = self.scheduler.step(began, self._budget.tokens(self._max_tokens))
+        step = self.scheduler.step(began, self._most_prefill())
         ended = self._leave(step)
         if on_leave is not None:
             for request in ended:
@@ -138,12 +142,22 @@ class Engine:
     def release(self, task: Task) -> None:
         """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
         self.scheduler.remove(task)
+        self._scoring.discard(task)
         self._decoding = None
+
+    def _most_prefill(self) -> int | None:
+        """How many prompt tokens the next pass may have."""
+        most = self._budget.tokens(self._max_tokens)
+        if not self._scoring:
+            return most
+        rows = most_rows(self.runner.vocabulary)
+        return rows if most is None else min(most, rows)
 
     def _leave(self, step: Step[Task]) -> list[Task]:
         if step.preempted or step.expired:
             self._decoding = None
         self._preemptions += len(step.preempted)
+        self._scoring.difference_update(step.expired, (task for task, _ in step.failed))
         for task in step.preempted:
             task.preemptions += 1
         for task in step.expired:
@@ -167,16 +181,20 @@ class Engine:
 
     def _compute(self, made: ForwardPass) -> list[Task]:
         plan, began = self._plan(made), time.perf_counter()
-        logits = self.runner.run(made.work, [row for _, row in made.sampled], plan)
+        logits = self.runner.run(made.work, made.wanted, plan)
         for observer in self.observers:
-            observer.computed(made, logits, self.scheduler.running, time.perf_counter() - began)
+            sampled_from = logits[len(logits) - len(made.sampled) :]
+            observer.computed(made, sampled_from, self.scheduler.running, time.perf_counter() - began)
         for task, prefill in made.completed:
             self.kv_manager.computed(task, prefill)
         for request in made.decode:
             request.decoded()
         for encoding in made.encodings:
             self._next_batch(encoding)
-        return [*self._sample(made, logits), *made.encodings]
+        sampled = len(logits) - len(made.sampled)
+        damaged = self._score(made, logits[:sampled])
+        advanced = [*damaged, *self._sample(made, logits[sampled:]), *self._end(made)]
+        return [*dict.fromkeys(advanced), *made.encodings]
 
     def _next_batch(self, encoding: Encoding) -> None:
         """Let an encoding whose batch is computed stand in line for the next one, behind those who wait already."""
@@ -188,6 +206,23 @@ class Engine:
         else:
             encoding.complete = True
             self.release(encoding)
+
+    def _score(self, made: ForwardPass, logits: Tensor) -> list[Request]:
+        """Tell prompts their log-probabilities; returns the requests that this has ended."""
+        for request, first, rows in made.scored:
+            request.score(first, logits[: len(rows)])
+            logits = logits[len(rows) :]
+            if request.error is not None:
+                self.release(request)
+        return [request for request, _, _ in made.scored if request.error is not None]
+
+    def _end(self, made: ForwardPass) -> list[Request]:
+        """End the requests that want no token, now that their prompts are computed."""
+        for request in made.ended:
+            if request.error is None:
+                request.answer.finish("length", time.perf_counter())
+            self.release(request)
+        return made.ended
 
     def _sample(self, made: ForwardPass, logits: Tensor) -> list[Request]:
         if not made.sampled:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
 
 from inlay.engine.answer import Answer, SamplingState
+from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.request import PromptState, Request
+from inlay.engine.sampler.bad_words import BadWords, tokenized
+from inlay.engine.sampler.later_guide import LaterGuide, ends_with
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import request_seed
 from inlay.engine.stream import TextStream
@@ -46,6 +48,8 @@ class RequestFactory:
         guide = guide or self.guide(prepared.params, prepared.salt)
         number, prompt = next(self._numbers), PromptState(prepared)
         leader = self._answer(number, 0, prompt, guide)
+        if prepared.params.prompt_logprobs is not None:
+            leader.scores = PromptScores(prepared.ids, prepared.params.prompt_logprobs, self._spell)
         for index in range(1, prepared.params.n):
             follower = self._answer(number, index, prompt, guide)
             follower.leader = leader
@@ -53,7 +57,7 @@ class RequestFactory:
         return leader
 
     def _answer(self, number: int, index: int, prompt: PromptState, guide: Guide | None) -> Request:
-        asked, tokenizer = prompt.request, self._loaded.tokenizer
+        asked = prompt.request
         params, room = asked.params, self._loaded.spec.max_positions - asked.positions[-1] - 1
         seed = request_seed(params, number, self._entropy, index)
         return Request(
@@ -65,7 +69,7 @@ class RequestFactory:
                 stop_ids=frozenset() if params.ignore_eos else self.stop_ids,
                 limit=room if params.max_tokens is None else min(room, params.max_tokens),
             ),
-            answer=Answer(TextStream(tokenizer, asked.ids, params), spell=lambda token: str(tokenizer.decode([token]))),
+            answer=Answer(TextStream(self._loaded.tokenizer, asked.ids, params), spell=self._spell),
             index=index,
             priority=asked.priority,
             deadline=asked.deadline,
@@ -73,7 +77,15 @@ class RequestFactory:
             weight=asked.weight,
         )
 
-    def _row(self, params: SamplingParams, ids: Sequence[int], seed: int, guide: Guide | None) -> Row:
+    def _spell(self, token: int) -> str:
+        return str(self._loaded.tokenizer.decode([token]))
+
+    def _row(self, params: SamplingParams, ids: tuple[int, ...], seed: int, guide: Guide | None) -> Row:
+        tokenizer, mark = self._loaded.tokenizer, params.reasoning_end
+        own = None if guide is None else guide.copy()
+        later: LaterGuide | None = None
+        if own is not None and mark is not None and not ends_with(ids, mark, tokenizer):
+            later, own = LaterGuide(own, mark, tokenizer), None
         return Row(
             params,
             seed,
@@ -81,5 +93,7 @@ class RequestFactory:
             stop_ids=() if params.ignore_eos else self.stop_ids,
             # A grammar offers end-of-sequence wherever the answer is whole; ignore_eos goes on while it can.
             never=self.stop_ids if guide is not None and params.ignore_eos else (),
-            guide=None if guide is None else guide.copy(),
+            guide=own,
+            later=later,
+            bad_words=BadWords(tokenized(params.bad_words, tokenizer)) if params.bad_words else None,
         )

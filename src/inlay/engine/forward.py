@@ -21,6 +21,8 @@ class ForwardPass:
 
     decode: requests that compute the token they said last; their work comes first.
     sampled: requests with the row that their next token is chosen from, in the order of the rows of logits.
+    scored: requests that are told the log-probabilities of their prompts: from which token on, and which rows.
+    ended: requests that want no token.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -28,6 +30,8 @@ class ForwardPass:
     decode: list[Request] = field(default_factory=list)
     completed: list[tuple[Task, Prefill]] = field(default_factory=list)
     sampled: list[tuple[Request, int]] = field(default_factory=list)
+    scored: list[tuple[Request, int, range]] = field(default_factory=list)
+    ended: list[Request] = field(default_factory=list)
     rows: int = 0
 
     @property
@@ -35,13 +39,27 @@ class ForwardPass:
         """Those that it computes a part of."""
         return [task for task in dict.fromkeys(self.owners) if isinstance(task, Encoding)]
 
+    @property
+    def wanted(self) -> list[int]:
+        """The rows whose logits are looked at: those of prompts, then those that tokens are sampled from."""
+        return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
+
     def add(self, task: Task, work: Sequence[Work]) -> None:
+        before = self.rows
         for each in work:
             self.work.append(each)
             self.owners.append(task)
             self.rows += each.part.rows
-        if isinstance(task, Request) and not task.prompt_left:
+        if not isinstance(task, Request):
+            return
+        if task.scores is not None:
+            first = task.computed_tokens - (self.rows - before)
+            wanted = task.scores.wanted(first, self.rows - before)
+            self.scored.append((task, first, range(before, before + wanted)))
+        if not task.prompt_left and task.sampling.limit:
             self.sampled.append((task, self.rows - 1))
+        elif not task.prompt_left:
+            self.ended.append(task)
 
 
 class StepObserver:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inlay.engine.allocation import SequenceAllocation, Work
 from inlay.engine.answer import Answer, SamplingState
+from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.sampler.sampler import Sampled
 from inlay.errors import CapacityError, ContextError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -75,6 +76,7 @@ class Request:
     index: which of the prompt's answers it is. priority: who goes first; a lower number does.
     deadline: when it ends in any case, on the clock of ``arrival``. tenant, weight, sequences: see scheduler.Job.
     tokens_attached: how many tokens it had said when it was given its allocation.
+    scores: the log-probabilities of its prompt's tokens, where they are asked for; the first answer has them.
     damaged: whether its logits were no numbers to choose from. error: what ended it before its time.
     """
 
@@ -95,6 +97,7 @@ class Request:
     tokens_attached: int = 0
     prefill: PrefillRecord = field(default_factory=PrefillRecord)
     preemptions: int = 0
+    scores: PromptScores | None = None
     damaged: bool = False
     error: BaseException | None = None
 
@@ -130,6 +133,11 @@ class Request:
     def prompt_left(self) -> int:
         """See scheduler.Job."""
         return self.allocation.prompt_left
+
+    @property
+    def computed_tokens(self) -> int:
+        """How many tokens of its prompt, and of what it had said before it was preempted, a pass has or will have."""
+        return len(self.ids) + self.tokens_attached - self.prompt_left
 
     @property
     def finished(self) -> bool:
@@ -202,19 +210,32 @@ class Request:
         """Note that the step of ``decode_work`` has run."""
         self.allocation.decode()
 
+    def score(self, first: int, logits: Tensor) -> None:
+        """Take the logits of the prompt's tokens ``first`` and on, (rows, vocabulary)."""
+        assert self.scores is not None, "nobody asked for them"
+        try:
+            self.scores.add(first, logits)
+        except InlayError as error:
+            self._damage(error)
+
     def accept(self, logits: Tensor, sampled: Sampled | InlayError) -> None:
         """Take the next token, and end where it ends the answer, or where there is none. logits: (vocabulary,)."""
+        if self.error is not None:
+            return
         chosen = self.sampling.choose(logits, sampled, len(self.token_ids))
         try:
             if isinstance(chosen, InlayError):
                 raise chosen
             self.sampling.row.take(chosen.token_id)
         except InlayError as error:
-            kind = ParameterError if isinstance(error, ParameterError) else InlayError
-            self.error = kind(f"request {self.id}: {error}")
-            self.damaged = True
+            self._damage(error)
             return
         self.answer.add(chosen, self.sampling, time.perf_counter())
+
+    def _damage(self, error: InlayError) -> None:
+        kind = ParameterError if isinstance(error, ParameterError) else InlayError
+        self.error = kind(f"request {self.id}: {error}")
+        self.damaged = True
 
     def refuse(self, error: Exception) -> None:
         """End it, since it can never run again.
@@ -240,6 +261,7 @@ class Request:
             finished=self.answered,
             usage=self.usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),  # one that waits has found nothing
             metrics=self._metrics(),
+            prompt_logprobs=None if self.scores is None else self.scores.entries,
         )
 
     def _metrics(self) -> RequestMetrics:

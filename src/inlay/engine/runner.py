@@ -35,6 +35,11 @@ class Runner:
         self._backend = backend
         self.storage = backend.make_pool(loaded.spec.shapes, loaded.model.dtype, slots)
 
+    @property
+    def vocabulary(self) -> int:
+        """The width of its logits."""
+        return self._loaded.spec.vocab_size
+
     def run(self, work: Sequence[Work], rows: Sequence[int], plan: Plan | None = None) -> Tensor:
         """One forward pass over packed work.
 

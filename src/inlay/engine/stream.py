@@ -34,7 +34,7 @@ class TextStream:
     Arguments:
         tokenizer: a transformers tokenizer with a ``tokenizers`` backend.
         prompt_ids: of the prompt; the last few are looked at.
-        params: gives the stop strings, and whether special tokens are part of the text.
+        params: gives the stop strings, and whether there is a text at all, and special tokens are part of it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -42,6 +42,7 @@ class TextStream:
         self._stops = params.stops
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
+        self._silent = not params.detokenize
         self._pushed = 0
         self._text = ""
         # Decoded for good, but not released: it may be the beginning of a stop string.
@@ -64,7 +65,7 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """Take the next token; return the text that can be released now, nothing once a stop string has ended it."""
         assert not self._finished, "push after finish"
-        if self._stopped is not None:
+        if self._stopped is not None or self._silent:
             return ""
         self._pushed += 1
         self._detokenizer.push(token_id)
@@ -74,7 +75,7 @@ class TextStream:
         """End the answer; return the text that was still held. An incomplete character becomes U+FFFD."""
         assert not self._finished, "finish comes once"
         self._finished = True
-        if self._stopped is not None:
+        if self._stopped is not None or self._silent:
             return ""
         released = self._advance(_Decoded(self._detokenizer.flush(), ""))
         return released if self._stopped is not None else released + self._release(self._held, "")

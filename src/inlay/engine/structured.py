@@ -1,4 +1,4 @@
-"""Answers in a given language: JSON under a schema, a regular expression, or one of several texts.
+"""Answers in a given language: JSON under a schema, a regular expression, one of several texts, or a grammar.
 
 A grammar says before every step which tokens may come next. llguidance does the work (Earley parsing over a lexer of
 derivatives, walked down a trie of the vocabulary's bytes); it is an optional dependency.
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
+from inlay.engine.grammar_forms import GrammarError, lark_of, lark_of_tags, read_tags, tags_text
 from inlay.errors import InlayError, ParameterError
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ _REASON = 300  # characters of what llguidance reports
 # Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
 # taken to white space go on with it until max_tokens.
 _WHITE_SPACE = r" |\n {0,32}"
-
-
-class _GrammarError(Exception):
-    """What is wrong with a grammar."""
 
 
 class CompilerError(InlayError):
@@ -112,7 +109,7 @@ class Grammars:
         ((kind, value),) = structure.items()
         try:
             return Guide(self._compiled(*_as_text(kind, value), salt).deep_copy())
-        except (_GrammarError, CompilerError) as error:
+        except (GrammarError, CompilerError) as error:
             raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
 
     def _compiled(self, kind: str, text: str, salt: str) -> LLMatcher:
@@ -125,13 +122,22 @@ class Grammars:
     def _compile(self, kind: str, text: str) -> LLMatcher:
         trie = self._vocabulary_trie()
         with panics_told():
-            grammar = _library().grammar_from(kind, text)
+            grammar = self._grammar(kind, text)
             matcher: LLMatcher = _library().LLMatcher(trie, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             _bits([matcher], self._vocabulary)  # shows whether there is a first token
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
-            raise _GrammarError(_sentence(matcher.get_error()))
+            raise GrammarError(_sentence(matcher.get_error()))
         return matcher
+
+    def _grammar(self, kind: str, text: str) -> str:
+        """A grammar as llguidance compiles it. Raises GrammarError."""
+        if kind == "structural_tag":
+            special = {token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special}
+            return str(_library().grammar_from("lark", lark_of_tags(*read_tags(json.loads(text)), special)))
+        if kind == "grammar":
+            return str(_library().grammar_from("lark", lark_of(text)))
+        return str(_library().grammar_from(kind, text))
 
     def _vocabulary_trie(self) -> LLTokenizer:
         with self._making_trie:  # everybody needs the same one
@@ -322,28 +328,33 @@ def _remainders(multiple: Any) -> int:
 def _as_text(kind: str, value: Any) -> tuple[str, str]:
     """The name of a kind of grammar in llguidance, and its text: JSON for schemas and choices, patterns as they are.
 
-    Raises _GrammarError for one that is too large.
+    Raises GrammarError for one that is too large.
     """
-    if kind == "regex":
+    if kind in ("regex", "grammar"):
         return kind, _short(str(value))
     try:
         parsed = json.loads(_short(value)) if isinstance(value, str) else value
         if kind == "choice":
             return kind, _short(json.dumps(list(parsed)))
+        if kind == "structural_tag":
+            structures, triggers = read_tags(parsed)
+            if problem := too_large([one["schema"] for one in structures]):
+                raise GrammarError(problem)
+            return kind, _short(tags_text(structures, triggers))
         schema = {"type": "object"} if kind == "json_object" else parsed
         if problem := too_large(schema):
-            raise _GrammarError(problem)
+            raise GrammarError(problem)
         options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
         return "json", _short(json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema))
     except (TypeError, ValueError) as error:
         raise ParameterError(f"structured_outputs['{kind}'] is no JSON: {error}.") from error
     except RecursionError as error:
-        raise _GrammarError("it nests too deeply; nest it less deeply") from error
+        raise GrammarError("it nests too deeply; nest it less deeply") from error
 
 
 def _short(text: str) -> str:
     if len(text) > _LONGEST:
-        raise _GrammarError(f"it takes {len(text):,} characters, more than the {_LONGEST:,} that a grammar may have")
+        raise GrammarError(f"it takes {len(text):,} characters, more than the {_LONGEST:,} that a grammar may have")
     return text
 
 

@@ -9,8 +9,10 @@ their results. Seams (see seams.py) keep their texts from becoming special token
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
+from inlay.prompt.chat_options import ChatOptions
 from inlay.prompt.tokens import Seams, at_seams
 
 logger = logging.getLogger(__name__)
@@ -29,7 +32,9 @@ _SENTINEL = "7310946{:04d}9512683"  # no letters: a template that changes their 
 _SENTINELS = re.compile(r"7310946([0-9]{4,6})9512683")
 _BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body, to see what the template leaves of it
 _STRIPPED = ("", "\n", None)
+_END = f"{secrets.randbelow(10**24):024d}"  # behind a message that is continued; nobody outside knows these digits
 _ROLES_SHOWN = 20  # in a sentence
+_REMEMBERED_VARIABLES = 64  # sets of them, of as many characters each
 _REMEMBERED_TURNS = 256  # of turns longer than this the pieces are not kept: anybody can send many such
 
 Turn = str | Mapping[str, Any]
@@ -66,14 +71,19 @@ class Trim:
 
 
 class ChatTemplate:
-    """The chat template of one tokenizer, as pieces around the bodies of turns."""
+    """The chat template of one tokenizer, as pieces around the bodies of turns.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    variables: what it is told beside messages and tools.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
         self._seams = Seams(token.content for token in added)
         # A past answer may hold what the model itself writes, such as </think>: templates look for it.
         self._answer_seams = Seams(token.content for token in added if token.special)
+        self._variables: dict[str, Any] = {} if variables is None else self._seams.put(variables)
+        self._told = lru_cache(maxsize=_REMEMBERED_VARIABLES)(self._with_variables)
         #: The kinds of warnings that were logged: each is once.
         self.warned: set[str] = set()
         self._pieces = lru_cache(maxsize=1024)(self._find_pieces)
@@ -83,6 +93,24 @@ class ChatTemplate:
     def exists(self) -> bool:
         """Whether the tokenizer has a chat template at all."""
         return bool(self._tokenizer.chat_template)
+
+    def told(self, options: ChatOptions) -> ChatTemplate:
+        """This template with the variables of a conversation. Raises ParameterError for one that it does not know."""
+        variables = options.given_to(self._tokenizer)
+        if not variables:
+            return self
+        written = json.dumps(variables, sort_keys=True)
+        return self._told(written) if len(written) <= _REMEMBERED_VARIABLES else self._with_variables(written)
+
+    def _with_variables(self, written: str) -> ChatTemplate:
+        told = ChatTemplate(self._tokenizer, json.loads(written))
+        told.warned = self.warned
+        return told
+
+    @property
+    def source(self) -> str:
+        """The template's text; of several, that of the one for conversations without tools."""
+        return str(self._tokenizer.get_chat_template())
 
     @property
     def source_with_tools(self) -> str:
@@ -253,9 +281,26 @@ class ChatTemplate:
             messages.append(message if "content" in message else {**message, "content": next(left)})
         return self.render(messages, generation=generation, tools=self._seams.put(tools))
 
-    def render_with_seams(self, messages: Sequence[Mapping[str, Any]], *, tools: Tools | None = None) -> str:
-        """What ``render`` gives, with seams where a text of the messages or the tools spells a special token."""
-        return self.render([self._with_seams(message) for message in messages], tools=self._seams.put(tools))
+    def render_with_seams(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Tools | None = None,
+        generation: bool = True,
+        continues: bool = False,
+    ) -> str:
+        """What ``render`` gives, with seams where a text of the messages or the tools spells a special token.
+
+        continues: whether the rendering ends with the text of the last message, as it is.
+        """
+        seamed, tools = [self._with_seams(message) for message in messages], self._seams.put(tools)
+        if not continues:
+            return self.render(seamed, generation=generation, tools=tools)
+        seamed[-1]["content"] += _END
+        before, *behind = self.render(seamed, generation=False, tools=tools).split(_END)
+        if len(behind) != 1:
+            raise ModelError("the chat template does not show the last message once, so it cannot be continued")
+        return before
 
     def _with_seams(self, message: Mapping[str, Any]) -> dict[str, Any]:
         seamed: dict[str, Any] = self._seams.put(message)
@@ -276,6 +321,7 @@ class ChatTemplate:
                     tools=[dict(tool) for tool in tools] if tools else None,
                     tokenize=False,
                     add_generation_prompt=generation,
+                    **self._variables,
                 )
             )
         except Exception as error:  # a template is a program that came with the model: it can fail in any way

@@ -10,28 +10,29 @@ Parts of a conversation as segments: what each attends to when it is encoded, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
-from inlay.prompt.chat import ChatTemplate, Tools, Trim, Turn
+from inlay.prompt.chat import ChatTemplate, Trim, Turn
+from inlay.prompt.inputs import Conversation
 from inlay.prompt.placement import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams
 
 
-def lay_out_conversation(
-    messages: Sequence[Mapping[str, Any]], encoder: TextEncoder, template: ChatTemplate, tools: Tools | None = None
-) -> PromptLayout:
+def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template: ChatTemplate) -> PromptLayout:
     """Place messages, some of whose contents are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
 
     Raises ModelError where the template refuses the turns.
     """
     texts = sum(len(message["content"]) for message in messages if not isinstance(message["content"], str))
     encoder.bound.check_count(texts, "parts of messages")
-    turns = [_turn(message, template) for message in messages]
-    pieces = template.pieces(turns, generation=True, tools=tools)
-    trims = template.trims(turns, generation=True, tools=tools)
+    turns, tools, options = [_turn(message, template) for message in messages], messages.tools, messages.options
+    pieces = template.pieces(turns, generation=options.generation, tools=tools)
+    trims = template.trims(turns, generation=options.generation, tools=tools)
+    if options.continues:  # what it ends with is not its end
+        trims = (*trims[:-1], replace(trims[-1], right=""))
     walk = _Walk(encoder)
     cut_out = [
         message for message, turn in zip(messages, turns, strict=True) if isinstance(turn, str) or "content" not in turn
@@ -42,9 +43,10 @@ def lay_out_conversation(
         walk.template(piece)
         for part in parts:
             walk.content(part, system=message["role"] == "system")
-    walk.template(pieces[-1])
+    if not options.continues:
+        walk.template(pieces[-1])
     bodies = ["".join(part.text for part in parts) for parts in settled]
-    template.verify(turns, bodies, pieces, tools=tools)
+    template.verify(turns, bodies, pieces, generation=options.generation, tools=tools)
     return PromptLayout(None, tuple(walk.parts), "".join(walk.texts))
 
 

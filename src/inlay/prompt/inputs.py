@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, PromptBuilder
+from inlay.prompt.chat_options import ChatOptions
 from inlay.types import SamplingParams
 from inlay.wording import show
 
@@ -18,6 +19,16 @@ logger = logging.getLogger(__name__)
 
 Message: TypeAlias = Mapping[str, Any]
 PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
+
+
+_PLAIN = ChatOptions()
+#: What a mapping with "messages" may hold beside them and "tools" → the fields of ChatOptions.
+CHAT_OPTIONS = {
+    "chat_template_kwargs": "variables",
+    "documents": "documents",
+    "add_generation_prompt": "generation",
+    "continue_final_message": "continues",
+}
 
 
 def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") -> list[int]:
@@ -51,13 +62,23 @@ def check_template(text: str, where: str = "chat_template") -> str:
 
 
 class Conversation(tuple[Message, ...]):
-    """Chat messages, with the tools that the model may call: as OpenAI writes them, ``{"type", "function"}`` each."""
+    """Chat messages, with the tools that the model may call: as OpenAI writes them, ``{"type", "function"}`` each.
 
-    tools: Sequence[Mapping[str, Any]]
+    options: how they are rendered.
+    """
 
-    def __new__(cls, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Conversation:
+    tools: Sequence[Mapping[str, Any]] | None
+    options: ChatOptions
+
+    def __new__(
+        cls,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: ChatOptions = _PLAIN,
+    ) -> Conversation:
         made = super().__new__(cls, messages)
         made.tools = tools
+        made.options = options
         return made
 
 
@@ -119,16 +140,26 @@ def as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:
 def unwrap(prompt: Mapping[str, Any]) -> Any:
     """What a prompt written as a mapping holds. Raises ParameterError for unknown keys."""
     keys = set(prompt)
-    if keys == {"messages", "tools"}:
-        if not is_conversation(prompt["messages"]):
-            raise ParameterError(f"messages is {_shown(prompt['messages'])}; it must be a list of chat messages")
-        return Conversation(prompt["messages"], prompt["tools"])
     if keys == {"prompt"} or keys == {"prompt_token_ids"} or keys == {"messages"}:
         return next(iter(prompt.values()))
+    if "messages" in keys and keys <= {"messages", "tools", *CHAT_OPTIONS}:
+        if not is_conversation(prompt["messages"]):
+            raise ParameterError(f"messages is {_shown(prompt['messages'])}; it must be a list of chat messages")
+        return Conversation(prompt["messages"], prompt.get("tools"), _options(prompt))
     raise ParameterError(
         f"a prompt has the keys {sorted(map(str, keys))}; write {{'prompt': …}}, {{'prompt_token_ids': …}}, "
-        "{'messages': […]} or {'messages': […], 'tools': […]}"
+        f"{{'messages': […]}} or {{'messages': […], 'tools': […]}}, with messages also {', '.join(CHAT_OPTIONS)}"
     )
+
+
+def _options(prompt: Mapping[str, Any]) -> ChatOptions:
+    given = {field: prompt[name] for name, field in CHAT_OPTIONS.items() if prompt.get(name) is not None}
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if not isinstance(prompt.get(name, False), bool):
+            raise ParameterError(f"{name} is {show(prompt[name])}; it must be True or False")
+    if given.get("continues") and "generation" not in given:
+        given["generation"] = False  # the answer is the rest of a message
+    return ChatOptions(**given)
 
 
 def is_conversation(prompt: Any) -> bool:

@@ -92,11 +92,16 @@ class PromptProcessor:
         Raises ParameterError, PMLError, ModelError, and ContextError where the prompt leaves no room for an answer.
         """
         check_weight(weight)
-        layout = self.lay_out(prompt, policy, salt)
-        self._check_prompt(layout)
+        layout = self._cut(self.lay_out(prompt, policy, salt), params)
+        self._check_prompt(layout, answered=params.max_tokens != 0)
         self._check_tokens(params)
+        if params.prompt_logprobs is not None:
+            policy = policy.alone()  # there are no logits of what is stored
+        text = layout.text
+        if params.prompt_logprobs is not None and not text:
+            text = str(self.tokenizer.decode(list(layout.ids)))
         return EngineRequest(
-            text=layout.text or None,
+            text=text or None,
             ids=layout.ids,
             positions=layout.positions,
             parts=self.parts(layout, policy, salt),
@@ -186,10 +191,14 @@ class PromptProcessor:
         spells a special token: then the rendering is cut there, so that no text can open a role.
         """
         self.encoder.bound.check_count(len(messages), "messages")
-        tools = messages.tools if isinstance(messages, Conversation) else None
-        if not all(isinstance(message["content"], str) for message in messages):
-            return lay_out_conversation(messages, self.encoder, self.template, tools)
-        texts = at_seams(self.template.render_with_seams(messages, tools=tools))
+        chat = messages if isinstance(messages, Conversation) else Conversation(messages)
+        chat.options.check_last(chat)
+        template = self.template.told(chat.options)
+        if not all(isinstance(message["content"], str) for message in chat):
+            return lay_out_conversation(chat, self.encoder, template)
+        generation, continues = chat.options.generation, chat.options.continues
+        rendered = template.render_with_seams(chat, tools=chat.tools, generation=generation, continues=continues)
+        texts = at_seams(rendered)
         self.encoder.bound.check(texts)
         if len(texts) == 1:
             return lay_out_ids(self.tokenizer.encode(texts[0], add_special_tokens=False), texts[0])
@@ -239,13 +248,33 @@ class PromptProcessor:
         )
         return known.specs.setdefault(policy, made)
 
+    def _cut(self, layout: PromptLayout, params: SamplingParams) -> PromptLayout:
+        """A prompt without the tokens in front of those that the request keeps. Raises ParameterError."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return layout
+        if most == -1:
+            most = max(1, self.model.max_positions - (1 if params.max_tokens is None else params.max_tokens))
+        if len(layout.ids) <= most:
+            return layout
+        if layout.schema is not None or any(part.origin is not None for part in layout.parts):
+            raise ParameterError(
+                f"truncate_prompt_tokens is {params.truncate_prompt_tokens}, and a prompt that reads modules or parts "
+                "of messages is not cut; import fewer of them"
+            )
+        kept = layout.ids[-most:]
+        return lay_out_ids(kept, str(self.tokenizer.decode(list(kept))))
+
     # Checks
 
-    def _check_prompt(self, layout: PromptLayout) -> None:
-        """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody."""
+    def _check_prompt(self, layout: PromptLayout, *, answered: bool) -> None:
+        """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody.
+
+        answered: whether there has to be room for a token behind it.
+        """
         where = f"{layout.place}: " if layout.place else ""
         longest, end = self.model.max_positions, layout.end - 1
-        if end + 1 >= longest:  # first: what cannot fit may be of any length
+        if end + answered >= longest:  # first: what cannot fit may be of any length
             raise ContextError(
                 f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
                 "answer included; shorten the prompt, or import fewer modules"
@@ -258,7 +287,12 @@ class PromptProcessor:
 
     def _check_tokens(self, params: SamplingParams) -> None:
         last = self.model.vocab_size - 1
-        for name, tokens in (("stop_token_ids", params.stop_ids), ("logit_bias", params.logit_bias or ())):
+        named = {
+            "stop_token_ids": params.stop_ids,
+            "logit_bias": params.logit_bias or (),
+            "allowed_token_ids": params.allowed_token_ids or (),
+        }
+        for name, tokens in named.items():
             for token in tokens:
                 if token > last:
                     raise ParameterError(f"{name} holds token {show(token)}, and the model knows tokens 0 to {last}")

@@ -24,7 +24,7 @@ from inlay.server.openapi import of_answers
 from inlay.server.requests import ServerRequest, read_request
 from inlay.server.service import Service
 from inlay.server.threads import LARGE, json_response, off_loop
-from inlay.server.usage import RequestUsage, Update, tokens_of, within_logprobs
+from inlay.server.usage import RequestUsage, Update, check_prompt_logprobs, tokens_of, within_logprobs
 from inlay.types import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,8 @@ class Answer(Response):
         """Take what the request needs of its tenant's limits, now that it is known. Raises BodyError."""
         service, tenant = self._service, request.tenant
         call = within_logprobs(request.call, service.llm.loaded.spec.max_positions)
+        if call.params.prompt_logprobs is not None:
+            await off_loop(lambda: check_prompt_logprobs(call, service.llm, tenant))
         tokens = 0
         if tenant.limits.tokens_per_minute is not None:  # a prompt may have a hundred thousand parts
             tokens = await off_loop(lambda: tokens_of(call, service.llm, tenant))
@@ -101,7 +103,8 @@ class Answer(Response):
         began = time.perf_counter()
         outputs = usage.outputs
         response = await json_response(
-            lambda: self._dialect.respond(request.call, outputs, **self._named(request)), _size(request, usage.said)
+            lambda: self._dialect.respond(request.call, outputs, **self._named(request)),
+            _size(request, usage.said) + _prompts_size(request, outputs),
         )
         made = time.perf_counter()
         usage.took("respond", made - began)
@@ -125,7 +128,9 @@ class Answer(Response):
                     usage.note(changed)
                     admission.used(usage.tokens)
                     began = time.perf_counter()
-                    new = await _events(stream, changed, _size(request, usage.said - before))
+                    size = _size(request, usage.said - before)
+                    size += 0 if before else _prompts_size(request, [output for _, output in changed])
+                    new = await _events(stream, changed, size)
                     made = time.perf_counter()
                     await events.write(new)
                     usage.took("respond", made - began)
@@ -203,6 +208,14 @@ def _size(request: ServerRequest, tokens: int) -> int:
     """About how many bytes of a response so many tokens make."""
     logprobs = request.call.params.logprobs
     return tokens * (_TOKEN_BYTES + (0 if logprobs is None else (1 + logprobs) * _LOGPROB_BYTES))
+
+
+def _prompts_size(request: ServerRequest, outputs: Sequence[RequestOutput]) -> int:
+    """About how many bytes of a response tell of prompts."""
+    call, told = request.call, request.call.params.prompt_logprobs
+    times = call.params.n if call.echo else 1
+    each = (_TOKEN_BYTES if call.echo else 0) + (0 if told is None else (1 + told) * _LOGPROB_BYTES)
+    return times * each * sum(len(output.prompt_token_ids) for output in outputs)
 
 
 def _failure(error: Exception) -> Failure:

@@ -78,6 +78,7 @@ def _call(body: Any, endpoint: str, service: Service, default_max_tokens: int | 
         checked,
         default_max_tokens=default_max_tokens,
         tools=service.tools,
+        reasoning=service.reasoning,
         defaults=service.llm.sampling_defaults,
     )
     return TimedCall(call, read - began, time.perf_counter() - read)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from inlay.api.call import system_fingerprint
 from inlay.api.failures import BodyError
+from inlay.api.reasoning import model_reasoning
 from inlay.api.tools.formats import model_tools
 from inlay.async_llm import AsyncLLM
 from inlay.pml import Schema
@@ -41,6 +42,7 @@ class Service:
         self.settings = settings
         self.tenants = Tenants(settings.keys_file, settings.api_keys)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
+        self.reasoning = model_reasoning(llm.tokenizer, settings.reasoning_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.body_workers = BodyWorkers(16 * settings.max_body_bytes)
         self.schemas = SchemaCatalog(llm)

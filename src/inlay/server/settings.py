@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inlay.api.reasoning.formats import check_parser
 from inlay.api.tools.formats import FORMATS
 from inlay.config import check_choice
 from inlay.errors import ParameterError
@@ -39,7 +40,7 @@ class ServerSettings:
     drain_s: how long requests under way may go on when the server is told to stop.
     default_max_tokens: see ``api.dialect.Dialect.translate``.
     tool_parser: how answers write tool calls, a name of ``api.tools.formats``; None to tell it from
-        the template.
+        the template. reasoning_parser: how answers write reasoning, a name of ``api.reasoning.formats``; as above.
     log_format, log_level: of the log on stderr.
     """
 
@@ -64,6 +65,7 @@ class ServerSettings:
     drain_s: float = 30.0
     default_max_tokens: int | None = None
     tool_parser: str | None = None
+    reasoning_parser: str | None = None
     log_format: str = "text"
     log_level: str = "info"
 
@@ -72,6 +74,7 @@ class ServerSettings:
         check_choice("max_reuse", self.max_reuse, CEILINGS)
         if self.tool_parser is not None:
             check_choice("tool_parser", self.tool_parser, tuple(row.name for row in FORMATS))
+        check_parser(self.reasoning_parser)
         check_choice("log_format", self.log_format, LOG_FORMATS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
         if not reuse.within(ReusePolicy.parse(self.max_reuse)):

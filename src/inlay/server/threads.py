@@ -35,8 +35,8 @@ _THREADS = 2  # of a lane: more would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
 _TRIMMED_BYTES = _MIB  # of bodies, behind which it is worth some milliseconds to give their memory back
-_TRIM_AFTER_S = 1.0
-_TRIM_AGAIN_S = 8.0  # behind that, for what was made of these bodies: grammars, prompts, answers
+TRIM_AFTER_S = 1.0
+TRIM_AGAIN_S = 8.0  # behind that, for what was made of these bodies: grammars, prompts, answers
 
 
 class BodyWorkers:
@@ -108,12 +108,12 @@ class _Lane:
             if self._trim is not None:
                 self._trim.cancel()
             self._trims_soon = True
-            self._trim = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._give_back)
+            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
 
     def _give_back(self) -> None:
         again = self._trims_soon
         self._trims_soon, self._ended = False, 0
-        self._trim = asyncio.get_running_loop().call_later(_TRIM_AGAIN_S, self._give_back) if again else None
+        self._trim = asyncio.get_running_loop().call_later(TRIM_AGAIN_S, self._give_back) if again else None
         self._threads.submit(give_memory_back)
 
     def _left(self, tenant: str, size: int) -> None:

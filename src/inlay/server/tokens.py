@@ -13,7 +13,7 @@ from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint
 from inlay.api.values import shown
 from inlay.async_llm import AsyncLLM
-from inlay.prompt.inputs import check_ids
+from inlay.prompt.inputs import CHAT_OPTIONS, check_ids
 from inlay.server.limits import Tenant
 from inlay.server.openapi import DETOKENIZE, TOKENIZE
 from inlay.server.requests import check_name, check_schemas, policy_of, read_call
@@ -23,7 +23,7 @@ from inlay.server.threads import json_response
 router = APIRouter(tags=["tokens"])
 
 #: What a prompt may be given as, in the fields of completions; and two of /tokenize's own.
-_PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", "tools")
+_PROMPT = ("messages", "model", "pml", "positions", "prompt", "reuse", "tools", *CHAT_OPTIONS)
 _OWN = ("add_special_tokens", "return_token_strs")
 FIELDS = (*_PROMPT, *_OWN)
 

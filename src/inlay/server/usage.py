@@ -50,11 +50,30 @@ def within_logprobs(call: Call, longest: int) -> Call:
     return replace(call, params=replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most)))
 
 
+def check_prompt_logprobs(call: Call, llm: AsyncLLM, tenant: Tenant) -> None:
+    """Raises BodyError for a call that asks for more log-probabilities of its prompts than one may have, roughly."""
+    scored = call.params.prompt_logprobs
+    if scored is None:
+        return
+    tokens, wide = _prompts_tokens(call, llm, tenant), (1 + scored) * (call.params.n if call.echo else 1)
+    if tokens * wide > MAX_LOGPROBS:
+        raise BodyError(
+            f"the request asks for about {tokens * wide:,} log-probabilities of its prompts (tokens × alternatives), "
+            f"and one may have {MAX_LOGPROBS:,}; make several requests of it, or ask for fewer alternatives",
+            param="prompt_logprobs" if call.scores is not None else "logprobs",
+        )
+
+
 def tokens_of(call: Call, llm: AsyncLLM, tenant: Tenant) -> int:
     """How many tokens a call may use: of its prompts, estimated from their text, and of the longest answers."""
     longest = llm.loaded.spec.max_positions
     answers = call.answers * _longest_answer(call.params, longest)
-    return answers + sum(min(longest, _prompt_tokens(prompt, llm, tenant)) for prompt in call.prompts)
+    return answers + _prompts_tokens(call, llm, tenant)
+
+
+def _prompts_tokens(call: Call, llm: AsyncLLM, tenant: Tenant) -> int:
+    longest = llm.loaded.spec.max_positions
+    return sum(min(longest, _prompt_tokens(prompt, llm, tenant)) for prompt in call.prompts)
 
 
 def text_tokens(text: str) -> int:

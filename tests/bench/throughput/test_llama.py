@@ -118,7 +118,7 @@ def column(played, monkeypatch) -> Any:
             self.sequences = module.Sequences("file", *words)
 
         def ask(self, line: str) -> Any:
-            return json.loads(json.dumps(module._answered(self.sequences, json.loads(line))))
+            return json.loads(json.dumps(module.answered(self.sequences, json.loads(line))))
 
         def close(self) -> None:
             pass
@@ -180,7 +180,7 @@ def test_where_it_cannot_run_it_says_why(monkeypatch, capsys, quick_model):
 
 def test_a_process_that_ends_says_so(monkeypatch):
     monkeypatch.setattr("inlay.bench.decode.llama.write_gguf", lambda config, path: None)
-    monkeypatch.setattr(llama, "_WORKER", "inlay.bench.no_such_module")
+    monkeypatch.setattr(llama, "WORKER", "inlay.bench.no_such_module")
     monkeypatch.setattr(llama, "why_not", lambda config, dtype: None)
     column = LlamaCpp(CONFIG, "bfloat16", most=1, longest=9, shared=0, token_bytes=10)
     with pytest.raises(ModelError, match=r"llama.cpp ended with status 1; leave it out with --against off,stock"):

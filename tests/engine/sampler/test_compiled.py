@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,6 +146,9 @@ def test_rows_with_a_grammar():
     params = [SamplingParams(**changes) for changes in PARAMS]
     rows = [row(one, 2, 3, [5], guide=guide(place)) for place, one in enumerate(params)]
     check(normal(len(rows), vocabulary), rows)
+    limits = [None if place % 2 else range(place, vocabulary, 7 + place) for place in range(len(params))]
+    limited = [replace(one, allowed_token_ids=allowed) for one, allowed in zip(params, limits, strict=True)]
+    check(normal(len(rows), vocabulary), [row(one, 2, 3, guide=guide(place)) for place, one in enumerate(limited)])
 
 
 def test_ids_that_are_no_tokens_change_nothing():

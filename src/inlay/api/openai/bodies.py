@@ -32,17 +32,18 @@ NO_EFFECT = (
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), "inlay writes text alone; leave it out"),
     "best_of": ((1,), "inlay returns every answer that it makes; ask for several with n"),
-    "echo": ((False,), "an answer does not repeat its prompt; leave it out"),
+    "chat_template": ((), "a template is a program, and only the model's own is run; write chat_template_kwargs"),
     "function_call": (("auto", "none"), "it is the old form of tool_choice; write that"),
     "functions": (([],), "it is the old form of tools; write those"),
     "guided_choice": ((), 'write "structured_outputs": {"choice": […]}'),
+    "guided_grammar": ((), 'write "structured_outputs": {"grammar": "…"}'),
     "guided_json": ((), 'write "structured_outputs": {"json": …}'),
     "guided_regex": ((), 'write "structured_outputs": {"regex": …}'),
     "modalities": ((["text"],), "inlay writes text alone; leave it out"),
     "moderation": ((), "inlay moderates nothing; leave it out"),
     "parallel_tool_calls": ((True, False), "only chats call tools; leave it out"),
     "prediction": ((), "inlay takes no predicted output; leave it out"),
-    "reasoning_effort": ((), "inlay has no setting for reasoning; write it into a message"),
+    "spaces_between_special_tokens": ((True,), "a text is what the tokenizer's decoder gives; leave it out"),
     "suffix": (("",), "inlay does not fill gaps; leave it out"),
     "tool_choice": (("auto", "none"), "only chats call tools; leave it out"),
     "tools": (([],), "only chats call tools; send them to /v1/chat/completions"),
@@ -62,6 +63,9 @@ MAX_PROMPTS = 4_096
 
 #: Fields that are lists or objects → how many members they may have; looked at before the members are.
 LONGEST = {
+    "allowed_token_ids": 262_144,
+    "bad_words": 256,
+    "documents": 1_024,
     "logit_bias": 16_384,
     "messages": MAX_MESSAGES,
     "stop": 64,  # each is looked for behind every token
@@ -72,7 +76,13 @@ LONGEST = {
 MAX_TAGS = 20_000  # of a prompt as PML; and values of one as JSON
 
 #: Fields that hold JSON Schemas or grammars → how many values there may be in them, at any depth.
-LARGEST = {"response_format": 50_000, "structured_outputs": 50_000, "tools": 50_000}
+LARGEST = {
+    "chat_template_kwargs": 1_000,
+    "documents": 10_000,
+    "response_format": 50_000,
+    "structured_outputs": 50_000,
+    "tools": 50_000,
+}
 
 
 def _prompt_of_one_kind(value: Any) -> Any:
@@ -171,10 +181,12 @@ class JSONSchemaFormat(Form):
 
 
 class ResponseFormat(Form):
-    """What an answer has to be."""
+    """What an answer has to be. ``structures`` and ``triggers`` are vLLM's, of a structural tag."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JSONSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 _Stop = Annotated[str, Field(max_length=_MAX_STOP)]
@@ -200,8 +212,9 @@ class Body(Form):
     )
     response_format: ResponseFormat | None = Field(
         None,
-        description='{"type": "text"}, {"type": "json_object"}, or '
-        '{"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}',
+        description='{"type": "text"}, {"type": "json_object"}, '
+        '{"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}, or '
+        '{"type": "structural_tag", "structures": […], "triggers": […]}',
     )
     stream: bool | None = Field(None, description=_SWITCH)
     stream_options: StreamOptions | None = Field(None, description='{"include_usage": true}')
@@ -217,8 +230,16 @@ class Body(Form):
     )
     include_stop_str_in_output: bool | None = Field(None, description=_SWITCH)
     skip_special_tokens: bool | None = Field(None, description=_SWITCH)
+    bad_words: Annotated[list[str], Field(fail_fast=True, max_length=LONGEST["bad_words"])] | None = Field(
+        None, description=f"a list of texts, at most {LONGEST['bad_words']}"
+    )
+    allowed_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=LONGEST["allowed_token_ids"])] | None = (
+        Field(None, description=f"a list of token ids, at most {LONGEST['allowed_token_ids']:,}")
+    )
+    truncate_prompt_tokens: int | None = Field(None, description=f"{_WHOLE} of at least 1, or -1", ge=-1)
+    prompt_logprobs: int | None = Field(None, description=f"{_WHOLE} from 0 to {_MAX_LOGPROBS}", ge=0, le=_MAX_LOGPROBS)
     structured_outputs: dict[str, Any] | None = Field(
-        None, description='{"json": schema}, {"regex": "…"} or {"choice": […]}'
+        None, description='{"json": schema}, {"regex": "…"}, {"choice": […]}, {"grammar": "…"} or {"structural_tag": …}'
     )
     priority: int | None = Field(None, description=f"{_WHOLE} of 32 bits; lower goes first", ge=-(2**31), lt=2**31)
     # inlay's own
@@ -246,6 +267,20 @@ class ChatBody(Body):
         '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [{"type": …}]}}',
     )
     parallel_tool_calls: bool | None = Field(None, description=_SWITCH)
+    # vLLM's
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="an object of values for variables of the chat template"
+    )
+    documents: Annotated[list[dict[str, str]], Field(fail_fast=True, max_length=LONGEST["documents"])] | None = Field(
+        None, description=f'a list of objects of texts {{"title": "…", "text": "…"}}, at most {LONGEST["documents"]:,}'
+    )
+    add_generation_prompt: bool | None = Field(None, description=_SWITCH)
+    continue_final_message: bool | None = Field(None, description=_SWITCH)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description='"none", "minimal", "low", "medium", "high", "xhigh" or "max"'
+    )
+    include_reasoning: bool | None = Field(None, description=_SWITCH)
+    echo: Literal[False] | None = Field(None, description="false; a chat's answer does not repeat its prompt")
 
 
 class CompletionBody(Body):
@@ -256,3 +291,5 @@ class CompletionBody(Body):
         description=f"a text, token ids, a list of either, or a prompt of a schema: {_PROMPT}",
     )
     logprobs: int | None = Field(None, description=f"{_WHOLE} from 0 to {_MAX_LOGPROBS}", ge=0, le=_MAX_LOGPROBS)
+    echo: bool | None = Field(None, description=_SWITCH)
+    max_tokens: int | None = Field(None, description=f"{_POSITIVE}, or 0 with echo or prompt_logprobs", ge=0)

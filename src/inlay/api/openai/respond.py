@@ -1,22 +1,21 @@
 """Finished outputs → the body of a response: ``chat.completion`` or ``text_completion``.
 
-Its parts, which chunks of streams are made of too: log-probabilities, usage, and calls of tools.
+Its parts, which chunks of streams are made of too: usage, and calls of tools.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any
 
 from inlay.api.call import Call
 from inlay.api.openai.bodies import Endpoint
+from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, joined, prompt_scores
+from inlay.api.reasoning import ReasoningUse
 from inlay.api.tools import Delta, ToolUse
-from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from inlay.types import CompletionOutput, RequestMetrics, RequestOutput
 
-_LOWEST = -9999.0  # what OpenAI sends for a token that cannot come; JSON has no infinity
-_HALF = "\ufffd"
 _OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
 _COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "recomputed_tokens", "computed_tokens")
@@ -39,11 +38,12 @@ def respond(
     and of the ids of its tool calls. created: seconds since 1970. model: what it is called.
     fingerprint: see ``system_fingerprint``.
     """
-    answers = [answer for output in outputs for answer in output.outputs]
+    answers = [(output, answer) for output in outputs for answer in output.outputs]
     if call.endpoint == Endpoint.CHAT:
-        choices = [_chat_choice(call, name, number, answer) for number, answer in enumerate(answers)]
+        choices = [_chat_choice(call, name, number, *each) for number, each in enumerate(answers)]
     else:
-        choices = [_completion_choice(number, answer) for number, answer in enumerate(answers)]
+        choices = [_completion_choice(call, number, *each) for number, each in enumerate(answers)]
+    told = call.scores is not None and call.endpoint == Endpoint.CHAT
     return {
         "id": f"{_IDS[call.endpoint]}-{name}",
         "object": _OBJECTS[call.endpoint],
@@ -51,23 +51,35 @@ def respond(
         "model": model,
         "system_fingerprint": fingerprint,
         "choices": choices,
-        "usage": usage_of(outputs),
+        "usage": usage_of(outputs, call.reasoning),
         "inlay": inlay_of(outputs),
+        **({"prompt_logprobs": prompt_scores(call, outputs[0])} if told else {}),
     }
 
 
-def _chat_choice(call: Call, name: str, number: int, answer: CompletionOutput) -> dict[str, Any]:
+def _chat_choice(call: Call, name: str, number: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     logprobs = None
     if answer.logprobs is not None:
         logprobs = chat_logprobs(answer.token_ids, answer.logprobs, call.params.logprobs or 0)
-    said = {"content": answer.text} if call.tools is None else as_message(call.tools, answer.text, name, number)
-    message = {"role": "assistant", **said, "refusal": None}
+    text, reasoning = answer.text, ""
+    if call.reasoning is not None:
+        parser = call.reasoning.parser(output.prompt or "")
+        parts = [parser.feed(text), parser.finish()]
+        text, reasoning = "".join(part.content for part in parts), "".join(part.reasoning for part in parts)
+    said: dict[str, Any] = {"content": text}
+    if call.tools is not None:
+        said = as_message(call.tools, text, name, number)
+    message = {"role": "assistant", **said, **told_reasoning(call.reasoning, reasoning), "refusal": None}
     return {"index": number, "message": message, "logprobs": logprobs, **_end(answer, calls="tool_calls" in said)}
 
 
-def _completion_choice(number: int, answer: CompletionOutput) -> dict[str, Any]:
+def _completion_choice(call: Call, number: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     logprobs = None if answer.logprobs is None else completion_logprobs(answer.token_ids, answer.logprobs)
-    return {"index": number, "text": answer.text, "logprobs": logprobs, **_end(answer, calls=False)}
+    if logprobs is not None and call.echo:
+        logprobs = joined(echoed_logprobs(output, call.params.logprobs or 0), logprobs)
+    text = (output.prompt or "") + answer.text if call.echo else answer.text
+    scores = {} if call.scores is None else {"prompt_logprobs": prompt_scores(call, output)}
+    return {"index": number, "text": text, "logprobs": logprobs, **_end(answer, calls=False), **scores}
 
 
 def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
@@ -75,19 +87,28 @@ def _end(answer: CompletionOutput, *, calls: bool) -> dict[str, Any]:
     return {"finish_reason": reason, "stop_reason": answer.stop_reason}
 
 
-def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """OpenAI's ``usage``, summed over the prompts of a call and their answers."""
+def told_reasoning(use: ReasoningUse | None, text: str) -> dict[str, str]:
+    """Reasoning in a message or a delta, under the name that clients know and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text} if use is not None and use.include and text else {}
+
+
+def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = None) -> dict[str, Any]:
+    """OpenAI's ``usage``, summed over the prompts of a call and their answers. reasoning: how these reason."""
+    thought = 0
+    if reasoning is not None:
+        said = [(output.prompt or "", answer.token_ids) for output in outputs for answer in output.outputs]
+        thought = sum(reasoning.count(*each) for each in said)
     prompt = sum(output.usage.prompt_tokens for output in outputs)
-    said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     cached = sum(output.usage.cached_tokens for output in outputs)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": said,
-        "total_tokens": prompt + said,
+        "completion_tokens": tokens,
+        "total_tokens": prompt + tokens,
         "prompt_tokens_details": {"cached_tokens": cached, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
         "completion_tokens_details": {
-            "text_tokens": said,
-            "reasoning_tokens": 0,
+            "text_tokens": tokens,
+            "reasoning_tokens": thought,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -106,53 +127,6 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
         "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
     }
-
-
-def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]], top: int) -> dict[str, Any]:
-    """The ``logprobs`` of a chat's choice. top: how many of the most probable tokens to list for every token.
-
-    ``bytes`` is null where a token is a part of a character.
-    """
-    content = []
-    for token, step in zip(token_ids, steps, strict=True):
-        leaders = sorted(step.values(), key=lambda one: one.rank or 0)
-        listed = [_entry(one) for one in leaders if one.rank is not None and one.rank <= top]
-        content.append({**_entry(step[token]), "top_logprobs": listed})
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
-    """The ``logprobs`` of a completion's choice: four lists of one entry a token.
-
-    ``top_logprobs`` is by text, the chosen token's included; of tokens that are written alike the likelier counts.
-    ``text_offset`` counts the characters of the tokens before.
-    """
-    chosen = [step[token] for token, step in zip(token_ids, steps, strict=True)]
-    texts = [_text(one) for one in chosen]
-    return {
-        "text_offset": [0, *accumulate(len(text) for text in texts)][: len(texts)],
-        "token_logprobs": [_number(one) for one in chosen],
-        "tokens": texts,
-        "top_logprobs": [_by_text(step) for step in steps],
-    }
-
-
-def _by_text(step: Mapping[int, Logprob]) -> dict[str, float]:
-    ascending = sorted(step.values(), key=lambda one: one.logprob)
-    return {_text(one): _number(one) for one in ascending}
-
-
-def _entry(one: Logprob) -> dict[str, Any]:
-    text = _text(one)
-    return {"token": text, "bytes": None if _HALF in text else list(text.encode()), "logprob": _number(one)}
-
-
-def _text(one: Logprob) -> str:
-    return one.decoded_token or ""
-
-
-def _number(one: Logprob) -> float:
-    return max(one.logprob, _LOWEST)
 
 
 def as_message(use: ToolUse, text: str, response: str, choice: int) -> dict[str, Any]:

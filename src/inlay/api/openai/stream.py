@@ -15,14 +15,9 @@ from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.errors import error_body
-from inlay.api.openai.respond import (
-    as_delta,
-    chat_logprobs,
-    completion_logprobs,
-    finish_reason,
-    inlay_of,
-    usage_of,
-)
+from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
+from inlay.api.openai.respond import as_delta, finish_reason, inlay_of, told_reasoning, usage_of
+from inlay.api.reasoning import ReasoningParser, Split
 from inlay.api.tools import Delta
 from inlay.types import CompletionOutput, Logprob, RequestOutput
 
@@ -54,6 +49,7 @@ class Chunks:
         self._head = f'{_json(head)[:-1]},"choices":['
         self._usage = call.include_usage
         self._running_usage = call.running_usage
+        self._reasoning = call.reasoning
         self._answers = call.params.n
         self._outputs: dict[int, RequestOutput] = {}
         kind = _ChatChoice if call.endpoint == Endpoint.CHAT else _TextChoice
@@ -75,18 +71,18 @@ class Chunks:
         """The chunks that ``update`` puts into events, as JSON."""
         self._outputs[number] = output
         for answer in output.outputs:
-            for said in self._choices[number * self._answers + answer.index].update(answer):
+            for said in self._choices[number * self._answers + answer.index].update(answer, output):
                 yield f"{self._head}{said}{self._so_far()}{self._last_words()}}}"
 
     def usage(self) -> str:
         """The chunk behind the last choice's, for a call that asks for it."""
         outputs = self._latest()
-        return f"{self._head}],{_json({'usage': usage_of(outputs), 'inlay': inlay_of(outputs)})[1:]}"
+        return f"{self._head}],{_json({'usage': usage_of(outputs, self._reasoning), 'inlay': inlay_of(outputs)})[1:]}"
 
     def _so_far(self) -> str:
         """What stands behind the choices of every chunk."""
         if self._running_usage:
-            return f'],"usage":{_json(usage_of(self._latest()))}'
+            return f'],"usage":{_json(usage_of(self._latest(), self._reasoning))}'
         return '],"usage":null' if self._usage else "]"
 
     def _last_words(self) -> str:
@@ -118,13 +114,13 @@ class _Choice(ABC):
         self._tokens = 0
         self.finished = False
 
-    def update(self, answer: CompletionOutput) -> Iterator[str]:
-        """What an answer brings beyond what was sent of it, as entries of ``choices``."""
+    def update(self, answer: CompletionOutput, output: RequestOutput) -> Iterator[str]:
+        """What an answer brings beyond what was sent of it, as entries of ``choices``. output: that it is one of."""
         if self.finished:
             return
         if not self._begun:
             self._begun = True
-            yield from self._opening()
+            yield from self._opening(output)
         text = answer.text[self._characters :]
         self._characters += len(text)
         logprobs = self._new_logprobs(answer)
@@ -142,7 +138,7 @@ class _Choice(ABC):
             return None
         return self._logprobs(answer.token_ids[start:], answer.logprobs[start:])
 
-    def _opening(self) -> Iterable[str]:
+    def _opening(self, output: RequestOutput) -> Iterable[str]:
         """What comes before the first text."""
         return ()
 
@@ -167,25 +163,41 @@ class _ChatChoice(_Choice):
     def __init__(self, call: Call, name: str, number: int) -> None:
         super().__init__(call, name, number)
         self._parser = None if call.tools is None else call.tools.parser()
+        self._reasoning = call.reasoning
+        self._thoughts: ReasoningParser | None = None
         self._calls = False
 
-    def _opening(self) -> Iterable[str]:
+    def _opening(self, output: RequestOutput) -> Iterable[str]:
+        if self._reasoning is not None:
+            self._thoughts = self._reasoning.parser(output.prompt or "")
         yield self._entry('{"role":"assistant","content":"","refusal":null}')
 
     def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
         return chat_logprobs(token_ids, steps, self._top)
 
     def _said(self, text: str, logprobs: str) -> Iterable[str]:
-        if self._parser is None:
+        if self._parser is None and self._thoughts is None:
             yield self._entry(f'{{"content":{_json(text)}}}', logprobs)
             return
-        told = self._told(self._parser.feed(text))
+        told = self._apart(Split(content=text) if self._thoughts is None else self._thoughts.feed(text))
         if logprobs != "null":  # with the first of what is told, or alone: their tokens are told when all is known
             yield self._entry(next(told, "{}"), logprobs)
         yield from map(self._entry, told)
 
     def _rest(self) -> Iterable[str]:
-        return () if self._parser is None else map(self._entry, self._told(self._parser.finish()))
+        left = Split() if self._thoughts is None else self._thoughts.finish()
+        yield from map(self._entry, self._apart(left))
+        if self._parser is not None:
+            yield from map(self._entry, self._told(self._parser.finish()))
+
+    def _apart(self, new: Split) -> Iterator[str]:
+        """The deltas of new text of both kinds."""
+        if reasoning := told_reasoning(self._reasoning, new.reasoning):
+            yield _json(reasoning)
+        if self._parser is not None:
+            yield from self._told(self._parser.feed(new.content))
+        elif new.content:
+            yield _json({"content": new.content})
 
     def _told(self, deltas: Iterable[Delta]) -> Iterator[str]:
         for delta in deltas:
@@ -204,6 +216,16 @@ class _TextChoice(_Choice):
     def __init__(self, call: Call, name: str, number: int) -> None:
         super().__init__(call, name, number)
         self._offset = 0  # where the next token's text begins
+        self._echo = call.echo
+        self._scored = call.params.logprobs is not None
+
+    def _opening(self, output: RequestOutput) -> Iterable[str]:
+        if not self._echo:
+            return
+        logprobs = echoed_logprobs(output, self._top) if self._scored else None
+        if logprobs is not None:
+            self._offset = sum(map(len, logprobs["tokens"]))
+        yield from self._said(output.prompt or "", "null" if logprobs is None else _json(logprobs))
 
     def _logprobs(self, token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
         logprobs = completion_logprobs(token_ids, steps)

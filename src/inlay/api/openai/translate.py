@@ -11,13 +11,15 @@ from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai.bodies import MAX_TAGS, Body, ChatBody, CompletionBody, Endpoint, ResponseFormat
 from inlay.api.openai.messages import for_template
+from inlay.api.openai.reasoning import effort_variables, reasoning_of
 from inlay.api.openai.tools import Offer, offer_of
+from inlay.api.reasoning import ModelReasoning, ReasoningUse
 from inlay.api.tools.bounded import bounded_document
 from inlay.api.tools.formats import ModelTools
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import PromptInput
+from inlay.prompt.inputs import CHAT_OPTIONS, PromptInput, unwrap
 from inlay.types import SamplingParams
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat's answer is bounded by the context alone
@@ -39,6 +41,9 @@ _PLAIN = (
     "ignore_eos",
     "min_tokens",
     "skip_special_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
 )
 
 
@@ -47,6 +52,7 @@ def translate(
     *,
     default_max_tokens: int | None = None,
     tools: ModelTools | None = None,
+    reasoning: ModelReasoning | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Call:
     """A body as a call.
@@ -54,6 +60,7 @@ def translate(
     default_max_tokens: for requests that don't say; None for OpenAI's, which are 16 for completions and no bound but
         the context for chats.
     tools: what the model does with tools, ``model_tools(tokenizer)``; None for a model that does nothing with them.
+    reasoning: what it does with reasoning, ``model_reasoning(tokenizer)``.
     defaults: ``llm.sampling_defaults``, for fields of SamplingParams that the body does not say; completions without
         max_tokens have OpenAI's all the same.
     Raises BodyError, and PMLError for a prompt of a schema that cannot be read.
@@ -65,15 +72,22 @@ def translate(
     said = _said_max_tokens(body)
     structure = _structure(body)
     offer = offer_of(body, tools, _form(structure)) if isinstance(body, ChatBody) else None
+    if offer is not None and structure is not None and "structural_tag" in structure:
+        message = (
+            "response_format is a structural tag beside tools, and no answer can follow both; leave one of them out"
+        )
+        raise BodyError(message, param="response_format")
+    use = reasoning_of(body, reasoning) if isinstance(body, ChatBody) else None
     return Call(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
         model=body.model,
-        prompts=_prompts(body, offer),
+        prompts=_prompts(body, offer, reasoning),
         params=_params(
             body,
             said if said is not None else default_max_tokens,
             offer,
             structure if offer is None else offer.structure,
+            use,
             defaults,
         ),
         said_max_tokens=said is not None,
@@ -84,24 +98,41 @@ def translate(
         include_usage=include_usage,
         running_usage=include_usage and bool(options and options.continuous_usage_stats),
         tools=None if offer is None else offer.use,
+        echo=isinstance(body, CompletionBody) and bool(body.echo),
+        scores=body.prompt_logprobs,
+        reasoning=use,
     )
 
 
-def _prompts(body: Body, offer: Offer | None) -> tuple[PromptInput, ...]:
+def _prompts(body: Body, offer: Offer | None, reasoning: ModelReasoning | None) -> tuple[PromptInput, ...]:
     if isinstance(body, ChatBody):
-        return (_chat_prompt(body, offer),)
+        return (_chat_prompt(body, offer, reasoning),)
     return _completion_prompts(cast(CompletionBody, body))
 
 
-def _chat_prompt(body: ChatBody, offer: Offer | None) -> PromptInput:
+def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning | None) -> PromptInput:
     conversation = body.messages or None  # clients that insist on messages send an empty list beside a prompt
     _require_one(body, {"messages": conversation, "prompt": body.prompt, "pml": body.pml})
+    asked = {name: value for name in CHAT_OPTIONS if (value := getattr(body, name)) is not None}
+    if told := effort_variables(body, reasoning):
+        asked["chat_template_kwargs"] = {**told, **asked.get("chat_template_kwargs", {})}
     if conversation is None:
         if offer is not None:
             raise BodyError("tools are given with a prompt of a schema; give them with messages", param="tools")
+        for name in asked:
+            raise BodyError(f"{name} is given with a prompt of a schema; give it with messages", param=name)
         return _schema_prompt(body.prompt, body.pml)
     messages = for_template(conversation)
-    return messages if offer is None else {"messages": messages, "tools": offer.tools}
+    if offer is not None:
+        asked["tools"] = offer.tools
+    if not asked:
+        return messages
+    prompt = {"messages": messages, **asked}
+    try:
+        unwrap(prompt).options.check_last(messages)
+    except ParameterError as error:
+        raise BodyError(str(error).rstrip("."), param=_field(str(error), body)) from None
+    return prompt
 
 
 def _completion_prompts(body: CompletionBody) -> tuple[PromptInput, ...]:
@@ -144,6 +175,7 @@ def _params(
     max_tokens: int | None,
     offer: Offer | None,
     structure: Mapping[str, Any] | None,
+    reasoning: ReasoningUse | None,
     defaults: Mapping[str, Any],
 ) -> SamplingParams:
     given = {**defaults, **{name: value for name in _PLAIN if (value := getattr(body, name)) is not None}}
@@ -154,7 +186,10 @@ def _params(
     unsaid = defaults.get("max_tokens") if isinstance(body, ChatBody) else _COMPLETION_TOKENS
     given["max_tokens"] = max_tokens if max_tokens is not None else unsaid
     given["logprobs"] = _logprobs(body)
+    given["prompt_logprobs"] = _prompt_logprobs(body)
     given["structured_outputs"] = structure
+    if structure is not None and reasoning is not None and not reasoning.is_over:
+        given["reasoning_end"] = reasoning.format.closes
     if offer is not None and offer.use.model.ends and not offer.use.held:
         given["skip_special_tokens"] = False  # marks of calls are some; the parser leaves out the one at the end
     try:
@@ -177,6 +212,22 @@ def _logprobs(body: Body) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise BodyError('top_logprobs is given without logprobs; write "logprobs": true', param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _prompt_logprobs(body: Body) -> int | None:
+    """How many alternatives the engine is to tell of the prompt's tokens: as many as any field asks for."""
+    if body.stream and body.prompt_logprobs is not None:
+        raise BodyError("prompt_logprobs are told with whole answers; leave stream out", param="prompt_logprobs")
+    asked = [body.prompt_logprobs]
+    if isinstance(body, CompletionBody) and body.echo:
+        spelled = body.prompt is not None and (isinstance(body.prompt, str) or _all_texts(body.prompt))
+        # ids are spelled by who scores them; and who wants no token wants something of the prompt
+        asked.append(0 if body.logprobs is None and (body.max_tokens == 0 or not spelled) else body.logprobs)
+    return max((one for one in asked if one is not None), default=None)
+
+
+def _all_texts(prompts: Any) -> bool:
+    return isinstance(prompts, list) and isinstance(prompts[0] if prompts else "", str)
 
 
 def _structure(body: Body) -> Mapping[str, Any] | None:
@@ -204,6 +255,16 @@ def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
             '{"type": "json_schema", "json_schema": {"name": "…", "schema": {…}}}',
             param="response_format",
         )
+    tag = {"structures": wanted.structures, "triggers": wanted.triggers}
+    given = [value is not None for value in tag.values()]
+    if not all(given) if wanted.type == "structural_tag" else any(given):
+        raise BodyError(
+            'response_format holds structures and triggers exactly if its type is "structural_tag"; write '
+            '{"type": "structural_tag", "structures": […], "triggers": […]}',
+            param="response_format",
+        )
+    if wanted.type == "structural_tag":
+        return {"structural_tag": tag}
     if wanted.json_schema is not None:
         return {"json": bounded_document(wanted.json_schema.schema_)}
     return {"json_object": True} if wanted.type == "json_object" else None

@@ -233,7 +233,7 @@ async def _stream(wire: Wire, case: Case, habit: str, stays: int, results: Resul
     """The text of a stream; None where the client has left it."""
     began = last = time.perf_counter()
     said, done, events = "", False, 0
-    async for news in _events(wire, case, results):
+    async for news in news_of(wire, case, results):
         done = done or news is None
         if news:
             now = time.perf_counter()
@@ -250,7 +250,7 @@ async def _stream(wire: Wire, case: Case, habit: str, stays: int, results: Resul
     return said
 
 
-async def _events(wire: Wire, case: Case, results: Results) -> AsyncIterator[str | None]:
+async def news_of(wire: Wire, case: Case, results: Results) -> AsyncIterator[str | None]:
     """The new text of each event, joined for those that come together; None for the end. Raises ValueError."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
     status = await wire.send("POST", case.path, {**case.body, **options})

@@ -19,7 +19,7 @@ from inlay.bench.throughput.runs import Answer, Limit, Run
 from inlay.bench.throughput.workload import Ask, Workload
 from inlay.errors import ModelError
 
-_WORKER = "inlay.bench.throughput.llama_worker"
+WORKER = "inlay.bench.throughput.llama_worker"
 _REMEDY = "leave it out with --against off,stock"
 
 
@@ -67,7 +67,7 @@ class LlamaCpp:
 
     def _started(self) -> Worker:
         if self._worker is None:
-            self._worker = Worker(self._config, _WORKER, (*self._words, torch.get_num_threads()), _REMEDY)
+            self._worker = Worker(self._config, WORKER, (*self._words, torch.get_num_threads()), _REMEDY)
         return self._worker
 
     def _answer(self, worker: Worker, batch: list[Ask], workload: Workload, run: Run, limit: Limit) -> None:

@@ -107,12 +107,12 @@ def main(file: str, cells: int, most: int, threads: int) -> None:
         sequences = Sequences(file, cells, most, threads)
         _say({"loaded": True})
         for line in sys.stdin:
-            _say(_answered(sequences, json.loads(line)))
+            _say(answered(sequences, json.loads(line)))
     except RuntimeError as error:
         _say({"error": str(error)})
 
 
-def _answered(sequences: Sequences, asked: dict[str, Any]) -> dict[str, Any]:
+def answered(sequences: Sequences, asked: dict[str, Any]) -> dict[str, Any]:
     end = time.perf_counter() + asked["within_s"]
     try:
         if "prefix" in asked:

@@ -91,10 +91,24 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.
 
 
 def _guided(rows: Sequence[Row], vocabulary: int) -> tuple[Ids, npt.NDArray[np.uint32]]:
-    """Every row's place among those with a grammar, or -1, and the tokens that these allow, a bit each."""
-    guides = [row.guide for row in rows if row.guide is not None]
+    """Every row's place among those that may have some tokens alone, or -1, and which they are, a bit each."""
+    held = [place for place, row in enumerate(rows) if row.guide is not None or row.allowed is not None]
     guided = np.full(len(rows), -1, dtype=np.int64)
-    if not guides:
+    if not held:
         return guided, _NO_BITS
-    guided[[place for place, row in enumerate(rows) if row.guide is not None]] = np.arange(len(guides))
-    return guided, allowed_bits(guides, vocabulary)
+    guided[held] = np.arange(len(held))
+    bits = np.full((len(held), -(-vocabulary // 32)), 0xFFFFFFFF, dtype=np.uint32)
+    guides = [row.guide for row in rows if row.guide is not None]
+    if guides:
+        bits[[at for at, place in enumerate(held) if rows[place].guide is not None]] = allowed_bits(guides, vocabulary)
+    for at, place in enumerate(held):
+        if (allowed := rows[place].allowed) is not None:
+            bits[at] &= _bits_of(allowed, bits.shape[1])
+    return guided, bits
+
+
+def _bits_of(ids: Ids, words: int) -> npt.NDArray[np.uint32]:
+    """A bit for each of these tokens, the lowest first, (words,)."""
+    flags = np.zeros(words * 32, dtype=np.uint8)
+    flags[ids] = 1
+    return np.packbits(flags, bitorder="little").view(np.uint32)

@@ -2,8 +2,8 @@
 
 What changes logits before anything is drawn, for greedy rows too: grammars, min_tokens, biases, penalties.
 
-In vLLM's order (vllm/v1/sample/sampler.py): tokens that must not come, then ``logit_bias``, then the penalties:
-repetition, frequency, presence.
+In vLLM's order (vllm/v1/sample/sampler.py): tokens that must not come (``allowed_token_ids``, grammars, ``min_tokens``,
+``bad_words``), then ``logit_bias``, then the penalties: repetition, frequency, presence.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inlay.engine.sampler.bad_words import BadWords
+from inlay.engine.sampler.later_guide import LaterGuide
 from inlay.engine.structured import Guide, allowed_tokens
 from inlay.types import SamplingParams
 
@@ -48,6 +50,8 @@ class Row:
         stop_ids: the tokens that end an answer, and that ``min_tokens`` therefore keeps back.
         never: tokens that must not be chosen at any step.
         guide: where the answer stands in its grammar, if it has one.
+        later: the guide that it gets behind a mark, in place of one that it has.
+        bad_words: where it stands among words that it must not hold, if there are any.
     """
 
     def __init__(
@@ -59,10 +63,16 @@ class Row:
         stop_ids: Collection[int] = (),
         never: Collection[int] = (),
         guide: Guide | None = None,
+        bad_words: BadWords | None = None,
+        later: LaterGuide | None = None,
     ) -> None:
         self.params = params
         self.seed = seed
         self.guide = guide
+        self.bad_words = bad_words
+        self.later = later
+        allowed = params.allowed_token_ids
+        self.allowed: Ids | None = None if allowed is None else np.unique(np.array(allowed, dtype=np.int64))
         self.step = 0  # how many tokens the answer has
         self.settings = (
             0.0 if params.greedy else float(np.float32(1) / np.float32(params.temperature)),
@@ -84,15 +94,21 @@ class Row:
     @property
     def forbidden(self) -> Ids:
         """Tokens that must not come next."""
-        return self._early if self.step < self.params.min_tokens else self._never
+        # an answer that ends before its mark would be none in its language
+        never = self._early if self.step < self.params.min_tokens or self.later is not None else self._never
+        return never if self.bad_words is None else np.union1d(never, self.bad_words.next)
 
     def take(self, token: int) -> None:
         """Note the token that was chosen. Raises InlayError where the row's grammar cannot follow it."""
         self.step += 1
         if self.seen is not None:
             self.seen.add(token)
+        if self.bad_words is not None:
+            self.bad_words.take(token)
         if self.guide is not None:
             self.guide.take(token)
+        elif self.later is not None and self.later.take(token):
+            self.guide, self.later = self.later.guide, None
 
 
 class Seen:
@@ -147,9 +163,12 @@ def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
     forbidden = [row.forbidden for row in rows]
     biased = any(len(row.bias_ids) for row in rows)
     penalized = [place for place, row in enumerate(rows) if row.seen is not None]
-    if not (guided or biased or penalized or any(map(len, forbidden))):
+    limited = [place for place, row in enumerate(rows) if row.allowed is not None]
+    if not (guided or biased or penalized or limited or any(map(len, forbidden))):
         return scores
     scores = scores.clone()
+    for place in limited:
+        _limit(scores[place], rows[place].allowed)
     if guided:
         _mask(scores, rows, guided, vocabulary)
     if any(map(len, forbidden)):
@@ -167,6 +186,15 @@ def _mask(scores: Tensor, rows: Sequence[Row], guided: list[int], vocabulary: in
     where = torch.tensor(guided, device=scores.device)
     kept = torch.where(_tensor(allowed, scores), scores[where, :vocabulary], -math.inf)
     scores[where, :vocabulary] = kept
+
+
+def _limit(row: Tensor, allowed: Ids | None) -> None:
+    """Leave no token but these. row: (width,), changed in place."""
+    assert allowed is not None, "it is one of those that are limited"
+    columns = _tensor(allowed, row)
+    kept = row[columns]
+    row.fill_(-math.inf)
+    row[columns] = kept
 
 
 def _penalize(scores: Tensor, rows: Sequence[Row], penalized: list[int]) -> None:

@@ -1,0 +1,98 @@
+"""Log-probabilities as OpenAI writes them, of chats and of completions; and as vLLM does, of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from inlay.api.call import Call
+from inlay.types import Logprob, RequestOutput
+
+_LOWEST = -9999.0  # what OpenAI sends for a token that cannot come; JSON has no infinity
+_HALF = "\ufffd"
+
+
+def chat_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]], top: int) -> dict[str, Any]:
+    """The ``logprobs`` of a chat's choice. top: how many of the most probable tokens to list for every token.
+
+    ``bytes`` is null where a token is a part of a character.
+    """
+    content = []
+    for token, step in zip(token_ids, steps, strict=True):
+        leaders = sorted(step.values(), key=lambda one: one.rank or 0)
+        listed = [_entry(one) for one in leaders if one.rank is not None and one.rank <= top]
+        content.append({**_entry(step[token]), "top_logprobs": listed})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(token_ids: Sequence[int], steps: Sequence[Mapping[int, Logprob]]) -> dict[str, Any]:
+    """The ``logprobs`` of a completion's choice: four lists of one entry a token.
+
+    ``top_logprobs`` is by text, the chosen token's included; of tokens that are written alike the likelier counts.
+    ``text_offset`` counts the characters of the tokens before.
+    """
+    chosen = [step[token] for token, step in zip(token_ids, steps, strict=True)]
+    texts = [_text(one) for one in chosen]
+    return {
+        "text_offset": [0, *accumulate(len(text) for text in texts)][: len(texts)],
+        "token_logprobs": [_number(one) for one in chosen],
+        "tokens": texts,
+        "top_logprobs": [_by_text(step) for step in steps],
+    }
+
+
+def echoed_logprobs(output: RequestOutput, top: int) -> dict[str, Any]:
+    """The same of a prompt that an answer repeats; the first token has none. top: how many of the most probable."""
+    first, *steps = output.prompt_logprobs or [None]
+    assert first is None, "nobody expects the first token"
+    kept = [_up_to(top, token, step or {}) for token, step in zip(output.prompt_token_ids[1:], steps, strict=True)]
+    known = completion_logprobs(output.prompt_token_ids[1:], kept)
+    behind = "".join(known["tokens"])
+    prompt = output.prompt or ""
+    # what the others leave of the text; nothing where they fall into halves of characters
+    text = prompt[: len(prompt) - len(behind)] if prompt.endswith(behind) else ""
+    return joined({"text_offset": [0], "token_logprobs": [None], "tokens": [text], "top_logprobs": [None]}, known)
+
+
+def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The ``logprobs`` of tokens and of those behind them."""
+    offset = sum(map(len, one["tokens"]))
+    moved = {**other, "text_offset": [offset + at for at in other["text_offset"]]}
+    return {name: [*values, *moved[name]] for name, values in one.items()}
+
+
+def prompt_scores(call: Call, output: RequestOutput) -> list[dict[str, dict[str, Any]] | None]:
+    """What vLLM calls ``prompt_logprobs``: for every token of the prompt None, or tokens by id."""
+    told: list[dict[str, dict[str, Any]] | None] = []
+    for token, step in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
+        kept = None if step is None else _up_to(call.scores or 0, token, step)
+        told.append(None if kept is None else {str(each): _scored(one) for each, one in kept.items()})
+    return told
+
+
+def _scored(one: Logprob) -> dict[str, Any]:
+    return {"logprob": _number(one), "rank": one.rank, "decoded_token": one.decoded_token}
+
+
+def _up_to(top: int, token: int, step: Mapping[int, Logprob]) -> dict[int, Logprob]:
+    """A token, and of the most probable ones so many."""
+    return {each: one for each, one in step.items() if each == token or (one.rank or 0) <= top}
+
+
+def _by_text(step: Mapping[int, Logprob]) -> dict[str, float]:
+    ascending = sorted(step.values(), key=lambda one: one.logprob)
+    return {_text(one): _number(one) for one in ascending}
+
+
+def _entry(one: Logprob) -> dict[str, Any]:
+    text = _text(one)
+    return {"token": text, "bytes": None if _HALF in text else list(text.encode()), "logprob": _number(one)}
+
+
+def _text(one: Logprob) -> str:
+    return one.decoded_token or ""
+
+
+def _number(one: Logprob) -> float:
+    return max(one.logprob, _LOWEST)

@@ -1,0 +1,46 @@
+"""What a chat's body asks of reasoning → what the template is told, and how the answer is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inlay.api.failures import BodyError
+from inlay.api.openai.bodies import ChatBody
+from inlay.api.openai.messages import Message
+from inlay.api.reasoning import ModelReasoning, ReasoningUse
+from inlay.api.reasoning.formats import SWITCHES
+
+_USUAL = "medium"  # asks for nothing but what a model does anyway
+
+
+def reasoning_of(body: ChatBody, model: ModelReasoning | None) -> ReasoningUse | None:
+    """How the answers to a body are read; None where they do not reason. model: what it does with reasoning."""
+    if model is None or model.format is None:
+        return None
+    last = _text(body.messages[-1]) if body.continue_final_message and body.messages else None
+    return ReasoningUse(model, body.include_reasoning is not False, last)
+
+
+def effort_variables(body: ChatBody, model: ModelReasoning | None) -> dict[str, Any]:
+    """What ``reasoning_effort`` tells the chat template. Raises BodyError where the template has no way to heed it."""
+    effort = body.reasoning_effort
+    known = frozenset[str]() if model is None else model.variables
+    if effort is None:
+        return {}
+    if "reasoning_effort" in known:
+        return {"reasoning_effort": effort}
+    switches = [name for name in SWITCHES if name in known]
+    reasons = model is not None and model.format is not None
+    if effort == "none" and switches:
+        return {switches[0]: False}
+    if effort == _USUAL or (effort == "none" and not reasons):
+        return {}
+    allowed = f'"{_USUAL}"' if reasons and not switches else f'"none" or "{_USUAL}"'
+    message = f"reasoning_effort is {effort!r}, and this model's chat template knows no such thing; write {allowed}"
+    raise BodyError(f"{message}, or leave it out", param="reasoning_effort")
+
+
+def _text(message: Message) -> str:
+    if isinstance(message.content, list):
+        return "".join(getattr(part, "text", "") for part in message.content)
+    return message.content or ""

@@ -1,0 +1,138 @@
+"""What an answer thinks and what it says, told apart while it grows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from inlay.api.reasoning.formats import ModelReasoning, ReasoningFormat
+
+
+class _At(Enum):
+    START = "start"  # of an answer that may open it
+    INSIDE = "inside"
+    BEHIND = "behind"  # the closing mark, where nothing is said yet
+    OUTSIDE = "outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """New text of both kinds."""
+
+    reasoning: str = ""
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReasoningUse:
+    """How the answers to one request are read.
+
+    model: how the model writes reasoning; it has a format. include: whether it is told.
+    last: the message that the answer goes on with, or None.
+    """
+
+    model: ModelReasoning
+    include: bool = True
+    last: str | None = None
+
+    @property
+    def format(self) -> ReasoningFormat:
+        assert self.model.format is not None, "there is no use of it else"
+        return self.model.format
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the message that the answer goes on with has said its reasoning, or none."""
+        return self.last is not None and self._begins("") is _At.OUTSIDE
+
+    def parser(self, prompt: str) -> ReasoningParser:
+        """A parser for one answer. prompt: as the chat template has written it."""
+        return ReasoningParser(self.format, self._begins(prompt))
+
+    def count(self, prompt: str, tokens: Sequence[int]) -> int:
+        """How many tokens of an answer are reasoning, the marks included."""
+        begins = self._begins(prompt)
+        if begins is _At.OUTSIDE:
+            return 0
+        if begins is _At.START and not self.model.decode(tokens[:64]).lstrip().startswith(self.format.opens):
+            return 0
+        if self.model.close_id is not None:
+            return tokens.index(self.model.close_id) + 1 if self.model.close_id in tokens else len(tokens)
+        closed = bisect_left(range(len(tokens)), True, key=lambda n: self._closes(tokens[: n + 1]))
+        return min(closed + 1, len(tokens))
+
+    def _closes(self, tokens: Sequence[int]) -> bool:
+        return self.format.closes in self.model.decode(tokens)
+
+    def _begins(self, prompt: str) -> _At:
+        said, opens, closes = prompt.rstrip(), self.format.opens, self.format.closes
+        if self.last is not None and (opens in self.last or closes in self.last):
+            return _At.INSIDE if self.last.rfind(opens) > self.last.rfind(closes) else _At.OUTSIDE
+        if said.endswith(opens):
+            return _At.INSIDE
+        if said.endswith(closes) or self.last:
+            return _At.OUTSIDE
+        return _At.INSIDE if self.format.assumed else _At.START
+
+
+class ReasoningParser:
+    """Tells reasoning from content. How the text is cut into pieces changes nothing about the outcome.
+
+    White space at both ends of reasoning, and in front of what follows it, is dropped: templates put their own there.
+    """
+
+    def __init__(self, marks: ReasoningFormat, at: _At) -> None:
+        self._marks = marks
+        self._at = at
+        self._rest = ""
+        self._begun = False  # whether any reasoning was told
+
+    def feed(self, text: str) -> Split:
+        """What can be told now that this text has come."""
+        self._rest += text
+        if self._at is _At.START:
+            self._start()
+        reasoning = self._inside() if self._at is _At.INSIDE else ""
+        if self._at is _At.BEHIND:
+            self._rest = self._rest.lstrip()
+            if self._rest:
+                self._at = _At.OUTSIDE
+        content = ""
+        if self._at is _At.OUTSIDE:
+            content, self._rest = self._rest, ""
+        return Split(reasoning, content)
+
+    def finish(self) -> Split:
+        """What is left, now that no more text will come."""
+        rest, self._rest = self._rest, ""
+        if self._at is _At.INSIDE:
+            return Split(reasoning=rest.rstrip() if self._begun else rest.strip())
+        return Split(content=rest) if self._at is _At.START else Split()
+
+    def _start(self) -> None:
+        said, opens = self._rest.lstrip(), self._marks.opens
+        if said.startswith(opens):
+            self._at, self._rest = _At.INSIDE, said[len(opens) :]
+        elif not opens.startswith(said):
+            self._at = _At.OUTSIDE
+
+    def _inside(self) -> str:
+        opens, closes = self._marks.opens, self._marks.closes
+        if not self._begun:
+            self._rest = self._rest.lstrip()
+            if self._rest.startswith(opens):  # some write the mark that their template has written already
+                self._rest = self._rest[len(opens) :].lstrip()
+            elif opens.startswith(self._rest):
+                return ""
+        end = self._rest.find(closes)
+        if end >= 0:
+            told, self._rest = self._rest[:end].rstrip(), self._rest[end + len(closes) :]
+            self._at = _At.BEHIND
+            return told
+        held = next((n for n in range(len(closes) - 1, 0, -1) if self._rest.endswith(closes[:n])), 0)
+        told = self._rest[: len(self._rest) - held].rstrip()
+        self._rest = self._rest[len(told) :]
+        self._begun = self._begun or bool(told)
+        return told

@@ -1,0 +1,117 @@
+"""What a conversation asks of its chat template beside the messages: values for its variables, and where it ends."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Environment, TemplateError, meta
+from transformers import PreTrainedTokenizerBase
+
+from inlay.errors import ParameterError
+from inlay.wording import show
+
+_NAMES_SHOWN = 20  # in a sentence
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # a tag of transformers' own
+#: Variables that have a field of their own, or none, because the prompt is made of them.
+_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How the messages of one conversation are rendered.
+
+    variables: what the template is told, by name (``chat_template_kwargs``). documents: objects of texts, such as
+        ``{"title", "text"}``, for templates that have a place for them.
+    generation: whether the rendering opens the assistant's answer (``add_generation_prompt``).
+    continues: whether the last message, one of the assistant's, is left open for the answer to go on
+        (``continue_final_message``).
+    Raises ParameterError for values of the wrong form.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    documents: Sequence[Mapping[str, str]] | None = None
+    generation: bool = True
+    continues: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.variables, Mapping) or not all(isinstance(name, str) for name in self.variables):
+            message = "it must be an object of the names and values of template variables"
+            raise ParameterError(f"chat_template_kwargs is {show(self.variables)}; {message}")
+        if self.documents is not None and not _are_documents(self.documents):
+            message = 'it must be a list of objects of texts, such as {"title": "…", "text": "…"}'
+            raise ParameterError(f"documents is {show(self.documents)}; {message}")
+        if self.generation and self.continues:
+            raise ParameterError(
+                "continue_final_message goes on with the last message, and add_generation_prompt opens a new one; set "
+                "add_generation_prompt to false"
+            )
+
+    def check_last(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ParameterError where the last message is to be continued and cannot be."""
+        last = messages[-1] if messages else {}
+        if self.continues and (last.get("role") != "assistant" or last.get("tool_calls")):
+            message = "continue_final_message is given, and the last message is no text of the assistant's"
+            raise ParameterError(f"{message}; end with the one to continue")
+
+    def given_to(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The variables for the tokenizer's template. Raises ParameterError for one that it does not know."""
+        if not self.variables and self.documents is None:
+            return {}
+        known = template_variables(tokenizer)
+        if self.documents is not None and "documents" not in known:
+            raise ParameterError(
+                "documents is given, and this model's chat template has no place for documents; write them into a "
+                "message"
+            )
+        for name in self.variables:
+            if name in _OWN:
+                raise ParameterError(f"chat_template_kwargs has {name!r}, which is a field of its own; write it there")
+            if name not in known or name in _reserved(tokenizer):
+                raise ParameterError(f"chat_template_kwargs has {name!r:.80}, and {_offer(known, tokenizer)}")
+        given = dict(self.variables)
+        return given if self.documents is None else {**given, "documents": [dict(one) for one in self.documents]}
+
+
+def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """The names that a tokenizer's chat template reads and does not make itself; none without a template."""
+    templates = tokenizer.chat_template
+    texts = templates.values() if isinstance(templates, dict) else [templates or ""]
+    return frozenset().union(*map(_variables, texts))
+
+
+@lru_cache(64)
+def _variables(template: str) -> frozenset[str]:
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # nothing is rendered
+    try:
+        tree = environment.parse(_GENERATION.sub("", template))
+    except TemplateError:  # rendering it says what is wrong
+        return frozenset()
+    return frozenset(meta.find_undeclared_variables(tree)) - set(environment.globals)
+
+
+def _reserved(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Names that mean something to transformers: special tokens, and parameters of its own."""
+    return {*tokenizer.special_tokens_map, *inspect.signature(tokenizer.apply_chat_template).parameters}
+
+
+def _offer(known: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> str:
+    free = sorted(known - _OWN - _reserved(tokenizer) - {"raise_exception", "strftime_now"})
+    if not free:
+        return "this model's chat template takes none; leave it out"
+    return f"this model's chat template takes {', '.join(free[:_NAMES_SHOWN])}; write one of these, or leave it out"
+
+
+def _are_documents(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(
+            isinstance(one, Mapping) and all(isinstance(text, str) for pair in one.items() for text in pair)
+            for one in value
+        )
+    )

@@ -1,0 +1,115 @@
+"""Reasoning told apart from content, however the text is cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay import ParameterError
+from inlay.api.reasoning import ReasoningUse, model_reasoning
+from inlay.api.reasoning.formats import FORMATS, ModelReasoning
+from tests.tokenizers_for_tests import gpt2, with_template
+
+QWEN, R1, SEED = FORMATS
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>"
+    "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+
+#: format, prompt, text → reasoning, content
+CASES = [
+    (QWEN, "<a>", "<think>\nWell.\n</think>\n\nYes.", "Well.", "Yes."),
+    (QWEN, "<a>", "Yes. No <think> here.", "", "Yes. No <think> here."),
+    (QWEN, "<a>", "  <thin", "", "  <thin"),
+    (QWEN, "<a><think>\n", "Well.</think>Yes.", "Well.", "Yes."),
+    (QWEN, "<a><think>\n", "<think>Well.</think>Yes.", "Well.", "Yes."),
+    (QWEN, "<a><think>\n\n</think>\n\n", "Yes. </think>", "", "Yes. </think>"),
+    (QWEN, "<a>", "<think>It goes on </thin and on", "It goes on </thin and on", ""),
+    (QWEN, "<a>", "<think></think>Yes.", "", "Yes."),
+    (R1, "<a>", "Well.\n</think>\n\nYes. \n", "Well.", "Yes. \n"),
+    (R1, "<a>", "Well.", "Well.", ""),
+    (SEED, "<a>", "<seed:think>a b</seed:think>c", "a b", "c"),
+]
+
+
+def use(row, last: str | None = None) -> ReasoningUse:
+    tokenizer = gpt2()
+    return ReasoningUse(ModelReasoning(row, frozenset(), None, lambda ids: str(tokenizer.decode(list(ids)))), last=last)
+
+
+def split(reader: ReasoningUse, prompt: str, pieces: list[str]) -> tuple[str, str]:
+    parser = reader.parser(prompt)
+    parts = [*map(parser.feed, pieces), parser.finish()]
+    return "".join(one.reasoning for one in parts), "".join(one.content for one in parts)
+
+
+@pytest.mark.parametrize(("row", "prompt", "text", "reasoning", "content"), CASES)
+def test_what_is_thought_and_what_is_said(row, prompt, text, reasoning, content):
+    assert split(use(row), prompt, [text]) == (reasoning, content)
+    assert split(use(row), prompt, list(text)) == (reasoning, content)
+
+
+@given(case=st.sampled_from(CASES), cuts=st.lists(st.integers(0, 40), max_size=5))
+def test_how_it_is_cut_changes_nothing(case, cuts):
+    row, prompt, text, reasoning, content = case
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    assert split(use(row), prompt, [text[a:b] for a, b in pairwise(edges)]) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("last", "text", "expected"),
+    [
+        ("<think>Well", " then.</think>Yes.", ("then.", "Yes.")),
+        ("<think>Well.</think>Ye", "s.", ("", "s.")),
+        ("Ye", "s.", ("", "s.")),
+    ],
+)
+def test_a_message_that_goes_on_says_where_it_is(last, text, expected):
+    assert split(use(QWEN, last), "<a>" + last, [text]) == expected
+
+
+@pytest.mark.parametrize(("row", "prompt", "text", "reasoning", "content"), CASES)
+def test_tokens_are_counted_up_to_the_mark(row, prompt, text, reasoning, content):
+    tokenizer, reader = gpt2(), use(row)
+    ids = tokenizer.encode(text)
+    count = reader.count(prompt, ids)
+    if not reasoning:
+        assert count in (0, len(tokenizer.encode("<think></think>")))
+    elif content:
+        assert row.closes in tokenizer.decode(ids[:count])
+        assert row.closes not in tokenizer.decode(ids[: count - 1])
+    else:
+        assert count == len(ids)
+
+
+def test_formats_are_told_from_templates():
+    assert model_reasoning(gpt2()).format is None
+    told = model_reasoning(with_template(gpt2(), TEMPLATE))
+    assert told.format is QWEN
+    assert "enable_thinking" in told.variables
+    assert model_reasoning(with_template(gpt2(), TEMPLATE), "off").format is None
+    assert model_reasoning(gpt2(), "deepseek_r1").format is R1
+    with pytest.raises(ParameterError, match="reasoning_parser is 'r2'; it must be one of off, qwen3, deepseek_r1,"):
+        model_reasoning(gpt2(), "r2")
+
+
+def test_marks_that_texts_do_not_show():
+    tokenizer = gpt2()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    assert model_reasoning(with_template(tokenizer, TEMPLATE)).format is None
+    with pytest.raises(ParameterError, match="tokenizer leaves </think> out of texts, as a special token"):
+        model_reasoning(tokenizer, "qwen3")
+
+
+def test_a_mark_that_is_one_token_is_counted_by_it():
+    tokenizer = gpt2()
+    tokenizer.add_tokens(["<think>", "</think>"])
+    model = model_reasoning(with_template(tokenizer, TEMPLATE))
+    ids = tokenizer.encode("<think>a b c</think>d e")
+    assert model.close_id is not None
+    assert ReasoningUse(model).count("<a>", ids) == ids.index(model.close_id) + 1
+    assert ReasoningUse(model).count("<a>", ids[:3]) == 3
+    assert ReasoningUse(model).count("<a>", tokenizer.encode("d e")) == 0

@@ -1,0 +1,131 @@
+"""Which tokens may come, which must not, how much of a prompt is kept, and answers without text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
+from inlay.engine.sampler.bad_words import BadWords, tokenized
+from inlay.engine.sampler.row import adjust
+from tests.engine.sampler.rows import row
+
+from ..conftest import tiny
+from ..tokenizers_for_tests import gpt2
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+LONG = [(7 * n) % 256 for n in range(200)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(tiny("llama"), kv_memory="16MiB", seed=0)
+
+
+def ids(llm: LLM, params: SamplingParams, prompt="Hello") -> tuple[int, ...]:
+    return llm.generate(prompt, params)[0].outputs[0].token_ids
+
+
+def test_only_allowed_tokens_come(llm):
+    allowed = [70, 71, 72]
+    for params in (GREEDY, replace(GREEDY, temperature=1.0, seed=3)):
+        assert set(ids(llm, replace(params, allowed_token_ids=allowed))) <= set(allowed)
+    both = llm.generate(["Hello", "Hello"], [replace(GREEDY, allowed_token_ids=allowed), GREEDY])
+    assert both[1].outputs[0].token_ids == ids(llm, GREEDY)
+
+
+def test_allowed_tokens_keep_their_logits_beside_other_rows():
+    logits = torch.arange(8.0)[None].repeat(2, 1)
+    found = adjust(logits, [row(SamplingParams(allowed_token_ids=(5, 2, 5))), row(SamplingParams())], 8)
+    assert found[0].tolist() == [-torch.inf, -torch.inf, 2.0, -torch.inf, -torch.inf, 5.0, -torch.inf, -torch.inf]
+    assert torch.equal(found[1], logits[1])
+
+
+def test_the_last_token_of_a_bad_word_does_not_follow_the_others():
+    words = BadWords([(1, 2, 3), (1, 4), (9,), (2, 3, 5, 6)])
+    assert words.next.tolist() == [9]
+    seen = []
+    for token in (1, 2, 3, 5, 1):
+        words.take(token)
+        seen.append(words.next.tolist())
+    assert seen == [[4, 9], [3, 9], [9], [6, 9], [4, 9]]
+
+
+def test_a_bad_word_is_kept_out_at_the_start_and_behind_a_space():
+    tokenizer = gpt2()
+    found = tokenized(["the", " the"], tokenizer)
+    encoded = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("the", " the")}
+    assert set(found) <= encoded
+    assert tuple(tokenizer.encode("the", add_special_tokens=False)) in found
+
+
+def test_an_answer_goes_on_without_a_bad_word(llm):
+    params = replace(GREEDY, allowed_token_ids=llm.tokenizer.encode("abcdefghij"))
+    said = llm.generate("Hello", params)[0].outputs[0]
+    word = said.text[4:7]
+    assert said.text.index(word) == 4
+    (other,) = llm.generate("Hello", replace(params, bad_words=[word]))
+    assert word not in other.outputs[0].text
+    assert other.outputs[0].text[:6] == said.text[:6]
+
+
+@pytest.mark.parametrize("prompt", [LONG, "A text that is cut in front.", [{"role": "user", "content": "One. Two."}]])
+def test_a_prompt_keeps_its_end(llm, prompt):
+    whole = llm.lay_out(prompt).ids
+    (output,) = llm.generate([prompt], replace(GREEDY, truncate_prompt_tokens=5))
+    assert output.prompt_token_ids == whole[-5:]
+    assert output.prompt_positions == (0, 1, 2, 3, 4)
+    assert output.outputs[0].token_ids == ids(llm, GREEDY, [whole[-5:]])
+    (short,) = llm.generate([prompt], replace(GREEDY, truncate_prompt_tokens=1_000))
+    assert short.prompt_token_ids == whole
+
+
+def test_a_prompt_is_cut_to_what_leaves_room(llm):
+    longest = llm.loaded.spec.max_positions
+    prompt = LONG * (longest // len(LONG) + 1)
+    with pytest.raises(ContextError):
+        llm.generate([prompt], GREEDY)
+    (output,) = llm.generate([prompt], replace(GREEDY, truncate_prompt_tokens=-1))
+    assert len(output.prompt_token_ids) == longest - GREEDY.max_tokens
+    assert len(output.outputs[0].token_ids) == GREEDY.max_tokens
+
+
+def test_a_prompt_that_reads_modules_is_not_cut(llm):
+    llm.add_schema(Schema.from_string('<schema name="cut"><module name="a">The first module.</module></schema>'))
+    prompt = Prompt.from_string('<prompt schema="cut"><a/>What then?</prompt>')
+    with pytest.raises(ParameterError, match="truncate_prompt_tokens is 3, and a prompt that reads modules or parts"):
+        llm.generate(prompt, replace(GREEDY, truncate_prompt_tokens=3))
+
+
+def test_an_answer_without_text_has_the_same_tokens(llm):
+    (output,) = llm.generate("Hello", replace(GREEDY, detokenize=False))
+    assert output.outputs[0].text == ""
+    assert output.outputs[0].token_ids == ids(llm, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"bad_words": "the"}, "bad_words is 'the'; it must be a list of at most 256 texts of at most 256 characters"),
+        ({"bad_words": [" "]}, "bad_words is [' ']; it must be a list"),
+        ({"bad_words": ["a"] * 257}, "bad_words is ['a', "),
+        ({"allowed_token_ids": []}, "allowed_token_ids is []; it must be None or a list of token ids, at least one"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids is [-1]; it must be None or a list of token ids"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0; it must be None, -1 or a whole number of at"),
+        ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens is True; it must be None, -1"),
+        ({"detokenize": 1}, "detokenize is 1; it must be True or False"),
+        ({"detokenize": False, "stop": "."}, "stop is '.'; it must be None where detokenize is False"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_refused(changes, sentence):
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**changes)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(llm):
+    with pytest.raises(ParameterError, match="allowed_token_ids holds token 9999, and the model knows tokens 0 to"):
+        llm.generate("x", SamplingParams(allowed_token_ids=[9999]))
