@@ -112,3 +112,11 @@ def test_nan_stays_nan():
         x = torch.full((1, 40), torch.nan).to(dtype)
         assert ops.rms_norm(x, torch.ones(40).to(dtype), 1e-6).isnan().all()
         assert ops.silu_mul(x).isnan().all()
+
+
+@pytest.mark.skipif(not ops.COMPILED, reason="the kernel was not built")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_times_reading_reads_everything(threads):
+    numbers = torch.arange(6 * 64 * 3, dtype=torch.int32)  # whole vectors in every stream of every thread
+    assert ops.kernel.read(numbers.data_ptr(), numbers.nbytes, threads) == int(numbers.sum())
+    assert ops.kernel.read(numbers.data_ptr(), 0, threads) == 0
