@@ -113,13 +113,14 @@ def events_from_bytes(data: bytes) -> list[Event]:
 
 def _written(event: Event) -> dict[str, Any]:
     written: dict[str, Any] = {
-        name: value for name in event.__slots__ if (value := getattr(event, name)) not in (None, ())
+        name: value for name in event.__slots__ if (value := getattr(event, name)) is not None and value != ()
     }
     written["type"] = "encode" if isinstance(event, EncodeEvent) else "token"
     if event.error is not None:
         written["error"] = [event.error.kind, event.error.message]
     if isinstance(event, TokenEvent):
-        written["distributions"] = [base64.b64encode(row).decode() for row in event.distributions]
+        if event.distributions:
+            written["distributions"] = [base64.b64encode(row).decode() for row in event.distributions]
         for name in ("usage", "metrics"):
             if name in written:
                 written[name] = asdict(written[name])
@@ -133,7 +134,8 @@ def _read(written: Mapping[str, Any]) -> Event:
         fields["error"] = Fault(*fields["error"])
     if kind == "encode":
         return EncodeEvent(**fields)
-    fields["distributions"] = [base64.b64decode(row) for row in fields["distributions"]]
+    if "distributions" in fields:
+        fields["distributions"] = [base64.b64decode(row) for row in fields["distributions"]]
     if "logprobs" in fields:
         fields["logprobs"] = [[(token, value, rank) for token, value, rank in one] for one in fields["logprobs"]]
     for name, made in (("usage", Usage), ("metrics", RequestMetrics)):

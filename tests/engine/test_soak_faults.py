@@ -28,7 +28,7 @@ from inlay import LLM, AsyncLLM, InlayError, SamplingParams, Schema
 from inlay.base import Base
 from inlay.engine import core, kv_manager
 from inlay.engine.request import Request
-from inlay.output.processor import RequestState
+from inlay.output.processor import AnswerState, RequestState
 from tests.kv.accounting import audit
 
 from ..conftest import tiny
@@ -102,7 +102,8 @@ def everywhere(llm: Base, faults: Faults) -> None:
     faults.around(engine._runner, "run")
     faults.around(core, "sample", "build_plan", "advance")
     faults.around(Request, "accept", "events", "heard", "decode_work", "decoded")
-    faults.around(RequestState, "add", "output")
+    faults.around(AnswerState, "add")
+    faults.around(RequestState, "output")
 
 
 class Soak:

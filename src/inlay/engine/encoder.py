@@ -103,6 +103,10 @@ class Encoding:
         error = None if self.error is None else Fault.of(self.error)
         return [EncodeEvent(self.id, self.done, self.total, self.finished, error)]
 
+    def failures(self) -> list[EncodeEvent]:
+        """See Request."""
+        return self.events()
+
     def heard(self) -> None:
         """Its listener has heard of all of ``events``."""
 

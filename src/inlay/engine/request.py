@@ -12,7 +12,7 @@ from inlay.engine.allocation import SequenceAllocation, Work
 from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.sampler.sampler import Sampled
 from inlay.errors import CapacityError, InlayError, ParameterError
-from inlay.events import TokenEvent
+from inlay.events import Fault, TokenEvent
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found
 from inlay.prompt.request import EngineRequest
@@ -142,6 +142,8 @@ class Request:
     @property
     def answered(self) -> bool:
         """Whether it and all that follow it have finished."""
+        if not self.followers:
+            return self.finished
         return all(member.finished for member in self.family)
 
     @property
@@ -225,6 +227,11 @@ class Request:
         if events:
             self._report(events[0])
         return events
+
+    def failures(self) -> list[TokenEvent]:
+        """An event of each answer that has failed, with nothing else: where ``events`` cannot be told."""
+        errors = [(member.index, member.error) for member in self.family]
+        return [TokenEvent(self.id, index, error=Fault.of(error)) for index, error in errors if error is not None]
 
     def heard(self) -> None:
         """Note that its listener has heard of all of ``events``."""

@@ -292,14 +292,15 @@ class EngineThread:
             logger.exception("there is no telling of request %s; it ends", request.id)
             self._lose(request, fault_of(error))
             with suppress(Exception):  # somebody's event loop may have gone
-                listener(request.events())
+                listener(request.failures())
         if request.answered:
             self._forget(request)
 
     def _lose(self, request: Task, error: Exception) -> None:
-        """End a request whose listener has failed."""
+        """End a request whose listener has failed: all its answers, since some may have ended without being told."""
         self._fail(request, error)
-        request.error = error
+        for member in request.family:
+            member.error = error
 
     def _tell_leader(self, member: Task) -> None:
         self._tell(member.leader or member)

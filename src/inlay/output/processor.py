@@ -57,16 +57,14 @@ class AnswerState:
 
     def add(self, event: TokenEvent) -> bool:
         """Take what is new; nothing behind its end. Returns whether a stop string has ended it, and no token has."""
-        if event.error is not None:
-            self.error = self.error or event.error.exception()
-            return False
         if self._finish_reason is not None:
             return False
         self.elapsed_s = event.elapsed_s
+        stream = self._stream
         for at in range(len(self.token_ids) - event.start, len(event.token_ids)):
             self._take(event, at)
-            if self._stream.stopped is not None:
-                self._end("stop", self._stream.stopped)
+            if stream.stopped is not None:
+                self._end("stop", stream.stopped)
                 return event.finish_reason is None
         if event.finish_reason is not None:
             self._end(event.finish_reason, event.stop_reason)
@@ -107,14 +105,19 @@ class AnswerState:
 
 
 class RequestState:
-    """What a request has come to so far. ``add`` is called on one thread at a time, any may look."""
+    """What a request has come to so far. ``add`` is called on one thread at a time, any may look.
+
+    failure: what has ended one of its answers before its time.
+    """
 
     def __init__(
         self, request: EngineRequest, tokenizer: PreTrainedTokenizerBase, finish: Callable[[str, int], None]
     ) -> None:
         self.request = request
         self.answers = [AnswerState(request, index, tokenizer) for index in range(request.params.n)]
+        self.failure: BaseException | None = None
         self._finish = finish
+        self._left = len(self.answers)
         self._usage: Usage | None = None
         self._metrics = RequestMetrics()
 
@@ -125,12 +128,7 @@ class RequestState:
     @property
     def answered(self) -> bool:
         """Whether all its answers have ended."""
-        return all(answer.ended for answer in self.answers)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What has ended one of its answers before its time."""
-        return next((answer.error for answer in self.answers if answer.error is not None), None)
+        return self._left == 0
 
     @property
     def tokens(self) -> int:
@@ -142,8 +140,14 @@ class RequestState:
         for event in events:
             if event.metrics is not None:
                 self._usage, self._metrics = event.usage, event.metrics
-            if self.answers[event.index].add(event):
+            answer = self.answers[event.index]
+            if event.error is not None:
+                answer.error = answer.error or event.error.exception()
+            elif answer.add(event):
                 self._finish(event.request_id, event.index)
+            if answer.ended:
+                self.failure = self.failure or answer.error
+                self._left = sum(not each.ended for each in self.answers)
 
     def output(self) -> RequestOutput:
         """What there is so far."""
