@@ -281,12 +281,9 @@ class EngineThread:
 
     def _deliver(self, request: Task, listener: Listener) -> None:
         try:
-            if events := request.events():
-                listener(events)
-                request.heard()
+            self._hand_over(request, listener)
         except BaseException as error:
-            stops = self._stops_caller(error)
-            if stops:  # the listener may have heard of a part
+            if self._stops_caller(error):  # the listener may have heard of a part
                 self._lose(request, AbortedError(f"request {request.id}: its pass was interrupted"))
                 raise
             logger.exception("there is no telling of request %s; it ends", request.id)
@@ -296,6 +293,11 @@ class EngineThread:
         if request.answered:
             self._forget(request)
 
+    def _hand_over(self, request: Task, listener: Listener) -> None:
+        if events := request.events():
+            listener(events)
+            request.heard()
+
     def _lose(self, request: Task, error: Exception) -> None:
         """End a request whose listener has failed: all its answers, since some may have ended without being told."""
         self._fail(request, error)
@@ -303,7 +305,20 @@ class EngineThread:
             member.error = error
 
     def _tell_leader(self, member: Task) -> None:
-        self._tell(member.leader or member)
+        """Tell of one that has left before the pass. Where that fails, it is told again behind the pass: its other
+        answers may be in it, and must not be ended now."""
+        request = member.leader or member
+        _, listener = self._listeners.get(request.id, (None, None))
+        if listener is None:
+            return
+        try:
+            self._hand_over(request, listener)
+        except BaseException as error:
+            if self._stops_caller(error):
+                raise
+            return
+        if request.answered:
+            self._forget(request)
 
     def _fail_all(self, error: Exception) -> None:
         for request, _ in list(self._listeners.values()):
