@@ -16,9 +16,9 @@ from inlay.engine import core as engine_module
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.core import Engine
 from inlay.engine.kv_manager import KVCacheManager
-from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.scheduler import Scheduler
+from inlay.output.processor import RequestState
 from inlay.types import RequestOutput
 
 from .conftest import tiny
@@ -182,7 +182,7 @@ def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
         llm = engine()
         stream = llm.generate("broken", LONG)
         await anext(stream)
-        once(monkeypatch, Request, "output", kind("no output"), lambda request: with_words(None, request))
+        once(monkeypatch, RequestState, "output", kind("no output"), lambda state: state.request.text == "broken")
         other, found = await outcomes(last(llm.generate("Hello", PARAMS)), last(stream))
         assert text(other)
         assert type(found) is RuntimeError
@@ -263,21 +263,26 @@ def test_what_was_posted_during_a_pass_ends_with_the_shutdown(monkeypatch):
     async def ask() -> None:
         llm = engine()
         computing, go_on, posted = threading.Event(), threading.Event(), threading.Semaphore(0)
-        compute, submit = Runner.run, llm.client.submit
+        compute = Runner.run
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             computing.set()
             go_on.wait(PATIENCE_S)
             return compute(*args, **kwargs)
 
-        def noted(*task: Any) -> None:
-            submit(*task)
-            posted.release()
+        def noted(post: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                made = post(*args, **kwargs)
+                posted.release()
+                return made
+
+            return noted
 
         monkeypatch.setattr(Runner, "run", slow)
         running = asyncio.create_task(last(llm.generate("Hello", LONG)))
         await asyncio.to_thread(computing.wait)
-        monkeypatch.setattr(llm.client, "submit", noted)
+        for name in ("submit", "encode"):
+            monkeypatch.setattr(llm.client, name, noted(getattr(llm.client, name)))
         newcomer = asyncio.create_task(last(llm.generate("Another", PARAMS)))
         encoding = asyncio.create_task(llm.add_schema(SCHEMA))
         for _ in range(2):

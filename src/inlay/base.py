@@ -1,33 +1,37 @@
-"""What LLM and AsyncLLM are made of: a model, an engine with its client, and those who prepare prompts for it."""
+"""What LLM and AsyncLLM have in common: an engine's client, and who makes requests for it and outputs of its news."""
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from inlay.client import InProcessClient
+from inlay.attention.storage import KVStorage
+from inlay.client import EngineClient, InProcessClient, Prepared
 from inlay.config import EngineConfig
 from inlay.engine.forward import StepObserver
-from inlay.engine.request import Request
-from inlay.engine.structured import Guide
 from inlay.engine.workpool import WorkPools
-from inlay.errors import ParameterError
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.store import SegmentStore
 from inlay.models.generation import sampling_defaults
-from inlay.models.load import LoadedModel, load_model
-from inlay.pml import Prompt, PromptBuilder
+from inlay.models.load import LoadedModel, as_loaded, changed
+from inlay.output.processor import OutputProcessor, RequestState
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import as_prompt, check_template
+from inlay.prompt.inputs import check_salt, check_template
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
-from inlay.prompt.splice import Cached, open_end, splice_parts
 from inlay.prompt.tokens import TextEncoder
 from inlay.schemas import SchemaManager
 from inlay.types import EngineStats, SamplingParams
+
+Progress = Callable[[int, int], None]
+
+
+class Asked(NamedTuple):
+    """A request that is ready to be queued, and the state that its events are added to."""
+
+    prepared: Prepared
+    state: RequestState
 
 
 class Base:
@@ -46,23 +50,40 @@ class Base:
         chat_template: str | None = None,
         **settings: Any,
     ) -> None:
-        self.config = _engine_config(settings)
+        self.config = EngineConfig.of(settings)
         if chat_template is not None:
             check_template(chat_template)
-        loaded = _loaded(model, dtype, seed or 0, weights, quantization)
-        self.loaded = loaded = _changed(loaded, chat_template, self.config.max_model_len)
+        loaded = as_loaded(model, dtype, seed or 0, weights, quantization)
+        self.loaded = loaded = changed(loaded, chat_template, self.config.max_model_len)
         #: What requests get that do not say otherwise: fields of SamplingParams.
         self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer
-        self.client = InProcessClient(loaded, self.config, own_thread=self._own_thread, seed=seed)
-        self.store = self.client.store
-        self.storage = self.client.storage
+        self.client = self.connect(seed)
         self.processor = PromptProcessor(loaded.tokenizer, self.client.model, self.config.placeholders)
         self.policy()  # a default that the model cannot follow is an error now, not at the first request
+        self.outputs = OutputProcessor(loaded.tokenizer, self.client.finish)
         self.schemas = SchemaManager(self.processor, self.client)
         self._end = weakref.finalize(self, self.client.shutdown)
         self.pools = WorkPools(self.config.max_waiting)  # what an event loop must not wait for; threads when needed
         weakref.finalize(self, self.pools.close)
+
+    def connect(self, seed: int | None) -> EngineClient:
+        """The engine that answers. seed: of requests that bring none; None draws one."""
+        return InProcessClient(self.loaded, self.config, own_thread=self._own_thread, seed=seed)
+
+    @property
+    def local(self) -> InProcessClient:
+        """The engine's client, where that is in this process: for those who measure or test it."""
+        assert isinstance(self.client, InProcessClient), "the engine is elsewhere"
+        return self.client
+
+    @property
+    def store(self) -> SegmentStore:
+        return self.local.store
+
+    @property
+    def storage(self) -> KVStorage:
+        return self.local.storage
 
     @property
     def encoder(self) -> TextEncoder:
@@ -76,7 +97,7 @@ class Base:
     @property
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
-        return self.loaded.spec.vocab_size
+        return self.client.model.vocab_size
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request gets that brings no ``sampling_params``: the model's own defaults."""
@@ -111,7 +132,7 @@ class Base:
 
         Returns what ends that.
         """
-        return self.client.observe(observer)
+        return self.local.observe(observer)
 
     def lay_out(
         self,
@@ -136,56 +157,9 @@ class Base:
         policy: ReusePolicy,
         salt: str = "",
         *,
-        guide: Guide | None = None,
+        grammar: Any = None,
         **of_job: Any,
-    ) -> Request:
-        """A prompt as a request. guide: where it is known already. of_job: see PromptProcessor.process."""
-        return self.client.prepare(self.processor.process(prompt, params, policy, salt=salt, **of_job), guide)
-
-    def _segments_of(self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, salt: str) -> list[SegmentSpec]:
-        """The module segments that a prompt reads."""
-        parts = self.processor.parts(self.processor.lay_out(as_prompt(prompt), policy, salt), policy, salt)
-        return [part.spec for part in open_end(splice_parts(parts)) if isinstance(part, Cached)]
-
-
-def check_salt(cache_salt: str | None) -> str:
-    """Whose a request is; "" for nobody's. Raises ParameterError."""
-    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
-        raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
-    return cache_salt or ""
-
-
-def _engine_config(settings: dict[str, Any]) -> EngineConfig:
-    known = EngineConfig.__dataclass_fields__
-    for name in settings:
-        if name not in known:
-            names = ", ".join(("weights", "quantization", "chat_template", *sorted(known)))
-            raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
-    return EngineConfig(**settings)
-
-
-def _changed(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:
-    """The model with another chat template, or a shorter context. Raises ParameterError."""
-    if chat_template is not None:
-        tokenizer = copy.copy(loaded.tokenizer)  # a model that is loaded already is its caller's
-        tokenizer.chat_template = chat_template
-        loaded = replace(loaded, tokenizer=tokenizer)
-    longest = loaded.spec.max_positions
-    if max_model_len is not None and max_model_len > longest:
-        raise ParameterError(
-            f"max_model_len is {max_model_len}, and the model has {longest} positions; give at most that"
-        )
-    if max_model_len is not None:
-        loaded = replace(loaded, spec=replace(loaded.spec, max_positions=max_model_len))
-    return loaded
-
-
-def _loaded(
-    model: str | LoadedModel, dtype: str, seed: int, weights: str | None, quantization: str | None
-) -> LoadedModel:
-    if isinstance(model, str):
-        return load_model(model, dtype=dtype, seed=seed, weights=weights or "packed", quantization=quantization)
-    for name, value in (("weights", weights), ("quantization", quantization)):
-        if value is not None:
-            raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
-    return model
+    ) -> Asked:
+        """A prompt as a request. grammar: see EngineClient.prepare. of_job: see PromptProcessor.process."""
+        request = self.processor.process(prompt, params, policy, salt=salt, **of_job)
+        return Asked(self.client.prepare(request, grammar), self.outputs.begin(request))

@@ -32,7 +32,7 @@ class Driver:
         settings.setdefault("chunk_size", 4)
         settings.setdefault("max_pass_s", None)  # which pass computes what depends on no clock
         self.llm = LLM(self.loaded, kv_memory=kv_tokens * per_token, seed=0, **settings)
-        self.engine = self.llm.client.engine
+        self.engine = self.llm.local.engine
         self.store = self.llm.store
         seen = observed(self.llm) if record else Observed()
         self.logits, self.passes = seen.logits, seen.tokens
@@ -67,13 +67,15 @@ class Driver:
         """A request that is not queued yet; greedy unless told otherwise. forced: the text that it has to say."""
         ids = self.llm.encoder.text(forced)
         chosen = {"temperature": 0, "ignore_eos": True, "max_tokens": len(ids) or tokens} | params
-        prepared = self.llm.processor.process(prompt, SamplingParams(**chosen), self.llm.policy(reuse, positions))
-        request = self.llm.client.prepare(prepared)
-        for member in request.family:
-            member.priority, member.deadline = priority, deadline
-        if ids:
-            request.force(ids)
-        return request
+        made = self.llm.processor.process(
+            prompt,
+            SamplingParams(**chosen),
+            self.llm.policy(reuse, positions),
+            priority=priority,
+            deadline=deadline,
+            forced=ids,
+        )
+        return self.llm.local.prepare(made)
 
     def add(self, *requests: Request) -> None:
         for request in requests:

@@ -164,7 +164,7 @@ def damage(monkeypatch, place: int, value: float, from_step: int) -> None:
 
 
 def prepared(llm: LLM, prompt: str, params: SamplingParams) -> Request:
-    return llm.client.prepare(llm.processor.process(prompt, params, llm.policy()))
+    return llm.local.prepare(llm.processor.process(prompt, params, llm.policy()))
 
 
 def run(llm: LLM, requests: list[Request]) -> None:
@@ -191,7 +191,7 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
     with pytest.raises(InlayError) as caught:
         run(llm, requests)
     assert str(caught.value) == (
-        f"request 4: the logits of token {step + 1} of the answer hold {held}; "
+        f"request {requests[1].id}: the logits of token {step + 1} of the answer hold {held}; "
         "the model's weights or inputs are damaged"
     )
     assert [request.error is None for request in requests] == [True, False, True]

@@ -30,6 +30,7 @@ from inlay.engine import core, kv_manager
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
+from inlay.output.processor import AnswerState, RequestState
 from tests.kv.accounting import audit
 
 from ..conftest import tiny
@@ -86,7 +87,7 @@ class Faults:
 
 def everywhere(llm: Base, faults: Faults) -> None:
     """Around every step of the loop: admission, plan, forward pass, what is kept of it, sampling, listeners."""
-    engine = llm.client.engine
+    engine = llm.local.engine
     faults.around(engine.scheduler, "step")
     faults.around(engine.kv_manager, "stored", "grow", "computed")
     faults.around(engine.kv_manager.pending, "add", "computing")
@@ -96,7 +97,9 @@ def everywhere(llm: Base, faults: Faults) -> None:
     faults.around(engine.scheduler, "requeue")
     faults.around(engine.runner, "run")
     faults.around(core, "sample", "build_plan", "advance")
-    faults.around(Request, "splice_now", "count", "accept", "output", "decode_work", "decoded")
+    faults.around(Request, "splice_now", "count", "accept", "events", "heard", "decode_work", "decoded")
+    faults.around(AnswerState, "add")
+    faults.around(RequestState, "output")
 
 
 class Soak:
@@ -144,7 +147,7 @@ class Soak:
 
     def settle(self) -> None:
         """Nobody asks: look into the books. On whichever thread may touch the engine."""
-        engine = self.llm.client.engine
+        engine = self.llm.local.engine
         assert not engine.scheduler.running
         assert not engine.scheduler.waiting
         audit(engine.store)

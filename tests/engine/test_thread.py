@@ -303,3 +303,27 @@ def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
     assert len(clock.passes) == len(told)
     assert max(clock.passes) <= 0.25
     assert clock.passes[3] > 0.2
+
+
+def test_a_listener_that_fails_before_a_pass_ends_nobody_who_is_in_it():
+    """One answer of several leaves at its deadline while the others are scheduled; its listener fails at that once."""
+    driver = Driver(record=False)
+    request = driver.request("Tell me something.", 12, n=3, temperature=1.0)
+    faults, heard = [RuntimeError("no telling")], []
+
+    def listener(events):
+        if any(event.error for event in events) and faults:
+            raise faults.pop()
+        heard.extend(events)
+
+    driver.llm.client.submit(request, listener)
+    for _ in range(4):
+        driver.llm.client.pump()
+    request.family[2].deadline = 0.0
+    while not request.answered:
+        driver.llm.client.pump()
+        driver.audit()
+    assert not faults
+    assert [len(member.token_ids) for member in request.family[:2]] == [12, 12]
+    assert [event.index for event in heard if event.error] == [2]
+    assert driver.all_free()

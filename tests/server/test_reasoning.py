@@ -116,7 +116,7 @@ def test_a_form_holds_behind_reasoning_alone():
     params = replace(call.params, temperature=0, max_tokens=40)
     thought = llm.tokenizer.encode("Hm, no form here.</think>")
     # what the model would have said up to the mark is given; behind it the grammar decides
-    request = llm._requests_of([call.prompts[0]], params, llm.policy())[0]
+    request = llm.local.prepare(llm.processor.process(call.prompts[0], params, llm.policy()))
     for token in thought:
         assert request.sampling.row.guide is None
         request.sampling.row.take(token)

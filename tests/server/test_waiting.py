@@ -67,7 +67,7 @@ def test_a_prompt_that_is_laid_out_keeps_nobody_waiting(monkeypatch):
 def test_grammars_of_one_tenant_keep_no_other_from_anything(monkeypatch):
     async def ask() -> None:
         llm = engine()
-        held = Held(monkeypatch, llm.client, "guide", unless=lambda params, salt: salt != "mallory")
+        held = Held(monkeypatch, llm.client, "compile_grammar", unless=lambda params, salt: salt != "mallory")
         structured = SamplingParams(max_tokens=2, structured_outputs={"choice": ["a", "b"]})
         streams = [llm.generate(f"{n}", structured, cache_salt="mallory") for n in range(12)]
         bombs = [asyncio.create_task(last(stream)) for stream in streams]
@@ -91,11 +91,11 @@ def test_time_counts_from_the_arrival(llm):
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("held_name", ["lay_out", "guide"])
+@pytest.mark.parametrize("held_name", ["lay_out", "compile_grammar"])
 def test_a_deadline_passes_while_a_request_is_made_ready(llm, monkeypatch, held_name):
-    structured = {"response_format": {"type": "json_object"}} if held_name == "guide" else {}
+    structured = {"response_format": {"type": "json_object"}} if held_name == "compile_grammar" else {}
     with running(llm) as site:
-        held = Held(monkeypatch, llm.client if held_name == "guide" else llm.processor, held_name)
+        held = Held(monkeypatch, llm.client if held_name == "compile_grammar" else llm.processor, held_name)
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **structured}
         began = time.monotonic()
         status, heads, answer = site.call("POST", CHAT, body, X_Request_Timeout="0.2")

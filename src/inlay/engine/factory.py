@@ -11,7 +11,6 @@ from inlay.engine.sampler.bad_words import BadWords, tokenized
 from inlay.engine.sampler.later_guide import LaterGuide, ends_with
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import request_seed
-from inlay.engine.stream import TextStream
 from inlay.engine.structured import Grammars, Guide
 from inlay.errors import ParameterError
 from inlay.models.load import LoadedModel, stop_ids
@@ -27,7 +26,7 @@ class RequestFactory:
         self._entropy = entropy
         self.stop_ids = stop_ids(loaded)
         self.grammars = Grammars(loaded.tokenizer, loaded.spec.vocab_size, self.stop_ids)
-        self._numbers = count()  # of requests, on whatever thread
+        self._numbers = count()  # of requests, for their seeds; on whatever thread
 
     def guide(self, params: SamplingParams, salt: str = "") -> Guide | None:
         """The start of an answer in the language that it has to be in; a grammar is compiled for that.
@@ -49,7 +48,7 @@ class RequestFactory:
         number, prompt = next(self._numbers), PromptState(prepared)
         leader = self._answer(number, 0, prompt, guide)
         if prepared.params.prompt_logprobs is not None:
-            leader.scores = PromptScores(prepared.ids, prepared.params.prompt_logprobs, self._spell)
+            leader.scores = PromptScores(prepared.ids, prepared.params.prompt_logprobs)
         for index in range(1, prepared.params.n):
             follower = self._answer(number, index, prompt, guide)
             follower.leader = leader
@@ -59,26 +58,25 @@ class RequestFactory:
     def _answer(self, number: int, index: int, prompt: PromptState, guide: Guide | None) -> Request:
         asked = prompt.request
         params, room = asked.params, self._loaded.spec.max_positions - asked.positions[-1] - 1
+        limit = room if params.max_tokens is None else min(room, params.max_tokens)
         seed = request_seed(params, number, self._entropy, index)
         return Request(
-            id=str(number),
+            id=asked.request_id,
             prompt=prompt,
             sampling=SamplingState(
                 params,
                 self._row(params, asked.ids, seed, guide),
                 stop_ids=frozenset() if params.ignore_eos else self.stop_ids,
-                limit=room if params.max_tokens is None else min(room, params.max_tokens),
+                limit=min(limit, len(asked.forced)) if asked.forced else limit,
+                forced=asked.forced,
             ),
-            answer=Answer(TextStream(self._loaded.tokenizer, asked.ids, params), spell=self._spell),
+            answer=Answer(),
             index=index,
             priority=asked.priority,
             deadline=asked.deadline,
             tenant=asked.tenant,
             weight=asked.weight,
         )
-
-    def _spell(self, token: int) -> str:
-        return str(self._loaded.tokenizer.decode([token]))
 
     def _row(self, params: SamplingParams, ids: tuple[int, ...], seed: int, guide: Guide | None) -> Row:
         tokenizer, mark = self._loaded.tokenizer, params.reasoning_end

@@ -7,32 +7,31 @@ at block by block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.types import Logprob
+from inlay.events import RankedLogprob
 
 PASS_LOGITS = 2**26  # of one pass: 256 MiB in fp32
 _BLOCK = 64  # rows that are looked at together
-
-PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 class PromptScores:
     """What the model expected at every token of one prompt but the first.
 
     ids: of the prompt. top: how many of the most probable tokens to keep beside the token itself.
-    spell: a token's text.
+    entries: of each token, itself first, then the most probable others; None for the first one.
+    told: whether the request's listener has heard of them.
     """
 
-    def __init__(self, ids: Sequence[int], top: int, spell: Callable[[int], str]) -> None:
+    def __init__(self, ids: Sequence[int], top: int) -> None:
         self._ids = ids
         self._top = top
-        self._spell = spell
-        self.entries: PromptLogprobs = [None] * len(ids)
+        self.entries: list[list[RankedLogprob] | None] = [None] * len(ids)
+        self.told = False
 
     def wanted(self, first: int, rows: int) -> int:
         """How many of the rows of tokens ``first`` and on are of use: not the last token's, nor those of an answer."""
@@ -57,14 +56,11 @@ class PromptScores:
         leaders = scores.topk(min(self._top, scores.shape[1]), dim=1)
         others = (leaders.values - totals).tolist(), leaders.indices.tolist()
         for row, (token, logprob, rank) in enumerate(zip(targets, own, ranks, strict=True), first + 1):
-            entry = {token: self._logprob(token, logprob, rank)}
+            entry: list[RankedLogprob] = [(token, logprob, rank)]
             for place, (value, other) in enumerate(zip(*(each[row - first - 1] for each in others), strict=True), 1):
                 if other != token and value > -torch.inf:
-                    entry[other] = self._logprob(other, value, place)
+                    entry.append((other, value, place))
             self.entries[row] = entry
-
-    def _logprob(self, token: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, self._spell(token))
 
 
 def most_rows(vocabulary: int) -> int:

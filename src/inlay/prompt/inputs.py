@@ -61,6 +61,13 @@ def check_template(text: str, where: str = "chat_template") -> str:
     return text
 
 
+def check_salt(cache_salt: str | None) -> str:
+    """Whose a request is; "" for nobody's. Raises ParameterError."""
+    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+        raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
+    return cache_salt or ""
+
+
 class Conversation(tuple[Message, ...]):
     """Chat messages, with the tools that the model may call: as OpenAI writes them, ``{"type", "function"}`` each.
 

@@ -40,6 +40,7 @@ class TextStream:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         self._detokenizer = _Detokenizer(tokenizer.backend_tokenizer, prompt_ids, params.skip_special_tokens)
         self._stops = params.stops
+        self._longest = max(map(len, self._stops), default=0)
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._silent = not params.detokenize
@@ -81,6 +82,8 @@ class TextStream:
         return released if self._stopped is not None else released + self._release(self._held, "")
 
     def _advance(self, new: _Decoded) -> str:
+        if not self._stops:
+            return self._release(new.settled, "")
         self._held += new.settled
         start = len(self._text)
         visible = self._held + new.tentative
@@ -91,7 +94,7 @@ class TextStream:
             self._stopped = match.stop
             return self._release(visible[: match.end if self._include_stop else match.start], "")
         self._searched = max(self._searched, start + len(self._held))
-        held = _held_back(self._held, self._stops)
+        held = _held_back(self._held, self._stops, self._longest)
         return self._release(self._held[: len(self._held) - held], self._held[len(self._held) - held :])
 
     def _release(self, text: str, held: str) -> str:
@@ -211,13 +214,12 @@ def _find_first(text: str, stops: Sequence[str], searched: int) -> _Match | None
         start = text.find(stop, max(0, searched - len(stop) + 1))
         if start >= 0:
             matches.append(_Match(start + len(stop), start, stop))
-    return min(matches, default=None)
+    return min(matches) if matches else None
 
 
-def _held_back(text: str, stops: Sequence[str]) -> int:
-    """How many of the last characters may be the beginning of a stop string."""
-    longest = min(len(text), max((len(stop) - 1 for stop in stops), default=0))
-    for length in range(longest, 0, -1):
+def _held_back(text: str, stops: Sequence[str], longest: int) -> int:
+    """How many of the last characters may be the beginning of a stop string, of at most ``longest`` characters."""
+    for length in range(min(len(text), longest - 1), 0, -1):
         end = text[-length:]
         if any(stop.startswith(end) for stop in stops):
             return length

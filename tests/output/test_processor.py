@@ -1,0 +1,95 @@
+"""From token events to outputs: whatever steps they come in, and however much comes behind the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inlay import InlayError, SamplingParams
+from inlay.events import Fault, TokenEvent
+from inlay.models.random import bytes_tokenizer
+from inlay.output.processor import OutputProcessor, RequestState
+from inlay.policy import ReusePolicy
+from inlay.prompt.request import EngineRequest, PromptPart
+from inlay.types import RequestMetrics, Usage
+
+IDS = (1, 2)
+
+
+def begin(finished: list[tuple[str, int]], **params: Any) -> RequestState:
+    request = EngineRequest(
+        request_id="r",
+        text="x",
+        ids=IDS,
+        positions=(0, 1),
+        parts=(PromptPart(IDS, 0),),
+        policy=ReusePolicy.parse("off"),
+        params=SamplingParams(**params),
+        fingerprint=b"",
+    )
+    return OutputProcessor(bytes_tokenizer(), lambda *answer: finished.append(answer)).begin(request)
+
+
+def tokens(text: str) -> list[int]:
+    return bytes_tokenizer().encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 99])
+def test_a_stop_string_ends_an_answer_however_many_tokens_come_at_once(size):
+    finished: list[tuple[str, int]] = []
+    state, said = begin(finished, stop="stop"), tokens("one two stop three")
+    for at in range(0, len(said), size):
+        state.add([TokenEvent("r", 0, said[at : at + size], at)])
+    (answer,) = state.output().outputs
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("one two ", "stop", "stop")
+    assert list(answer.token_ids) == tokens("one two stop")
+    assert finished == [("r", 0)], "and once"
+    assert state.answered
+
+
+def test_a_stop_string_goes_before_what_ended_the_answer_in_the_engine():
+    finished: list[tuple[str, int]] = []
+    state = begin(finished, stop="b")
+    state.add([TokenEvent("r", 0, tokens("ab"), 0, finish_reason="length")])
+    assert (state.output().outputs[0].finish_reason, state.output().outputs[0].stop_reason) == ("stop", "b")
+    assert not finished, "the engine has ended it already"
+
+
+def test_tokens_that_come_again_are_taken_once():
+    state, said = begin([]), tokens("abcd")
+    state.add([TokenEvent("r", 0, said[:2], 0)])
+    state.add([TokenEvent("r", 0, said[1:3], 1)])
+    state.add([TokenEvent("r", 0, said, 0, finish_reason="length")])
+    assert list(state.output().outputs[0].token_ids) == said
+    assert state.output().outputs[0].text == "abcd"
+
+
+def test_answers_end_each_by_itself():
+    finished: list[tuple[str, int]] = []
+    state = begin(finished, n=2, stop="b", seed=0)
+    state.add([TokenEvent("r", 0, tokens("ab"), 0), TokenEvent("r", 1, tokens("ac"), 0)])
+    assert (finished, state.answered, state.tokens) == ([("r", 0)], False, 4)
+    state.add([TokenEvent("r", 0, tokens("xy"), 2), TokenEvent("r", 1, tokens("d"), 2, finish_reason="length")])
+    assert state.answered
+    assert [one.text for one in state.output().outputs] == ["a", "acd"]
+
+
+def test_what_the_engine_tells_of_the_prompt_is_kept():
+    state, usage = begin([]), Usage(2, 1, 1, 1, 0, 0)
+    assert (state.output().usage, state.output().metrics) == (Usage(2, 0, 2, 0, 0, 0), RequestMetrics())
+    metrics = RequestMetrics(ttft_s=0.5, queue_s=0.125)
+    state.add([TokenEvent("r", 0, tokens("a"), 0, elapsed_s=0.5, usage=usage, metrics=metrics)])
+    assert (state.output().usage, state.output().metrics) == (usage, metrics)
+    state.add([TokenEvent("r", 0, tokens("b"), 1, finish_reason="length", elapsed_s=0.75)])
+    assert state.output().metrics == RequestMetrics(ttft_s=0.5, queue_s=0.125, total_s=0.75)
+
+
+def test_an_error_ends_its_answer_alone():
+    state = begin([], n=2, seed=0)
+    state.add([TokenEvent("r", 1, error=Fault("InlayError", "broken"))])
+    assert isinstance(state.failure, InlayError)
+    assert not state.answered
+    state.add([TokenEvent("r", 0, tokens("a"), 0, finish_reason="length")])
+    assert state.answered
+    assert str(state.failure) == "broken"
