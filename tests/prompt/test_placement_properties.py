@@ -119,7 +119,7 @@ def check_layout(layout: SchemaLayout) -> None:
         assert entry.start <= max(ends)  # no position between entries is left out
         assert entry.start < end
         if entry.owner:
-            extent = layout.extents[entry.owner[-1]]
+            extent = layout.extents["/".join(entry.owner)]
             assert extent.start <= entry.start
             assert end <= extent.end
         ends.append(end)

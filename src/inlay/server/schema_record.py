@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.api.failures import BodyError
-from inlay.pml import Module, Param, Turn, Union
+from inlay.pml import Module, Turn, Union
+from inlay.pml.scopes import ByPath
 from inlay.prompt.layout import SchemaLayout
 from inlay.server.schema_documents import Source
 
@@ -96,11 +97,12 @@ class Page:
                 param="after",
             )
 
-    def of(self, names: Sequence[str]) -> tuple[Sequence[str], bool]:
-        """The names on this page, and whether there are others behind it."""
-        start = names.index(self.after) + 1 if self.after else 0
+    def of(self, modules: ByPath[Module]) -> tuple[Sequence[str], bool]:
+        """The paths of the modules on this page, and whether there are others behind it."""
+        paths = list(modules)
+        start = paths.index(*modules.paths(self.after)) + 1 if self.after else 0
         end = start + self.limit
-        return names[start:end], end < len(names)
+        return paths[start:end], end < len(paths)
 
 
 def detail(
@@ -111,7 +113,7 @@ def detail(
     encoding: how far its encoding ahead of time is; see prewarm.py.
     """
     schema = record.layout.schema
-    shown, has_more = page.of(list(schema.modules))
+    shown, has_more = page.of(schema.modules)
     tree = _Tree(record.layout, stored, bytes_per_token, frozenset(shown))
     return {
         **summary(record),
@@ -147,8 +149,8 @@ class _Tree:
                 members = self.nodes(child.members)
                 found += [{"union": members}] if members else []
             elif isinstance(child, Module):
-                inside = self.nodes(child.children)
-                found += [self._module(child, inside)] if inside or child.name in self._shown else []
+                path, inside = self._layout.schema.paths[child.order], self.nodes(child.children)
+                found += [self._module(child, path, inside)] if inside or path in self._shown else []
         return found
 
     def encoded(self, *modules: str) -> dict[str, int]:
@@ -157,14 +159,14 @@ class _Tree:
         tokens = sum(stored for _, stored in counts)
         return {"tokens": tokens, "of": sum(of for of, _ in counts), "bytes": tokens * self._bytes}
 
-    def _module(self, module: Module, inside: list[dict[str, Any]]) -> dict[str, Any]:
-        extent = self._layout.extents[module.name]
-        params = [child for child in module.children if isinstance(child, Param)]
+    def _module(self, module: Module, path: str, inside: list[dict[str, Any]]) -> dict[str, Any]:
+        extent = self._layout.extents[path]
+        params = self._layout.schema.levels[path].params.values()
         return {
-            "module": module.name,
+            "module": path,
             "tokens": extent.tokens,
             "length": extent.end - extent.start,
-            "encoded": self.encoded(module.name),
+            "encoded": self.encoded(path),
             "params": [{"param": p.name, "len": p.length, "default": p.default} for p in params],
             "modules": inside,
         }
