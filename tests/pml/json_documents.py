@@ -104,7 +104,8 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
     ),
     "another unknown key": (
         inside({"module": "m", "zzz": 1}),
-        ['s.json: content[0].module "m": a module takes no key "zzz"; it takes "module", "content", "src", "cache", "meta"'],
+        ['s.json: content[0].module "m": a module takes no key "zzz"; '
+            'it takes "module", "content", "src", "cache", "meta"'],
     ),
     "content of another type": (
         {"name": "s", "content": {"module": "m"}},
@@ -131,7 +132,8 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
     ),
     "two kinds": (
         inside({"module": "m", "param": "p"}),
-        ['s.json: content[0].module "m": a module takes no key "param"; it takes "module", "content", "src", "cache", "meta"'],
+        ['s.json: content[0].module "m": a module takes no key "param"; '
+            'it takes "module", "content", "src", "cache", "meta"'],
     ),
     "names": (
         inside({"module": "a b"}, {"module": "user"}, {"module": 5}, {"module": "n" * 257}),

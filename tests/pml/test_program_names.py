@@ -2,6 +2,7 @@
 
 import pytest
 
+from inlay.pml import Schema
 from inlay.pml.program.cases import (
     Case,
     Names,
@@ -15,7 +16,6 @@ from inlay.pml.program.cases import (
     value_words,
     word,
 )
-from inlay.pml import Schema
 from tests.pml.programs_for_tests import define, program_of
 
 

@@ -94,7 +94,9 @@ def test_extents() -> None:
         '<param name="p" len="5"/>aa</module><module name="d"/>'
     )
     assert layout.extents == {
-        **{"a": Extent(1, 11, 3), "a/b": Extent(2, 4, 2), "a/c": Extent(2, 3, 1)},
+        "a": Extent(1, 11, 3),
+        "a/b": Extent(2, 4, 2),
+        "a/c": Extent(2, 3, 1),
         "d": Extent(11, 11, 0),
     }
     assert layout.extents["b"] == layout.extents["a/b"]

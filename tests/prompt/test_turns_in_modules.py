@@ -1,4 +1,4 @@
-"""Chat turns that come with modules, and text without a role between turns: what the template writes, and what is kept."""
+"""Chat turns that come with modules, and text without a role between turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inlay.prompt.layout import lay_out_schema
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.tokens import TextEncoder
 from tests.pml.helpers import sentences
-from tests.prompt.test_placement import A, END, S, U, place, shown
+from tests.prompt.test_placement import END, A, S, U, place, shown
 from tests.tokenizers_for_tests import family
 
 L3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
@@ -126,7 +126,9 @@ def test_turns_of_modules_are_what_the_template_writes(name: str) -> None:
 def test_a_piece_that_is_another_one_is_computed_and_the_text_is_not() -> None:
     """gemma's template puts BOS before the first turn alone."""
     tokenizer = family("gemma")
-    schema = '<module name="a"><user>Q1</user></module><module name="b"><assistant>A1</assistant><user>Q2</user></module>'
+    schema = (
+        '<module name="a"><user>Q1</user></module><module name="b"><assistant>A1</assistant><user>Q2</user></module>'
+    )
     placed = place(schema, "<a/><b/>", "packed", tokenizer)
     assert [part.origin is None for part in placed.parts if "A1" in tokenizer.decode(part.ids)] == [False]
     assert [part.origin is None for part in placed.parts if "Q2" in tokenizer.decode(part.ids)] == [False]

@@ -101,9 +101,7 @@ class Schema(Form):
     """A schema of PML: the pieces of text that prompts are made of."""
 
     name: Label
-    content: SchemaContent | None = Field(
-        None, description="Text, modules, unions and turns."
-    )
+    content: SchemaContent | None = Field(None, description="Text, modules, unions and turns.")
     scaffolds: list[SkipValidation[Annotated[list[Path], Field(min_length=2)]]] | None = Field(
         None, description="Modules that are encoded together, for prompts that import all of them."
     )

@@ -242,7 +242,7 @@ class JSONReader:
             self.add(place, f"this path has more than {limits.MAX_DEPTH} names; modules are nested less deeply")
             return ""
         names = names_of(path) if isinstance(path, str) else ()
-        return path if names and all([self.name(name, place, TAGS) for name in names]) else ""
+        return path if names and "" not in [self.name(name, place, TAGS) for name in names] else ""
 
     def meta(self, raw: JSONObject, place: JSONPlace) -> tuple[Meta, ...]:
         """What is told about a part of a schema; names in a namespace first, as PML has them."""

@@ -87,7 +87,7 @@ class _SchemaReader:
         return nodes
 
     def _meta(self, element: Element) -> tuple[Meta, ...]:
-        """What is told about an element: by attributes in a namespace, and by the <meta> tags in front of its content."""
+        """What is told about an element, by attributes in a namespace and by <meta> tags in front of its content."""
         found = self._attributes.meta(element)
         for child in element.children[: _front(element)]:
             if isinstance(child, Element):

@@ -175,9 +175,7 @@ class _Resolver:
         self._check_order(order)
         return items
 
-    def _place(
-        self, parts: Iterable[Text | Import], owner: tuple[str, ...]
-    ) -> tuple[list[_Placed], list[NewText]]:
+    def _place(self, parts: Iterable[Text | Import], owner: tuple[str, ...]) -> tuple[list[_Placed], list[NewText]]:
         """The imports of one level, with the new text around them, and the new text that ends the level."""
         placed: list[_Placed] = []
         waiting: list[NewText] = []
@@ -231,9 +229,7 @@ class _Resolver:
                 movable = slot.zone == last[0].zone
                 self._problems.add(node.place, sentences.out_of_order(node.name, last[1].name, movable))
 
-    def _merge(
-        self, level: Level, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments
-    ) -> list[Item]:
+    def _merge(self, level: Level, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:
         """The level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
         zones: dict[int, list[Item]] = {}
         for one in placed:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from inlay.pml.nodes import Import, PromptTurn, Text
+from inlay.pml.nodes import Import
 
 _T = TypeVar("_T")
 _Child = TypeVar("_Child")
@@ -27,12 +27,12 @@ def names_of(path: str) -> tuple[str, ...]:
     return tuple(path.split(_SEPARATOR))
 
 
-def opened(nodes: Iterable[_Child]) -> tuple[_Child, ...]:
+def opened(nodes: Iterable[_Child]) -> tuple[_Child | Import, ...]:
     """The nodes of one level, with what a path imports inside an import of the path's first name.
 
     That is the one before it, if it has this name, or else a new one.
     """
-    level: list[_Child] = []
+    level: list[_Child | Import] = []
     inside: dict[int, list[Import]] = {}  # by number in the level, what goes into this import
     for node in nodes:
         head, separator, rest = node.name.partition(_SEPARATOR) if isinstance(node, Import) else ("", "", "")

@@ -164,7 +164,7 @@ def _tag(node: Param | Module | Union | Turn | Scaffold | Import | PromptTurn, d
 
 
 def _with_meta(tag: Tag, meta: Iterable[Meta], what: str) -> Tag:
-    """The tag with what is told about it: attributes in a namespace, and other names as tags in front of its content."""
+    """The tag with what is told about it: attributes in a namespace, and tags in front of its content."""
     told = [(one.name, _carried(one.value, what)) for one in meta]
     attributes = tuple(one for one in told if is_in_namespace(one[0]))
     tags = tuple(

@@ -112,7 +112,7 @@ class SchemaSpecs:
         return _View(tuple(owner[:depth] for depth in depths if owner[:depth] not in others), scaffold)
 
     def _scaffolds_of(self, imported: frozenset[str]) -> dict[str, int]:
-        """Path of a module → the number of the scaffold that it is read in; the first counts that names it and is complete."""
+        """Path of a module → the number of its scaffold: the first that names it and is complete."""
         known, active = self._active
         if known is not imported:
             active = {}

@@ -44,7 +44,7 @@ class TextRun:
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """A text node (by its order), a piece of the chat template (by the turn that it opens or closes), or the BOS token."""
+    """A text node (by its order), a piece of the template (by the turn that it opens or closes), or the BOS token."""
 
     ids: tuple[int, ...]
     text: str

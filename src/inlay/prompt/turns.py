@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 
 from inlay.errors import ModelError
 from inlay.pml import Module, Param, Text, Turn, Union
@@ -67,7 +67,8 @@ def closing(template: ChatTemplate, roles: tuple[str, ...]) -> str:
 
 def split(piece: str, before: str) -> tuple[str, str]:
     """A piece as what closes and what opens. before: what closes the turn before it, if nothing follows; or BOS."""
-    cut = len(commonprefix([piece, before]))
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(piece, before, strict=False))
+    cut = sum(1 for _ in alike)
     return piece[:cut], piece[cut:]
 
 

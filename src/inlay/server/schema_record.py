@@ -100,7 +100,8 @@ class Page:
     def of(self, modules: ByPath[Module]) -> tuple[Sequence[str], bool]:
         """The paths of the modules on this page, and whether there are others behind it."""
         paths = list(modules)
-        start = paths.index(*modules.paths(self.after)) + 1 if self.after else 0
+        (last,) = modules.paths(self.after) if self.after else (None,)  # ``check`` has seen to it that there is one
+        start = 0 if last is None else paths.index(last) + 1
         end = start + self.limit
         return paths[start:end], end < len(paths)
 

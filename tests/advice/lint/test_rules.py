@@ -103,7 +103,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "no-role, of a module": (f"<system>S</system>¶{module('a', 20)}", "this can stand between chat turns"),
     "no-role, in a module with turns": (
-        '<module name="a"><system>S</system>¶' + text(20) + "</module>",
+        f'<module name="a"><system>{text(20)}</system>¶{text(20)}</module>',
         "this text stands between chat turns",
     ),
     "repeated-text": (

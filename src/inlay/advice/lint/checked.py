@@ -100,9 +100,7 @@ class Level:
     children: tuple[Text | Param | Module | Union, ...]
 
 
-def _levels(
-    owner: Owner, module: str | None, children: Sequence[Text | Param | Module | Union | Turn]
-) -> list[Level]:
+def _levels(owner: Owner, module: str | None, children: Sequence[Text | Param | Module | Union | Turn]) -> list[Level]:
     """What stands side by side in each turn among these children, and beside the turns."""
     levels = [Level(owner, module, child.children) for child in children if isinstance(child, Turn)]
     beside = tuple(child for child in children if not isinstance(child, Turn))

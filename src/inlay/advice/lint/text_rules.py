@@ -10,7 +10,7 @@ import numpy as np
 
 from inlay.advice.lint.checked import WORTH, Checked, Finding
 from inlay.errors import Place
-from inlay.pml import Module, Text, Turn, Union
+from inlay.pml import Module, Text, Union
 from inlay.pml.scopes import names_of, path_of
 from inlay.prompt.layout import Owner, TextRun
 from inlay.prompt.turns import has_turns, speaks
@@ -122,11 +122,8 @@ def modules_without_text(checked: Checked) -> Iterator[Finding]:
 def text_without_a_role(checked: Checked) -> Iterator[Finding]:
     """Text outside of turns, where the schema or a module has turns: it stands between them as it is."""
     beside = [checked.schema.children, *(module.children for module in checked.schema.modules.values())]
-    whole = has_turns(checked.schema.children)
-    for children in beside if whole else []:
-        if children is not checked.schema.children and not any(isinstance(child, Turn) for child in children):
-            continue
-        loose = next((child for child in children if not isinstance(child, Turn) and speaks(child)), None)
+    for children in filter(has_turns, beside):
+        loose = next((child for child in children if speaks(child) and not has_turns([child])), None)
         if loose is not None:
             what = "this text stands" if isinstance(loose, Text) else "this can stand"
             yield Finding(
