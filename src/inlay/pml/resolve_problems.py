@@ -120,7 +120,7 @@ def misplaced_tag(tag: str, parent: str, problems: Problems, *, turn: str | None
     if tag == "prompt":
         return f"{inside}; write prompts into files of their own"
     if tag == "set":
-        return f"{inside}; it is a tag of prompts, around imports whose order is free"
+        return f"{inside}; the tag is reserved, and means nothing in schemas: delete it around what stands in it"
     if tag == "meta":
         return f"<meta> stands behind other content of <{parent}>; move it to the front"
     if tag in ("param", "parameter"):
