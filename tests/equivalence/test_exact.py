@@ -80,9 +80,9 @@ def test_exact_reuse_equals_the_stock_model_cold_and_warm(name):
     recorder.llm.add_schema(Schema.from_string(SCHEMA))
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)
-    for use in (("a", "c"), ("a", "b", "c"), ("a", "c"), ("b",)):
+    for modules in (("a", "c"), ("a", "b", "c"), ("a", "c"), ("b",)):
         prompt = schema.prompt()
-        for module in use:
+        for module in modules:
             prompt = prompt.use(module)
         ((output, logits),) = recorder.greedy([prompt.text("What of it?")])
         assert output.prompt_positions == tuple(range(len(output.prompt_token_ids)))

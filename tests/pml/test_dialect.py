@@ -70,7 +70,8 @@ def test_imports_go_by_their_scope(text: str, said: list[str]) -> None:
 
 PROBLEMS = {
     "<default/>": [
-        'p.xml:1:20: <default/> stands at the top level, where the schema has none; it has "age/default", "home/default"'
+        'p.xml:1:20: <default/> stands at the top level, where the schema has none; it has "age/default", '
+        '"home/default"'
     ],
     "<home><young/></home>": [
         "p.xml:1:26: <young/> stands inside <home>, but the schema has it inside <age>; write <age><young/></age>"
@@ -181,7 +182,8 @@ JSON_WRONG = {
     ),
     "a name of metadata": (
         {"module": "a", "meta": {"b c": ""}},
-        's.json: content[0].module "a".meta "b c": "b c" is not a name; write letters, digits, "_", "-" and ".", with a '
+        's.json: content[0].module "a".meta "b c": "b c" is not a name; write letters, digits, "_", "-" and ".", with '
+        "a "
         'letter or "_" first',
     ),
 }
@@ -199,7 +201,8 @@ def test_a_path_of_many_names_is_refused_at_once() -> None:
 
 META = (
     '<schema name="s" xmlns:app="urn:app" app:version="3">\n  <meta name="author" value="A &amp; B"/>\n'
-    '  <module name="m" app:id="7">\n    <meta name="source" value=""/>\n    Text <param name="p" len="2" app:hint="h"/>\n'
+    '  <module name="m" app:id="7">\n    <meta name="source" value=""/>\n'
+    '    Text <param name="p" len="2" app:hint="h"/>\n'
     "  </module>\n</schema>"
 )
 

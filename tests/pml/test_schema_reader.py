@@ -19,7 +19,7 @@ ATTRIBUTES = {
     inside("<module/>"): ['s.xml:1:18: <module> has no name; write <module name="…">'],
     inside('<module name=""/>'): ['s.xml:1:26: <module> has an empty name; write <module name="…">'],
     inside('<union name="u"><module name="m"/></union>'): [
-        's.xml:1:25: <union> takes no attribute "name"; it takes none'
+        's.xml:1:25: <union> takes no attribute "name"; it takes scaffold'
     ],
     inside('<module name="m">\n  <param/></module>'): [
         's.xml:2:3: <param> has no name; write <param name="…" len="…"/>',

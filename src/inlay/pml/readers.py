@@ -279,6 +279,8 @@ def _misplaced(tag: str, parent: str) -> str:
     if tag in ROLES:
         remedy = f"close <{clip(parent)}> first"
         return f"<{tag}> stands inside <{clip(parent)}>; chat tags stand at the top level of a prompt: {remedy}"
+    if tag == "set":
+        return "<set> is a tag that PML reserves, and means nothing in prompts; write what stands in it without it"
     if tag == "prompt":
         return "<prompt> stands inside another; keep one <prompt> in a file, as its outermost tag"
     return f"<{tag}> is a tag of schemas; to import a module write its name as a tag, as in <miami/>"

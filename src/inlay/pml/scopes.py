@@ -72,9 +72,7 @@ class ByPath(Mapping[str, _T]):
 
     def __getitem__(self, name: str) -> _T:
         paths = self.paths(name)
-        if len(paths) != 1:
-            raise KeyError(name)
-        return self._known[paths[0]]
+        return self._known[paths[0] if len(paths) == 1 else name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)

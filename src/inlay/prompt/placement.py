@@ -148,24 +148,25 @@ class _Turns:
         try:
             pieces = template.pieces(roles, generation=generation)
         except ModelError as error:
-            raise _refused_turns(starts, template, error) from None
+            _blame_modules(starts, template, error)
+            raise
         trims = template.trims(roles, generation=generation)
         numbers = tuple(None if start.node is None else layout.turn_of[start.node.order] for start in starts)
         return cls(roles, pieces, generation, trims, numbers)
 
 
-def _refused_turns(starts: Sequence[TurnStart], template: ChatTemplate, error: ModelError) -> Exception:
-    """The error where a template refuses turns: with the place of an import, if some came with modules."""
+def _blame_modules(starts: Sequence[TurnStart], template: ChatTemplate, error: ModelError) -> None:
+    """Raises PMLError with the place of an import, where a template refuses turns of which some come with modules."""
     modules = dict.fromkeys(path_of(start.owner) for start in starts if start.owner)
     if not modules:
-        return error
+        return
     roles = tuple(start.role for start in starts)
     refused = next((n for n in range(1, len(roles)) if opening(template, roles[:n]) is None), len(roles))
     from_modules = [start for start in starts[:refused] if start.owner] or [start for start in starts if start.owner]
     place = from_modules[-1].place
     named = ", ".join(map(quote, modules))
     remedy = "import others, or write the schema's turns in an order that it takes"
-    return PMLError([Problem(place, f"{error}; turns come with {named} here: {remedy}")])
+    raise PMLError([Problem(place, f"{error}; turns come with {named} here: {remedy}")]) from None
 
 
 def _settle_ends(items: Sequence[Item], layout: SchemaLayout, trims: Sequence[Trim]) -> dict[int, str]:
