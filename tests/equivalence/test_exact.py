@@ -123,6 +123,22 @@ def test_turns_of_modules_and_what_is_never_cached_equal_the_stock_model(name):
     assert uncached <= computed < 2 * uncached
 
 
+@pytest.mark.parametrize("budget", [3, 64])
+def test_a_prompt_that_ends_in_what_is_never_cached_in_chunks(budget):
+    loaded = tiny("llama")
+    recorder = Recorder(loaded, reuse="exact", max_num_batched_tokens=budget)
+    schema = Schema.from_string(
+        '<schema name="d">Always in front.<module name="m" cache="false">Never kept.</module></schema>'
+    )
+    recorder.llm.add_schema(schema)
+    for _ in range(2):
+        prompts = [schema.prompt().use("m"), schema.prompt().use("m", "And new text.")]
+        for output, logits in recorder.greedy(prompts):
+            check_whole_answer(loaded, list(output.prompt_token_ids), output, logits)
+            assert output.usage.prompt_tokens - output.usage.cached_tokens >= len("Never kept.")
+    assert output.usage.cached_tokens >= len("Always in front.")
+
+
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_approximate_states_are_never_returned_to_an_exact_request(name):
     """Invariant 3: whatever modular policies left in the store, ``exact`` and ``off`` equal the stock model."""
