@@ -32,8 +32,8 @@ def test_rows_of_a_schema_without_turns():
     assert [(row.depth, row.label, row.note) for row in found.rows] == [
         (0, "always present", "3 tokens"),
         (0, "a", "3 tokens, len 5"),
-        (1, "b", "4 tokens"),
-        (1, "c", "1 token, 3 unused"),
+        (1, "a/b", "4 tokens"),
+        (1, "a/c", "1 token, 3 unused"),
     ]
     assert found.rows[0].bars == (Bar(0, 2, "always"), Bar(14, 1, "always"))
     assert found.rows[1].bars == (Bar(2, 2, "module"), Bar(4, 5, "parameter"), Bar(9, 1, "module"))
@@ -62,7 +62,7 @@ def test_a_schema_of_modules_alone_has_no_row_of_text():
 def test_every_position_of_text_is_in_one_bar():
     layout = generated(40, seed=3)
     for run_ in layout.runs:
-        name = run_.owner[-1] if run_.owner else "always present"
+        name = "/".join(run_.owner) if run_.owner else "always present"
         (row,) = [row for row in rows_of(layout).rows if row.label == name]
         spans = [(bar.start, bar.start + bar.length) for bar in row.bars if bar.kind != "unused"]
         assert any(start <= run_.start and run_.end <= end for start, end in joined(spans))

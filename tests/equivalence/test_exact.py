@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inlay import Schema
+from inlay import Schema, use
 from inlay.models.load import LoadedModel
 
 from ..conftest import CONFIGS, tiny
@@ -80,9 +80,9 @@ def test_exact_reuse_equals_the_stock_model_cold_and_warm(name):
     recorder.llm.add_schema(Schema.from_string(SCHEMA))
     schema = Schema.from_string(SCHEMA)
     recorder.llm.add_schema(schema)
-    for use in (("a", "c"), ("a", "b", "c"), ("a", "c"), ("b",)):
+    for modules in (("a", "c"), ("a", "b", "c"), ("a", "c"), ("b",)):
         prompt = schema.prompt()
-        for module in use:
+        for module in modules:
             prompt = prompt.use(module)
         ((output, logits),) = recorder.greedy([prompt.text("What of it?")])
         assert output.prompt_positions == tuple(range(len(output.prompt_token_ids)))
@@ -91,6 +91,52 @@ def test_exact_reuse_equals_the_stock_model_cold_and_warm(name):
     ((again, _),) = recorder.greedy([schema.prompt().use("a").use("c").text("What of it?")])
     assert again.usage.cached_tokens == len(again.prompt_token_ids) - 1  # somebody has to compute the last logits
     assert again.usage.exact_tokens == again.usage.cached_tokens
+
+
+DIALECT = """
+<schema name="d"><system>Rules that always stand in front.</system>
+Some words between turns, without a role.
+<module name="shot"><user>What do apples cost?</user><assistant>A coin each, or six for five.</assistant></module>
+<module name="now" cache="false">It is noon <param name="day" len="9" default="on Monday"/>.
+  <module name="more">And the sun shines.</module></module>
+<module name="facts"><user>Pears cost <union scaffold="much"><module name="much">ten</module><module
+  name="little">two</module></union> coins.</user></module></schema>
+"""
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_turns_of_modules_and_what_is_never_cached_equal_the_stock_model(name):
+    loaded = tiny(name)
+    recorder = Recorder(loaded, reuse="exact")
+    schema = Schema.from_string(DIALECT)
+    recorder.llm.add_schema(schema)
+    plain = schema.prompt().use("shot").use("facts/much").text("And plums?")
+    with_time = schema.prompt().use("shot").use("now/more").use("facts", use("little")).text("And plums?")
+    for reuse in ("off", "exact", "exact"):
+        for prompt in (plain, with_time):
+            ((output, logits),) = recorder.greedy([prompt], reuse=reuse)
+            assert output.prompt_positions == tuple(range(len(output.prompt_token_ids)))
+            check_whole_answer(loaded, list(output.prompt_token_ids), output, logits)
+            uncached = len("It is noon ") + len("on Monday") + len(".\n") + len("And the sun shines.")
+            computed = len(output.prompt_token_ids) - output.usage.cached_tokens
+            assert prompt is plain or computed >= uncached, "which every request computes"
+    assert uncached <= computed < 2 * uncached
+
+
+@pytest.mark.parametrize("budget", [3, 64])
+def test_a_prompt_that_ends_in_what_is_never_cached_in_chunks(budget):
+    loaded = tiny("llama")
+    recorder = Recorder(loaded, reuse="exact", max_num_batched_tokens=budget)
+    schema = Schema.from_string(
+        '<schema name="d">Always in front.<module name="m" cache="false">Never kept.</module></schema>'
+    )
+    recorder.llm.add_schema(schema)
+    for _ in range(2):
+        prompts = [schema.prompt().use("m"), schema.prompt().use("m", "And new text.")]
+        for output, logits in recorder.greedy(prompts):
+            check_whole_answer(loaded, list(output.prompt_token_ids), output, logits)
+            assert output.usage.prompt_tokens - output.usage.cached_tokens >= len("Never kept.")
+    assert output.usage.cached_tokens >= len("Always in front.")
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))

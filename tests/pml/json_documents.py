@@ -104,7 +104,8 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
     ),
     "another unknown key": (
         inside({"module": "m", "zzz": 1}),
-        ['s.json: content[0].module "m": a module takes no key "zzz"; it takes "module", "content", "src"'],
+        ['s.json: content[0].module "m": a module takes no key "zzz"; '
+            'it takes "module", "content", "src", "cache", "meta"'],
     ),
     "content of another type": (
         {"name": "s", "content": {"module": "m"}},
@@ -123,15 +124,16 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
     "no kind": (
         inside({}, {"modul": "a"}, {"type": "text", "text": "a"}, {"content": "a"}),
         [
-            's.json: content[0]: this object does not say what it is; give it one of "module", "union"',
+            's.json: content[0]: this object does not say what it is; give it one of "module", "union", "role"',
             's.json: content[1]: this object does not say what it is; did you mean "module"?',
             "s.json: content[2]: this object does not say what it is; write a text as a string alone",
-            's.json: content[3]: this object does not say what it is; give it one of "module", "union"',
+            's.json: content[3]: this object does not say what it is; give it one of "module", "union", "role"',
         ],
     ),
     "two kinds": (
         inside({"module": "m", "param": "p"}),
-        ['s.json: content[0].module "m": a module takes no key "param"; it takes "module", "content", "src"'],
+        ['s.json: content[0].module "m": a module takes no key "param"; '
+            'it takes "module", "content", "src", "cache", "meta"'],
     ),
     "names": (
         inside({"module": "a b"}, {"module": "user"}, {"module": 5}, {"module": "n" * 257}),
@@ -205,12 +207,15 @@ SCHEMA_PROBLEMS: dict[str, tuple[Any, list[str]]] = {
         ],
     ),
     "beside turns": (
-        inside({"role": "user"}, " ", {"module": "m", "content": [{"role": "user"}]}, {"import": "m"}),
+        inside(
+            {"role": "user"},
+            " ",
+            {"role": "user", "content": [{"module": "m", "content": [{"role": "user"}]}]},
+            {"import": "m"},
+        ),
         [
-            "s.json: content[1]: a text stands outside the turns of this schema; move it into one of them",
-            "s.json: content[2]: a module stands outside the turns of this schema; move it into one of them",
-            's.json: content[2].module "m".content[0]: a turn stands inside something else; '
-            "turns stand at the top level of a schema",
+            's.json: content[2].user.content[0].module "m".content[0]: a turn stands in another turn or in a union; '
+            "turns stand at the top level of a schema, or in a module",
             "s.json: content[3]: an import stands in a schema, but only prompts import; "
             'write {"module": …} to define a module',
         ],

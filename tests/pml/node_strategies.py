@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from itertools import accumulate
 
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from inlay.errors import Place
 from inlay.pml import (
     Argument,
     Import,
+    Meta,
     Module,
     Param,
     Prompt,
@@ -50,43 +53,58 @@ Texts = st.SearchStrategy[str]
 @st.composite
 def schemas(draw: st.DrawFn, texts: Texts = TEXTS, neighbours: bool = False) -> Schema:
     """Any schema. neighbours: whether texts may stand side by side."""
-    names = list(draw(st.permutations(NAMES)))
 
-    def content(depth: int, kinds: list[str]) -> tuple:
+    def scope() -> list[str]:
+        return list(draw(st.permutations(NAMES)))
+
+    def told(*, apart: bool = True) -> tuple[Meta, ...]:
+        spaced = [name for name in ("app:a", "app:é") if draw(st.booleans())]
+        plain = [name for name in ("a", "é") if apart and draw(st.booleans())]
+        return tuple(Meta(name, draw(VALUES), HERE) for name in [*spaced, *plain])
+
+    def content(depth: int, kinds: list[str], names: list[str], params: Iterator[str]) -> tuple:
         nodes: list = []
-        params = iter(NAMES)
         for kind in draw(st.lists(st.sampled_from(kinds), max_size=5 if depth < 3 else 2)):
             if kind == "text" and (neighbours or not (nodes and isinstance(nodes[-1], Text))):
                 nodes.append(Text(draw(texts), HERE))
             elif kind == "param":
-                nodes.append(Param(next(params), draw(st.integers(1, 10**6)), draw(st.none() | VALUES), HERE))
+                fill = draw(st.none() | VALUES)
+                length, default = draw(st.integers(1, 10**6)), draw(st.none() | VALUES)
+                name = next(params, None)
+                nodes += [Param(name, length, default, HERE, scaffold=fill, meta=told(apart=False))] if name else []
             elif kind == "module" and names:
-                nodes.append(module(depth))
+                nodes.append(module(depth, names, turns="turn" in kinds))
             elif kind == "union" and names:
                 count = draw(st.integers(1, min(3, len(names))))
-                members = [module(depth) for _ in range(count) if names]
-                nodes.append(Union(tuple(members), HERE))
-        return tuple(nodes)
+                members = [module(depth, names, turns="turn" in kinds) for _ in range(count) if names]
+                stands_in = draw(st.none() | st.sampled_from([member.name for member in members]))
+                nodes.append(Union(tuple(members), HERE, scaffold=stands_in, meta=told()))
+            elif kind == "turn":
+                inner = [one for one in kinds if one != "turn"]
+                inside = content(depth + 1, inner, names, params)
+                nodes.append(Turn(draw(st.sampled_from(ROLES)), inside, HERE, meta=told()))
+        return tuple(nodes) if neighbours else tuple(map(_solid, *_shifted(tuple(nodes))))
 
-    def module(depth: int) -> Module:
-        return Module(names.pop(), content(depth + 1, [*OUTER, "param", "param"]), HERE)
+    def module(depth: int, names: list[str], *, turns: bool) -> Module:
+        name, kinds = names.pop(), [*OUTER, "param", "param", *(["turn"] if turns else [])]
+        inside = content(depth + 1, kinds, scope(), iter(NAMES))
+        return Module(name, inside, HERE, cache=draw(st.booleans()), meta=told())
 
-    if draw(st.booleans()):
-        roles = draw(st.lists(st.sampled_from(ROLES), min_size=1, max_size=3))
-        children: tuple = tuple(Turn(role, content(0, OUTER), HERE) for role in roles)
-    else:
-        children = content(0, OUTER)
-    schema = Schema(draw(LABELS), numbered(children))
+    children = content(0, [*OUTER, "turn", "turn"] if draw(st.booleans()) else OUTER, scope(), iter(()))
+    schema = Schema(draw(LABELS), numbered(children), meta=told())
     return replace(schema, scaffolds=draw(scaffolds(schema)))
 
 
 @st.composite
 def scaffolds(draw: st.DrawFn, schema: Schema) -> tuple[Scaffold, ...]:
-    exclusions = Exclusions(schema.children)
-    pairs = [
-        (one, other) for one in schema.modules for other in schema.modules
-        if one != other and exclusions.between((one, other)) is None
+    exclusions, modules = Exclusions(schema.children), schema.modules
+    kept = [
+        path for path in modules
+        if all(modules[around].cache for around in accumulate(path.split("/"), "{}/{}".format))
     ]  # fmt: skip
+    pairs = [
+        (one, other) for one in kept for other in kept if one != other and exclusions.between((one, other)) is None
+    ]
     if not pairs:
         return ()
     return tuple(Scaffold(pair, HERE) for pair in draw(st.lists(st.sampled_from(pairs), max_size=2)))
@@ -121,7 +139,7 @@ def _shifted(nodes: tuple) -> tuple[tuple, tuple, tuple]:
 
 def _solid(before: object, node: object, after: object) -> object:
     """White space alone beside a turn becomes a text that is not: PML takes it for layout."""
-    beside = isinstance(before, PromptTurn) or isinstance(after, PromptTurn)
+    beside = isinstance(before, PromptTurn | Turn) or isinstance(after, PromptTurn | Turn)
     return replace(node, text=f"{node.text}x") if isinstance(node, Text) and is_white(node.text) and beside else node
 
 

@@ -66,7 +66,7 @@ def test_places_are_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert sentences(lambda: resolve(Schema.from_string(LEVELS), built)) == [
         f'test_builder.py:{line_of("here: use")}: schema "s" has no module "zzz"; '
-        "its modules are a, a1, a2, a3, b, u1, u2, c",
+        "its modules are a, a/a1, a/a2, a/a3, b, u1, u2, c",
         f'test_builder.py:{line_of("here: nested")}: <b/> stands inside <user>, but schema "s" has text of its own; '
         "write it outside <user>, before it",
     ]

@@ -49,7 +49,9 @@ TEXT_PROBLEMS = {
     '{"name": "s", "content": [{"module": "m", "content": "a", "content": "b"}]}': (
         ' content[0].module "m": the key "content" stands here twice; keep one of them'
     ),
-    '{"name": "s", "x": ' + "1" * 5000 + "}": ' a schema takes no key "x"; it takes "name", "content", "scaffolds"',
+    '{"name": "s", "x": '
+    + "1" * 5000
+    + "}": ' a schema takes no key "x"; it takes "name", "content", "scaffolds", "meta"',
 }
 
 

@@ -45,7 +45,7 @@ def test_the_table_of_objects() -> None:
     """Each form of the table is read, once names and values are put into it."""
     forms = re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE)
     values = {"name": '"n"', "file": '"f"', "tokens": "5", "modules": '{"module": "n"}', "role": '"user"'}
-    keys = {"content": '"x"', "default": '""', "arguments": "{}"}
+    keys = {"content": '"x"', "default": '""', "scaffold": '""', "arguments": "{}"}
     kinds = []
     for form in forms:
         written = re.sub(r'"(\w+)"\?', lambda match: f'"{match[1]}": {keys[match[1]]}', form)

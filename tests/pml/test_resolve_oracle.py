@@ -180,7 +180,7 @@ def check(nodes: list[Node], level: list[Node], rest: str, expected: list[str], 
     for prompt in (Prompt.from_string(text), built_prompt(schema.prompt(), level, rest)):
         result = resolve(schema, prompt, moves=moves)
         assert shorthand(result) == expected
-        assert result.imported == chosen_names(level)
+        assert result.imported == chosen_paths(level, "")
     assert orders(schema.children) == list(range(len(orders(schema.children))))
     labels = [node.label for node in texts(nodes, always=True)]
     unselected = [node.label for node in texts(nodes, always=False)]
@@ -208,9 +208,10 @@ def every_text(nodes: list[Node]) -> Iterator[Node]:
         yield from every_text(node.children)
 
 
-def chosen_names(level: list[Node]) -> set[str]:
+def chosen_paths(level: list[Node], prefix: str) -> set[str]:
     direct = list(chosen_in(level))
-    return {node.label for node in direct}.union(*(chosen_names(node.children) for node in direct))
+    inside = (chosen_paths(node.children, f"{prefix}{node.label}/") for node in direct)
+    return {f"{prefix}{node.label}" for node in direct}.union(*inside)
 
 
 def orders(nodes: tuple[object, ...]) -> list[int]:

@@ -19,7 +19,7 @@ ATTRIBUTES = {
     inside("<module/>"): ['s.xml:1:18: <module> has no name; write <module name="…">'],
     inside('<module name=""/>'): ['s.xml:1:26: <module> has an empty name; write <module name="…">'],
     inside('<union name="u"><module name="m"/></union>'): [
-        's.xml:1:25: <union> takes no attribute "name"; it takes none'
+        's.xml:1:25: <union> takes no attribute "name"; it takes scaffold'
     ],
     inside('<module name="m">\n  <param/></module>'): [
         's.xml:2:3: <param> has no name; write <param name="…" len="…"/>',
@@ -58,8 +58,11 @@ NAMES = {
     inside('<module name="m"><param name="a b" len="1"/></module>'): [
         's.xml:1:42: "a b" is not a name; write letters, digits, "_", "-" and ".", with a letter or "_" first'
     ],
-    inside('<module name="m"/>\n<module name="n">\n<module name="m"/></module>'): [
+    inside('<module name="m"/>\n<union>\n<module name="m"/></union>'): [
         's.xml:3:9: module "m" is defined twice, first in line 1; give this one another name'
+    ],
+    inside('<module name="n"><module name="m"/><union>\n<module name="m"/></union></module>'): [
+        's.xml:2:9: module "n/m" is defined twice, first in line 1; give this one another name'
     ],
     inside('<module name="m"><param name="p" len="1"/>\n<param name="p" len="2"/></module>'): [
         's.xml:2:1: parameter "p" is defined twice in module "m"; give this one another name'
@@ -81,17 +84,15 @@ PLACES = {
         "s.xml:1:43: <union> stands inside <union>; "
         "list all members in one <union>, or put the inner one into a <module>"
     ],
-    inside('<module name="m"><user>a</user></module>'): [
-        "s.xml:1:35: <user> stands inside <module>; "
-        "chat tags stand at the top level of a schema: put the <module> inside <user>"
+    inside('<union><module name="m"/><user>a</user></union>'): [
+        "s.xml:1:43: <user> stands inside <union>; chat tags stand at the top level of a schema, or in a <module>: "
+        "put the <union> inside it"
     ],
     inside("<user><system>a</system></user>"): [
-        "s.xml:1:24: <system> stands inside <user>; chat tags stand at the top level of a schema: close <user> first"
+        "s.xml:1:24: <system> stands inside <user>; chat tags stand in no other: close <user> first"
     ],
-    inside('<user>a</user>\n  text\n<module name="m"/><union><module name="n"/></union>'): [
-        "s.xml:2:3: text stands outside the chat tags of this schema; move it into <system>, <user> or <assistant>",
-        "s.xml:3:1: <module> stands outside the chat tags of this schema; move it into <system>, <user> or <assistant>",
-        "s.xml:3:19: <union> stands outside the chat tags of this schema; move it into <system>, <user> or <assistant>",
+    inside('<user><module name="m">\n<system>a</system></module></user>'): [
+        "s.xml:2:1: <system> stands inside <user>; chat tags stand in no other: close <user> first"
     ],
     inside('<module name="m"><module name="n"/><scaffold modules="m n"/></module>'): [
         "s.xml:1:53: <scaffold> stands inside <module>; move it to the top level of the schema"
@@ -134,7 +135,7 @@ SCAFFOLDS = {
         's.xml:1:73: <scaffold> names "miami" and "n", of which a union allows one; leave one of them out'
     ],
     inside('<union><module name="m"><module name="o"/></module><module name="n"/></union><scaffold modules="n o"/>'): [
-        's.xml:1:95: <scaffold> names "n" and "o", of which a union allows one; leave one of them out'
+        's.xml:1:95: <scaffold> names "n" and "m/o", of which a union allows one; leave one of them out'
     ],
 }
 
@@ -224,7 +225,10 @@ def test_the_travel_schema() -> None:
     assert schema.name == "travel"
     assert schema.has_turns
     assert [turn.role for turn in schema.children if isinstance(turn, Turn)] == ["system", "user", "assistant"]
-    assert list(schema.modules) == ["travel-plan", "domestic", "overseas", "miami", "maldives"]
+    assert list(schema.modules) == [
+        *("travel-plan", "travel-plan/domestic", "travel-plan/overseas"),
+        *("travel-plan/overseas/miami", "travel-plan/overseas/maldives"),
+    ]
     assert schema.parents["travel-plan"] == ()
     assert schema.parents["miami"] == ("travel-plan", "overseas")
     plan = schema.modules["travel-plan"]

@@ -12,6 +12,7 @@ from inlay.errors import ParameterError
 from inlay.pml import (
     Argument,
     Import,
+    Meta,
     Module,
     Param,
     Prompt,
@@ -297,7 +298,18 @@ BROKEN = {
     "an empty name": (Schema(" ", ()), "has an empty name"),
     "an empty union": (schema_of(Union((), HERE)), "<union> is empty"),
     "a length": (schema_of(module("a", Param("p", 0, None, HERE))), 'len="0" is not a whole number'),
-    "text beside turns": (schema_of(Turn("user", (), HERE), Text("x", HERE)), "text stands outside the chat tags"),
+    "a turn in a turn": (
+        schema_of(Turn("user", (Module("m", (Turn("user", (), HERE),), HERE),), HERE)),
+        "<user> stands inside <user>",
+    ),
+    "metadata twice": (
+        Schema("s", (), meta=(Meta("a", "1", HERE), Meta("a", "2", HERE))),
+        'metadata "a" stands here twice',
+    ),
+    "metadata of a parameter": (
+        schema_of(module("m", Param("p", 1, None, HERE, meta=(Meta("a", "1", HERE),)))),
+        'parameter "p" has the metadata "a", which in a parameter stands in a namespace; write app:a, or use to_json()',
+    ),
     "blanks beside turns": (schema_of(Turn("user", (), HERE), Text(" ", HERE)), "white space alone beside <user>"),
     "a role": (schema_of(Turn("tool", (), HERE)), '"tool" is no role; use one of system, user, assistant'),
     "a role of a prompt": (Prompt("s", (PromptTurn("tool", (), HERE),)), '"tool" is no role'),

@@ -25,7 +25,7 @@ SCHEMA = """<schema name="s">Always. <module name="a">A <param name="p" len="4" 
 <module name="b"><param name="r" len="3" default="z"/>B</module>
 end<module name="c">C <module name="d">D</module> c</module><scaffold modules="a b c"/><scaffold modules="i d"/>
 <scaffold modules="b u"/></schema>"""
-IMPORTS = [set(), {"a", "b", "c"}, {"a", "i", "c", "d"}, {"a", "i", "b", "c", "d", "u"}, {"b", "u"}]
+IMPORTS = [set(), {"a", "b", "c"}, {"a", "a/i", "c", "c/d"}, {"a", "a/i", "b", "c", "c/d", "u"}, {"b", "u"}]
 
 
 def laid_out(text: str) -> SchemaLayout:
@@ -46,10 +46,10 @@ def put_together(specs: SchemaSpecs, entry: TextRun | Hole, imported: frozenset[
         owners |= {entry.owner[:depth] for depth in range(len(entry.owner))}
     schema = specs.layout.schema
     complete = [
-        s for s in schema.scaffolds if entry.owner and entry.owner[-1] in s.modules and imported >= {*s.modules}
+        s for s in schema.scaffolds if entry.owner and "/".join(entry.owner) in s.modules and imported >= {*s.modules}
     ]
     if complete:
-        owners |= {(*schema.parents[name], name) for name in complete[0].modules}
+        owners |= {tuple(path.split("/")) for path in complete[0].modules}
     at, origin, context = 0, None, ()
     for seen in [*specs.layout.chain(entry.index, frozenset(owners)), entry]:
         ids = seen.ids if isinstance(seen, TextRun) else (UNK,) * seen.length if specs.unk_id else ()

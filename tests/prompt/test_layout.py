@@ -93,7 +93,13 @@ def test_extents() -> None:
         'x<module name="a">A<union><module name="b">BB</module><module name="c">C</module></union>'
         '<param name="p" len="5"/>aa</module><module name="d"/>'
     )
-    assert layout.extents == {"a": Extent(1, 11, 3), "b": Extent(2, 4, 2), "c": Extent(2, 3, 1), "d": Extent(11, 11, 0)}
+    assert layout.extents == {
+        "a": Extent(1, 11, 3),
+        "a/b": Extent(2, 4, 2),
+        "a/c": Extent(2, 3, 1),
+        "d": Extent(11, 11, 0),
+    }
+    assert layout.extents["b"] == layout.extents["a/b"]
 
 
 def test_where_nodes_went() -> None:

@@ -101,7 +101,7 @@ def test_ids_positions_and_names() -> None:
     placed = place(TRIP, "<trip><u/></trip><b/>?", "schema")
     assert placed.positions == (*range(12), *range(13, 20), *range(23, 28))
     assert placed.text == bytes_tokenizer().decode(placed.ids) == "Go.For a day to Ulm!Bye?"
-    assert placed.imported == {"trip", "u", "b"}
+    assert placed.imported == {"trip", "trip/u", "b"}
     assert lay_out_ids([5, 6], "x") == PromptLayout(None, (Placed((5, 6), 0, None),), "x")
 
 

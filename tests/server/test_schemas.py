@@ -112,7 +112,7 @@ class TestMaking:
         assert plan["length"] == plan["tokens"] + 8 + len("Go to Miami.")
         assert plan["encoded"]["of"] == plan["tokens"] + len("a day")
         assert plan["params"] == [{"param": "duration", "len": 8, "default": "a day"}]
-        assert (miami["module"], miami["length"], tokyo["length"]) == ("miami", 12, 9)
+        assert (miami["module"], miami["length"], tokyo["length"]) == ("plan/miami", 12, 9)
         for node in (plan, miami, tokyo, shown["always"], shown):
             encoded = node["encoded"]
             assert encoded["tokens"] == encoded["of"] > 0
@@ -453,7 +453,7 @@ class TestPages:
         whole = made(client, {"pml": self.NESTED, "encode": False})
         names: list[str] = []
         _collect(whole["modules"], names)
-        assert (names, whole["last_id"], whole["has_more"]) == (["a", "a1", "a2", "u1", "u2", "z"], "z", False)
+        assert (names, whole["last_id"], whole["has_more"]) == (["a", "a/a1", "a/a2", "u1", "u2", "z"], "z", False)
         seen, after, more = [], "", True
         while more:
             page = client.get("/v1/schemas/big", params={"limit": 2, "after": after}, **as_("ann")).json()

@@ -94,7 +94,7 @@ def _node(node: Text | Param | Module | Union | Turn, layout: SchemaLayout) -> l
         hole = layout.entries[layout.hole_of[node.order]]
         return [_leaf("parameter", node.name, node.length, hole.start)]
     if isinstance(node, Module):
-        extent = layout.extents[node.name]
+        extent = layout.extents[layout.schema.paths[node.order]]
         children = [found for child in node.children for found in _node(child, layout)]
         place = {"tokens": extent.tokens, "start": extent.start, "end": extent.end}
         return [{"kind": "module", "name": node.name, **place, "children": children}]

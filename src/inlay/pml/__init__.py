@@ -3,6 +3,7 @@
 from inlay.pml.nodes import (
     Argument,
     Import,
+    Meta,
     Module,
     Param,
     PromptTurn,
@@ -20,6 +21,7 @@ __all__ = [
     "Filled",
     "Import",
     "Item",
+    "Meta",
     "Module",
     "NewText",
     "Param",

@@ -6,12 +6,12 @@ import re
 from xml.parsers import expat
 
 from inlay.errors import Place
-from inlay.pml.nodes import MAX_NAME_CHARACTERS, MAX_PARAM_LENGTH, ROLES
+from inlay.pml.nodes import MAX_NAME_CHARACTERS, MAX_PARAM_LENGTH, ROLES, Meta
 from inlay.pml.parser import Element
 from inlay.pml.problems import Problems
 from inlay.wording import listed, quote
 
-TAGS = ("schema", "prompt", "module", "union", "param", "parameter", "scaffold", *ROLES)
+TAGS = ("schema", "prompt", "module", "union", "param", "parameter", "scaffold", "meta", "set", *ROLES)
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _OTHER_ASCII = re.compile(r"(?![A-Za-z0-9_.\-])[\x00-\x7f]")
@@ -33,6 +33,12 @@ def objection(name: str) -> str | None:
     return None
 
 
+def is_in_namespace(name: str) -> bool:
+    """Whether this is the name of an attribute in a namespace of somebody else, as ``app:author`` is."""
+    prefix, colon, local = name.partition(":")
+    return bool(colon) and prefix != "xml" and is_name(prefix) and is_name(local)
+
+
 def _expat_takes(name: str) -> bool:
     # expat knows an older and narrower table of letters than the current XML: ask the parser that will read the prompts
     try:
@@ -46,11 +52,12 @@ _SPACE = "xml:space"
 _TAKES = {
     "schema": ("name", _SPACE),
     "prompt": ("schema", _SPACE),
-    "module": ("name", "src", _SPACE),
-    "union": (),
-    "param": ("name", "len", "default"),
-    "parameter": ("name", "length", "default"),
+    "module": ("name", "src", "cache", _SPACE),
+    "union": ("scaffold",),
+    "param": ("name", "len", "default", "scaffold"),
+    "parameter": ("name", "length", "default", "scaffold"),
     "scaffold": ("modules",),
+    "meta": ("name", "value"),
     "system": (_SPACE,),
     "user": (_SPACE,),
     "assistant": (_SPACE,),
@@ -62,7 +69,9 @@ _USAGE = {
     "param": '<param name="…" len="…"/>',
     "parameter": '<parameter name="…" length="…"/>',
     "scaffold": '<scaffold modules="… …"/>',
+    "meta": '<meta name="…" value="…"/>',
 }
+_CARRIES_META = ("schema", "module", "union", "param", "parameter", *ROLES)
 
 
 class Attributes:
@@ -75,7 +84,10 @@ class Attributes:
         """Report attributes that the tag does not take, and required ones that are missing or empty."""
         takes = _TAKES[element.tag]
         meant = set()
+        carries = element.tag in _CARRIES_META
         for name in [name for name in element.attributes if name not in takes]:
+            if carries and is_in_namespace(name):
+                continue
             near = self._problems.near(name, takes)
             meant.add(near)
             remedy = f'did you mean "{near}"?' if near else _takes(takes)
@@ -86,7 +98,7 @@ class Attributes:
             attribute = element.attributes.get(name)
             if attribute is None and name not in meant:
                 self._problems.add(element.place, f"<{element.tag}> has no {name}; {usage}")
-            elif attribute is not None and not attribute.value.strip():
+            elif attribute is not None and not attribute.value.strip() and name != "value":
                 self._problems.add(attribute.place, f"<{element.tag}> has an empty {name}; {usage}")
 
     def text(self, element: Element, name: str) -> str | None:
@@ -120,6 +132,19 @@ class Attributes:
         self._problems.add(self.place(element, name), f"{wrong}; write how many tokens an argument may have")
         return 1
 
+    def cache(self, element: Element) -> bool:
+        """Whether a module is encoded once and kept."""
+        attribute = element.attributes.get("cache")
+        if attribute is None or attribute.value in ("true", "false"):
+            return attribute is None or attribute.value == "true"
+        self._problems.add(attribute.place, f'cache={quote(attribute.value)} is unknown; write "true" or "false"')
+        return True
+
+    def meta(self, element: Element) -> list[Meta]:
+        """What the attributes in a namespace tell about an element."""
+        given = element.attributes.items() if element.tag in _CARRIES_META else ()
+        return [Meta(name, one.value, one.place) for name, one in given if is_in_namespace(name)]
+
     def preserve(self, element: Element, inherited: bool) -> bool:
         """Whether ``xml:space`` of this element, or else of those around it, keeps all white space."""
         attribute = element.attributes.get(_SPACE)
@@ -137,7 +162,7 @@ class Attributes:
 
 
 def _required(tag: str) -> tuple[str, ...]:
-    if tag in ("param", "parameter"):
+    if tag in ("param", "parameter", "meta"):
         return _TAKES[tag][:2]
     return _TAKES[tag][:1] if tag in _USAGE else ()
 

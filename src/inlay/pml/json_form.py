@@ -13,7 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from inlay.pml.nodes import MAX_ATTRIBUTE_CHARACTERS, MAX_ATTRIBUTES, MAX_NAME_CHARACTERS, MAX_PARAM_LENGTH
+from inlay.pml.nodes import (
+    MAX_ATTRIBUTE_CHARACTERS,
+    MAX_ATTRIBUTES,
+    MAX_DEPTH,
+    MAX_NAME_CHARACTERS,
+    MAX_PARAM_LENGTH,
+)
 
 Name = Annotated[
     str,
@@ -34,6 +40,15 @@ Label = Annotated[
 Value = Annotated[str, Field(max_length=MAX_ATTRIBUTE_CHARACTERS)]
 
 
+Path = Annotated[
+    str,
+    Field(
+        description="A module: its name, behind the names of those around it, as in age/child.",
+        json_schema_extra={"minLength": 1, "maxLength": MAX_DEPTH * (MAX_NAME_CHARACTERS + 1)},
+    ),
+]
+Meta = dict[str, Value]
+MetaField = Field(None, max_length=MAX_ATTRIBUTES, description="What is told about it, by name; no model sees it.")
 Arguments = dict[str, Value]
 ArgumentsField = Field(None, max_length=MAX_ATTRIBUTES, description="What fills the module's parameters, by name.")
 
@@ -50,6 +65,8 @@ class Param(Form):
     param: Name
     len: int = Field(ge=1, le=MAX_PARAM_LENGTH, description="How many tokens an argument may have.")
     default: Value | None = Field(None, description="What stands there without an argument.")
+    scaffold: Value | None = Field(None, description="What fills it while its module is encoded over placeholders.")
+    meta: Meta | None = MetaField
 
 
 class Module(Form):
@@ -60,37 +77,41 @@ class Module(Form):
     src: str | None = Field(
         None, description="Instead of content: the name of a UTF-8 file in the schema's folder or below it."
     )
+    cache: bool | None = Field(None, description="false for a module that every request computes; true, if left out.")
+    meta: Meta | None = MetaField
 
 
 class Union(Form):
     """Modules of which a prompt imports at most one."""
 
     union: list[SkipValidation[Module]] = Field(min_length=1)
+    scaffold: str | None = Field(None, description="A member, as Prompt Cache names it; without effect here.")
+    meta: Meta | None = MetaField
 
 
 class Turn(Form):
-    """A chat turn of a schema."""
+    """A chat turn of a schema or of a module, which alone holds parameters."""
 
     role: Literal["system", "user", "assistant"]
     content: TurnContent | None = None
+    meta: Meta | None = MetaField
 
 
 class Schema(Form):
     """A schema of PML: the pieces of text that prompts are made of."""
 
     name: Label
-    content: SchemaContent | None = Field(
-        None, description="Text, modules and unions; or, if there is a turn, turns alone."
+    content: SchemaContent | None = Field(None, description="Text, modules, unions and turns.")
+    scaffolds: list[SkipValidation[Annotated[list[Path], Field(min_length=2)]]] | None = Field(
+        None, description="Modules that are encoded together, for prompts that import all of them."
     )
-    scaffolds: list[SkipValidation[Annotated[list[Name], Field(min_length=2)]]] | None = Field(
-        None, description="Names of modules that are encoded together, for prompts that import all of them."
-    )
+    meta: Meta | None = MetaField
 
 
 class Import(Form):
     """A module that a prompt imports."""
 
-    module: Name = Field(alias="import")
+    module: Path = Field(alias="import")
     arguments: Arguments | None = ArgumentsField
     content: ImportContent | None = Field(None, description="Imports of the module's own modules, and new text.")
 
@@ -105,7 +126,7 @@ class PromptTurn(Form):
 class ShortImport(Form):
     """A module that a prompt in the short form imports."""
 
-    name: Name
+    name: Path
     arguments: Arguments | None = ArgumentsField
     imports: ShortImports | None = Field(None, description="The module's own modules that are imported.")
 
@@ -123,14 +144,14 @@ class Prompt(Form):
 
 
 Text = Annotated[str, Field(description="Text, taken exactly as it is.")]
-ModuleContent = Text | list[SkipValidation[Text | Param | Module | Union]]
-TurnContent = Text | list[SkipValidation[Text | Module | Union]]
+ModuleContent = Text | list[SkipValidation[Text | Param | Module | Union | Turn]]
+TurnContent = Text | list[SkipValidation[Text | Param | Module | Union]]
 SchemaContent = Text | list[SkipValidation[Text | Module | Union | Turn]]
 ImportContent = Text | list[SkipValidation[Text | Import]]
 PromptContent = Text | list[SkipValidation[Text | Import | PromptTurn]]
-ShortImports = list[SkipValidation[Name | ShortImport]]
+ShortImports = list[SkipValidation[Path | ShortImport]]
 
-for _form in (Module, Union, Turn, Schema, Import, PromptTurn, ShortImport, Prompt):
+for _form in (Param, Module, Union, Turn, Schema, Import, PromptTurn, ShortImport, Prompt):
     _form.model_rebuild()
 
 

@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.pml import nodes as limits
-from inlay.pml.attributes import objection
+from inlay.pml.attributes import TAGS, is_in_namespace, objection
 from inlay.pml.json_form import Form, Import, Module, Param, Prompt, PromptTurn, Schema, ShortImport, Turn, Union
-from inlay.pml.nodes import ROLES
+from inlay.pml.nodes import ROLES, Meta
 from inlay.pml.parser import place_at
 from inlay.pml.problems import JSONPlace, Problems
+from inlay.pml.scopes import names_of
 from inlay.pml.sources import document_from_string
 from inlay.strict_json import Fault, JSONError, Pairs, read_json, repeated
 from inlay.wording import quote, shown
@@ -47,6 +48,9 @@ _EXPECTED = {
     "param": "a name",
     "len": f"a whole number from 1 to {limits.MAX_PARAM_LENGTH:,}",
     "default": _VALUE,
+    "scaffold": _VALUE,
+    "cache": "true or false",
+    "meta": "an object with a text for each name",
     "union": "a list of modules, at least one",
     "role": " or ".join(map(quote, ROLES)),
     "import": "a name",
@@ -177,8 +181,9 @@ class JSONReader:
         if depth > limits.MAX_DEPTH:
             self._stop(place, f"objects are nested more than {limits.MAX_DEPTH} deep; nest less deeply")
         self._check_keys(raw, place)
-        if isinstance(arguments := raw.get("arguments"), JSONObject):
-            self._check_keys(arguments, place.key("arguments"))
+        for key in ("arguments", "meta"):
+            if isinstance(inner := raw.get(key), JSONObject):
+                self._check_keys(inner, place.key(key))
         try:
             form.model_validate(raw)
         except ValidationError as error:
@@ -230,6 +235,27 @@ class JSONReader:
         if problem:
             self.add(place, problem)
         return "" if problem else name
+
+    def path(self, path: Any, place: JSONPlace) -> str:
+        """The path of a module; empty where it is no good."""
+        if isinstance(path, str) and path.count("/") >= limits.MAX_DEPTH:
+            self.add(place, f"this path has more than {limits.MAX_DEPTH} names; modules are nested less deeply")
+            return ""
+        names = names_of(path) if isinstance(path, str) else ()
+        return path if names and "" not in [self.name(name, place, TAGS) for name in names] else ""
+
+    def meta(self, raw: JSONObject, place: JSONPlace) -> tuple[Meta, ...]:
+        """What is told about a part of a schema; names in a namespace first, as PML has them."""
+        told = raw.get("meta")
+        if not isinstance(told, JSONObject):
+            return ()
+        names = sorted(told, key=lambda name: not is_in_namespace(name))
+        found = []
+        for name in names:
+            where = place.named("meta", name)
+            if is_in_namespace(name) or self.name(name, where):
+                found.append(Meta(name, told[name], where))
+        return tuple(found)
 
     def label(self, raw: JSONObject, key: str, place: JSONPlace) -> str:
         """The name of a schema."""

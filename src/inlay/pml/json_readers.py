@@ -12,18 +12,15 @@ from inlay.pml.nodes import ROLES, Argument, Import, Module, Param, PromptTurn, 
 from inlay.pml.problems import JSONPlace, Problems
 from inlay.pml.readers import PromptParts
 from inlay.pml.rules import SchemaParts, SchemaRules, Words
+from inlay.pml.scopes import path_of
 from inlay.pml.sources import Folder
 from inlay.wording import quote, shown
 
 _Node = Text | Param | Module | Union | Turn
 _TEXT = "text"
-_TAKES = {
-    "module": frozenset((_TEXT, "module", "union", "param")),
-    "union": frozenset(("module",)),
-    "turn": frozenset((_TEXT, "module", "union")),
-}
-_CHAT_SCHEMA = frozenset(("role",))
-_PLAIN_SCHEMA = frozenset((_TEXT, "module", "union"))
+_PIECES = frozenset((_TEXT, "module", "union"))
+_MEMBERS = frozenset(("module",))
+_SCHEMA = _PIECES | {"role"}
 _WORDS = Words("the scaffold", "from_json")
 
 
@@ -42,6 +39,8 @@ class _SchemaReader(JSONReader):
     def __init__(self, folder: Folder | None, problems: Problems) -> None:
         super().__init__(problems)
         self._rules = SchemaRules(folder, problems, _WORDS)
+        self._scope: tuple[str, ...] = ()  # the names of the modules around what is read
+        self._in_turn = False
 
     def read(self, root: Any, place: JSONPlace) -> SchemaParts | None:
         if not isinstance(root, JSONObject):
@@ -54,13 +53,10 @@ class _SchemaReader(JSONReader):
             self.add(place, f'this is a prompt, as it has the key "schema"; {remedy}')
             return None
         self.check(root, forms.Schema, place, 1)
-        content = root.get("content")
-        has_turns = isinstance(content, list) and any(isinstance(raw, JSONObject) and "role" in raw for raw in content)
-        nodes = self._content(root, "content", place, _CHAT_SCHEMA if has_turns else _PLAIN_SCHEMA, 2)
+        nodes = self._content(root, "content", place, _SCHEMA, 2)
         children = numbered(tuple(node for node in nodes if isinstance(node, Text | Module | Union | Turn)))
-        scaffolds = self._scaffolds(root, place)
-        self._rules.check_scaffolds(scaffolds, children)
-        return SchemaParts(self.label(root, "name", place), children, scaffolds)
+        scaffolds = self._rules.checked_scaffolds(self._scaffolds(root, place), children)
+        return SchemaParts(self.label(root, "name", place), children, scaffolds, self.meta(root, place))
 
     def _content(
         self, parent: JSONObject, key: str, place: JSONPlace, takes: frozenset[str], depth: int
@@ -79,8 +75,8 @@ class _SchemaReader(JSONReader):
 
     def _text(self, text: str, place: JSONPlace, takes: frozenset[str]) -> list[Text]:
         self.count_text(place)
-        # an empty text is nothing; but the published JSON Schema has no text in a union at all
-        if _TEXT not in takes and (text or takes == _TAKES["union"]):
+        # not even an empty one: the published JSON Schema has no text in a union at all
+        if _TEXT not in takes:
             self.add(place, _misplaced(_TEXT, takes))
         return [Text(text, place)] if text else []
 
@@ -90,37 +86,58 @@ class _SchemaReader(JSONReader):
         if kind == "module":
             return self._module(raw, place, depth)
         if kind == "union":
-            self.check(raw, forms.Union, place, depth)
-            members = self._content(raw, "union", place, _TAKES["union"], depth + 1)
-            return Union(tuple(node for node in members if isinstance(node, Module)), place)
+            return self._union(raw, place, depth)
         role = raw["role"] if raw["role"] in ROLES else ""
         place = place.key(role) if role else place
         self.check(raw, forms.Turn, place, depth)
-        nodes = self._content(raw, "content", place, _TAKES["turn"], depth + 1)
-        return Turn(role, tuple(node for node in nodes if isinstance(node, Text | Module | Union)), place)
+        self._in_turn = True
+        takes = _PIECES | {"param"} if self._scope else _PIECES
+        nodes = self._content(raw, "content", place, takes, depth + 1)
+        self._in_turn = False  # a turn stands in no other
+        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
+        return Turn(role, children, place, meta=self.meta(raw, place))
+
+    def _union(self, raw: JSONObject, place: JSONPlace, depth: int) -> Union:
+        self.check(raw, forms.Union, place, depth)
+        nodes = self._content(raw, "union", place, _MEMBERS, depth + 1)
+        members = tuple(node for node in nodes if isinstance(node, Module))
+        scaffold = raw.get("scaffold")
+        if isinstance(scaffold, str):
+            self._rules.check_member(scaffold, members, place.key("scaffold"), "the union")
+        return Union(members, place, scaffold=scaffold, meta=self.meta(raw, place))
 
     def _module(self, raw: JSONObject, place: JSONPlace, depth: int) -> Module:
         if isinstance(raw["module"], str):
             place = place.named("module", raw["module"])
         self.check(raw, forms.Module, place, depth)
         name = self.name(raw["module"], place.key("module"), TAGS)
+        scope, self._scope = self._scope, (*self._scope, name)
         if name:
-            self._rules.define(name, place, place)
-        nodes = self._content(raw, "content", place, _TAKES["module"], depth + 1)
-        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
-        self._rules.check_params(name, (node for node in children if isinstance(node, Param)))
+            self._rules.define(self._scope, place, place)
+        takes = _PIECES | {"param"} if self._in_turn else _PIECES | {"param", "role"}
+        nodes = self._content(raw, "content", place, takes, depth + 1)
+        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union | Turn))
+        self._rules.check_params(path_of(self._scope), children)
+        self._scope = scope
         if isinstance(src := raw.get("src"), str):
             if raw.get("content"):
                 self.add(place.key("src"), "the module has both src and content; leave one of them out")
             else:
                 children = self._rules.file(src, place.key("src"))
-        return Module(name, children, place)
+        return Module(name, children, place, cache=raw.get("cache") is not False, meta=self.meta(raw, place))
 
     def _param(self, raw: JSONObject, place: JSONPlace, depth: int) -> Param:
         if isinstance(raw["param"], str):
             place = place.named("param", raw["param"])
         self.check(raw, forms.Param, place, depth)
-        return Param(self.name(raw["param"], place.key("param")), raw.get("len", 1), raw.get("default"), place)
+        return Param(
+            self.name(raw["param"], place.key("param")),
+            raw.get("len", 1),
+            raw.get("default"),
+            place,
+            scaffold=raw.get("scaffold"),
+            meta=self.meta(raw, place),
+        )
 
     def _scaffolds(self, root: JSONObject, place: JSONPlace) -> tuple[Scaffold, ...]:
         scaffolds = []
@@ -141,9 +158,7 @@ def _misplaced(kind: str, takes: frozenset[str]) -> str:
     if kind == "param":
         return f"{what} stands outside a module; move it into one"
     if kind == "role":
-        return f"{what} stands inside something else; turns stand at the top level of a schema"
-    if takes == _CHAT_SCHEMA:
-        return f"{what} stands outside the turns of this schema; move it into one of them"
+        return f"{what} stands in another turn or in a union; turns stand at the top level of a schema, or in a module"
     if kind == "union":
         return "a union stands directly in a union; list all members in one union, or put the inner one into a module"
     return "a text stands directly in a union; put it into a module"
@@ -189,7 +204,7 @@ class _PromptReader(JSONReader):
         for raw, where in self.members(parent, "imports", place):
             if isinstance(raw, str):
                 self.count_object(where)
-                nodes.append(Import(self.name(raw, where, TAGS), (), (), where.named("import", raw)))
+                nodes.append(Import(self.path(raw, where), (), (), where.named("import", raw)))
             elif isinstance(raw, JSONObject):
                 nodes.append(self._short_import(raw, where, depth))
             else:
@@ -202,7 +217,7 @@ class _PromptReader(JSONReader):
         if isinstance(raw.get("name"), str):
             place = place.named("import", raw["name"])
         self.check(raw, forms.ShortImport, place, depth)
-        name = self.name(raw.get("name"), place.key("name"), TAGS)
+        name = self.path(raw.get("name"), place.key("name"))
         return Import(name, self._arguments(raw.get("arguments"), place), self._short(raw, place, depth + 1), place)
 
     def _text(self, root: JSONObject, place: JSONPlace) -> tuple[Text, ...]:
@@ -241,7 +256,7 @@ class _PromptReader(JSONReader):
         if isinstance(raw["import"], str):
             place = place.named("import", raw["import"])
         self.check(raw, forms.Import, place, depth)
-        name = self.name(raw["import"], place.key("import"), TAGS)
+        name = self.path(raw["import"], place.key("import"))
         return Import(name, self._arguments(raw.get("arguments"), place), self._inner(raw, place, depth), place)
 
     def _arguments(self, raw: Any, place: JSONPlace) -> tuple[Argument, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from inlay.errors import ParameterError, PMLError
 from inlay.pml.json_readers import read_prompt_json, read_schema_json
-from inlay.pml.nodes import MAX_DEPTH, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
+from inlay.pml.nodes import MAX_DEPTH, Import, Meta, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
 from inlay.pml.sources import document_from_string
 from inlay.wording import quote
 
@@ -23,7 +23,10 @@ _INDENTATION = "  "
 
 
 def write_schema_json(
-    name: str, children: Iterable[Text | Module | Union | Turn], scaffolds: Iterable[Scaffold]
+    name: str,
+    children: Iterable[Text | Module | Union | Turn],
+    scaffolds: Iterable[Scaffold],
+    meta: Iterable[Meta] = (),
 ) -> str:
     """A schema as JSON that ends in a line break; reads back to the same nodes, all but their places.
 
@@ -32,6 +35,7 @@ def write_schema_json(
     document: _Value = {"name": name, "content": _content(children, 1)}
     if together := [list(scaffold.modules) for scaffold in scaffolds]:
         document["scaffolds"] = together
+    document |= _meta(meta, f"schema {quote(name)}")
     return _checked(document, f"schema {quote(name)}", lambda data, what: read_schema_json(data, what, None))
 
 
@@ -68,14 +72,32 @@ def _value(node: Param | Module | Union | Turn | Import | PromptTurn, depth: int
     if depth > MAX_DEPTH:
         raise ParameterError(f"objects would be nested more than {MAX_DEPTH} deep; nest less deeply")
     if isinstance(node, Param):
-        return {"param": node.name, "len": node.length} | ({} if node.default is None else {"default": node.default})
+        given = {"default": node.default, "scaffold": node.scaffold}
+        told = _meta(node.meta, f"parameter {quote(node.name)}")
+        return {"param": node.name, "len": node.length} | _without_none(given) | told
     if isinstance(node, Module):
-        return {"module": node.name, "content": _content(node.children, depth)}
+        told = ({} if node.cache else {"cache": False}) | _meta(node.meta, f"module {quote(node.name)}")
+        return {"module": node.name} | told | {"content": _content(node.children, depth)}
     if isinstance(node, Union):
-        return {"union": [_value(member, depth + 1) for member in node.members]}
+        told = _without_none({"scaffold": node.scaffold}) | _meta(node.meta, "a union")
+        return told | {"union": [_value(member, depth + 1) for member in node.members]}
     if isinstance(node, Import):
         return _import(node, depth)
-    return {"role": node.role, "content": _content(node.children, depth)}
+    told = _meta(node.meta, "a turn") if isinstance(node, Turn) else {}
+    return {"role": node.role} | told | {"content": _content(node.children, depth)}
+
+
+def _without_none(value: _Value) -> _Value:
+    return {key: one for key, one in value.items() if one is not None}
+
+
+def _meta(meta: Iterable[Meta], what: str) -> _Value:
+    told: dict[str, str] = {}
+    for one in meta:
+        if one.name in told:
+            raise ParameterError(f"{what} has the metadata {quote(one.name)} twice; keep one of them")
+        told[one.name] = one.value
+    return {"meta": told} if told else {}
 
 
 def _import(node: Import, depth: int) -> _Value:

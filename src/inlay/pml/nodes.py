@@ -16,6 +16,15 @@ ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
+class Meta:
+    """Something that is told about a part of a schema and costs no tokens: no model sees it."""
+
+    name: str
+    value: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """A run of text between two tags, white space already settled; never empty."""
 
@@ -26,47 +35,63 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A hole of ``length`` tokens in a module, filled by an argument or by ``default``."""
+    """A hole of ``length`` tokens in a module, filled by an argument or by ``default``.
+
+    scaffold: what fills it while its module is encoded over placeholders.
+    """
 
     name: str
     length: int
     default: str | None
     place: Place
     order: int = -1
+    scaffold: str | None = None
+    meta: tuple[Meta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A named piece of a schema that prompts import."""
+    """A named piece of a schema that prompts import.
+
+    cache: whether it is encoded once and kept; otherwise each request that imports it computes it, with all in it.
+    """
 
     name: str
-    children: tuple[Text | Param | Module | Union, ...]
+    children: tuple[Text | Param | Module | Union | Turn, ...]
     place: Place
     order: int = -1
+    cache: bool = True
+    meta: tuple[Meta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """Modules that exclude each other and start at the same position."""
+    """Modules that exclude each other and start at the same position.
+
+    scaffold: the member that stands for it where Prompt Cache encodes a whole schema at once; without effect here.
+    """
 
     members: tuple[Module, ...]
     place: Place
     order: int = -1
+    scaffold: str | None = None
+    meta: tuple[Meta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A chat turn of a schema; its role is one of ROLES."""
+    """A chat turn of a schema, or of one of its modules, which alone holds parameters; its role is one of ROLES."""
 
     role: str
-    children: tuple[Text | Module | Union, ...]
+    children: tuple[Text | Param | Module | Union, ...]
     place: Place
     order: int = -1
+    meta: tuple[Meta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """Modules that are encoded together, for prompts that import all of them."""
+    """Modules that are encoded together, for prompts that import all of them; by their paths."""
 
     modules: tuple[str, ...]
     place: Place
@@ -83,7 +108,10 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """A module named by a prompt, with arguments, nested imports and new text inside it."""
+    """A module named by a prompt, with arguments, nested imports and new text inside it.
+
+    name: its own, or a path of names, which stands for imports of the modules around it as well.
+    """
 
     name: str
     arguments: tuple[Argument, ...]

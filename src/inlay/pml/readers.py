@@ -6,23 +6,35 @@ from dataclasses import dataclass
 
 from inlay.errors import Place
 from inlay.pml.attributes import TAGS, Attributes
-from inlay.pml.nodes import ROLES, Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union, numbered
+from inlay.pml.nodes import (
+    ROLES,
+    Argument,
+    Import,
+    Meta,
+    Module,
+    Param,
+    PromptTurn,
+    Scaffold,
+    Text,
+    Turn,
+    Union,
+    numbered,
+)
 from inlay.pml.parser import Element, Run, is_white, parse, settle
 from inlay.pml.problems import Problems
 from inlay.pml.resolve_problems import misplaced_tag, misplaced_text
 from inlay.pml.rules import SchemaParts, SchemaRules, Words
+from inlay.pml.scopes import path_of
 from inlay.pml.sources import Folder
 from inlay.wording import clip
 
 _Node = Text | Param | Module | Union | Turn | Scaffold
 _TEXT = "text"  # no tag of PML, so it can stand among them
-_TAKES = {
-    "module": frozenset((_TEXT, "module", "union", "param", "parameter")),
-    "union": frozenset(("module",)),
-    **dict.fromkeys(ROLES, frozenset((_TEXT, "module", "union"))),
-}
-_CHAT_SCHEMA = frozenset(("scaffold", *ROLES))
-_PLAIN_SCHEMA = frozenset((_TEXT, "module", "union", "scaffold"))
+_PIECES = frozenset((_TEXT, "module", "union"))
+_PARAMS = frozenset(("param", "parameter"))
+_TURNS = frozenset(ROLES)
+_MEMBERS = frozenset(("module",))
+_SCHEMA = _PIECES | _TURNS | {"scaffold"}
 _WORDS = Words("<scaffold>", "from_string")
 
 
@@ -41,6 +53,8 @@ class _SchemaReader:
         self._problems = problems
         self._attributes = Attributes(problems)
         self._rules = SchemaRules(folder, problems, _WORDS)
+        self._scope: tuple[str, ...] = ()  # the names of the modules around what is read
+        self._turn: str | None = None  # the role of the turn around it
 
     def read(self, root: Element) -> SchemaParts | None:
         if root.tag != "schema":
@@ -48,26 +62,42 @@ class _SchemaReader:
             return None
         self._attributes.check(root)
         preserve = self._attributes.preserve(root, inherited=False)
-        has_turns = any(isinstance(child, Element) and child.tag in ROLES for child in root.children)
-        nodes = self._content(root, preserve, _CHAT_SCHEMA if has_turns else _PLAIN_SCHEMA)
+        meta = self._meta(root)
+        nodes = self._content(root, preserve, _SCHEMA)
         children = numbered(tuple(node for node in nodes if isinstance(node, Text | Module | Union | Turn)))
         scaffolds = tuple(node for node in nodes if isinstance(node, Scaffold))
         if root.closed:
-            self._rules.check_scaffolds(scaffolds, children)
-        return SchemaParts(self._attributes.text(root, "name") or "", children, scaffolds)
+            scaffolds = self._rules.checked_scaffolds(scaffolds, children)
+        return SchemaParts(self._attributes.text(root, "name") or "", children, scaffolds, meta)
 
     def _content(self, parent: Element, preserve: bool, takes: frozenset[str]) -> list[_Node]:
         nodes: list[_Node] = []
-        for child in parent.children:
+        for index in range(_front(parent), len(parent.children)):
+            child = parent.children[index]
             if isinstance(child, Run):
-                nodes += self._text(child, parent, preserve, takes)
+                if not _is_beside_turn(parent, index):
+                    nodes += self._text(child, parent, preserve, takes)
             elif child.tag in takes:
                 nodes.append(self._node(child, preserve))
             else:
-                self._problems.add(child.place, misplaced_tag(child.tag, parent.tag, self._problems))
+                message = misplaced_tag(child.tag, parent.tag, self._problems, turn=self._turn)
+                self._problems.add(child.place, message)
                 if child.tag in ("module", "union"):
                     self._node(child, preserve)  # for what is wrong inside, and for the names it defines
         return nodes
+
+    def _meta(self, element: Element) -> tuple[Meta, ...]:
+        """What is told about an element, by attributes in a namespace and by <meta> tags in front of its content."""
+        found = self._attributes.meta(element)
+        for child in element.children[: _front(element)]:
+            if isinstance(child, Element):
+                self._attributes.check(child)
+                if child.children:
+                    self._problems.add(child.place, '<meta> is not empty; write <meta name="…" value="…"/>')
+                value = child.attributes.get("value")
+                found.append(Meta(self._attributes.name(child) or "", value.value if value else "", child.place))
+        self._rules.check_meta(found)
+        return tuple(found)
 
     def _text(self, run: Run, parent: Element, preserve: bool, takes: frozenset[str]) -> list[Text]:
         if _TEXT in takes:
@@ -86,49 +116,92 @@ class _SchemaReader:
         preserve = self._attributes.preserve(element, preserve) if element.tag != "union" else preserve
         if element.tag == "module":
             return self._module(element, preserve)
-        nodes = self._content(element, preserve, _TAKES[element.tag])
         if element.tag == "union":
-            return self._union(element, nodes)
-        children = tuple(node for node in nodes if isinstance(node, Text | Module | Union))
-        return Turn(element.tag, children, element.place)
+            return self._union(element, preserve)
+        return self._chat_turn(element, preserve)
+
+    def _chat_turn(self, element: Element, preserve: bool) -> Turn:
+        meta = self._meta(element)
+        self._turn = element.tag
+        nodes = self._content(element, preserve, _PIECES | _PARAMS if self._scope else _PIECES)
+        self._turn = None  # a turn stands in no other
+        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
+        return Turn(element.tag, children, element.place, meta=meta)
 
     def _module(self, element: Element, preserve: bool) -> Module:
         name = self._attributes.name(element)
+        scope, self._scope = self._scope, (*self._scope, name or "")
         if name is not None:
-            self._rules.define(name, element.place, self._attributes.place(element, "name"))
-        nodes = self._content(element, preserve, _TAKES["module"])
-        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
-        self._rules.check_params(name or "", (node for node in children if isinstance(node, Param)))
+            self._rules.define(self._scope, element.place, self._attributes.place(element, "name"))
+        cache, meta = self._attributes.cache(element), self._meta(element)
+        takes = _PIECES | _PARAMS if self._turn else _PIECES | _PARAMS | _TURNS
+        nodes = self._content(element, preserve, takes)
+        children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union | Turn))
+        self._rules.check_params(path_of(self._scope), children)
         if "src" in element.attributes:
             children = self._file(element)
-        return Module(name or "", children, element.place)
+        self._scope = scope
+        return Module(name or "", children, element.place, cache=cache, meta=meta)
 
     def _file(self, element: Element) -> tuple[Text, ...]:
         src = element.attributes["src"]
-        if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
+        content = element.children[_front(element) :]
+        if any(isinstance(child, Element) or not is_white(child.text) for child in content):
             self._problems.add(src.place, "the module has both src and content; leave one of them out")
             return ()
         return self._rules.file(src.value, src.place)
 
-    def _union(self, element: Element, nodes: list[_Node]) -> Union:
-        members = tuple(node for node in nodes if isinstance(node, Module))
-        if element.closed and not any(isinstance(child, Element) for child in element.children):
+    def _union(self, element: Element, preserve: bool) -> Union:
+        meta = self._meta(element)
+        members = tuple(node for node in self._content(element, preserve, _MEMBERS) if isinstance(node, Module))
+        content = element.children[_front(element) :]
+        if element.closed and not any(isinstance(child, Element) for child in content):
             self._problems.add(element.place, "<union> is empty; put a <module> for each choice into it")
-        return Union(members, element.place)
+        scaffold = element.attributes.get("scaffold")
+        if scaffold is None:
+            return Union(members, element.place, meta=meta)
+        if element.closed:
+            self._rules.check_member(scaffold.value, members, scaffold.place, "<union>")
+        return Union(members, element.place, scaffold=scaffold.value, meta=meta)
 
     def _param(self, element: Element) -> Param:
         name = self._attributes.name(element)
         if any(isinstance(child, Element) or not is_white(child.text) for child in element.children):
             remedy = f'write <{element.tag} …/>, and a default as default="…"'
             self._problems.add(element.place, f"<{element.tag}> is not empty; {remedy}")
-        default = element.attributes.get("default")
-        length = self._attributes.length(element)
-        return Param(name or "", length, default.value if default else None, element.place)
+        default, scaffold = element.attributes.get("default"), element.attributes.get("scaffold")
+        return Param(
+            name or "",
+            self._attributes.length(element),
+            default.value if default else None,
+            element.place,
+            scaffold=scaffold.value if scaffold else None,
+            meta=self._meta(element),
+        )
 
     def _scaffold(self, element: Element) -> Scaffold:
         if element.children:
             self._problems.add(element.place, '<scaffold> is not empty; write <scaffold modules="… …"/>')
         return Scaffold(tuple((self._attributes.text(element, "modules") or "").split()), element.place)
+
+
+def _front(element: Element) -> int:
+    """How many children of an element are the <meta> tags in front of its content, and white space before these."""
+    front = 0
+    for number, child in enumerate(element.children, 1):
+        if isinstance(child, Element) and child.tag == "meta":
+            front = number
+        elif isinstance(child, Element) or not is_white(child.text):
+            break
+    return front
+
+
+def _is_beside_turn(parent: Element, index: int) -> bool:
+    """Whether this is white space alone beside a chat tag: layout, with or without a line break."""
+    run = parent.children[index]
+    neighbours = parent.children[max(index - 1, 0) : index + 2]
+    beside = any(isinstance(child, Element) and child.tag in ROLES for child in neighbours)
+    return isinstance(run, Run) and is_white(run.text) and beside
 
 
 def _not_a_schema(tag: str) -> str:
@@ -170,17 +243,10 @@ class _PromptReader:
         for index, child in enumerate(root.children):
             if isinstance(child, Element) and child.tag in ROLES:
                 children.append(self._turn(child, preserve))
-            elif not self._separates_turns(root, index):
+            elif not _is_beside_turn(root, index):
                 children += self._child(child, root, preserve)
         schema = self._attributes.text(root, "schema") or ""
         return PromptParts(schema, tuple(children), self._attributes.place(root, "schema"))
-
-    def _separates_turns(self, root: Element, index: int) -> bool:
-        """Whether this is white space alone beside a chat tag: layout, with or without a line break."""
-        run = root.children[index]
-        neighbours = root.children[max(index - 1, 0) : index + 2]
-        beside = any(isinstance(child, Element) and child.tag in ROLES for child in neighbours)
-        return isinstance(run, Run) and is_white(run.text) and beside
 
     def _turn(self, element: Element, preserve: bool) -> PromptTurn:
         self._attributes.check(element)
@@ -213,6 +279,8 @@ def _misplaced(tag: str, parent: str) -> str:
     if tag in ROLES:
         remedy = f"close <{clip(parent)}> first"
         return f"<{tag}> stands inside <{clip(parent)}>; chat tags stand at the top level of a prompt: {remedy}"
+    if tag == "set":
+        return "<set> is a tag that PML reserves, and means nothing in prompts; write what stands in it without it"
     if tag == "prompt":
         return "<prompt> stands inside another; keep one <prompt> in a file, as its outermost tag"
     return f"<{tag}> is a tag of schemas; to import a module write its name as a tag, as in <miami/>"

@@ -11,6 +11,7 @@ from inlay.pml.nodes import Argument, Import, Module, Param, PromptTurn, Text, T
 from inlay.pml.problems import Problems
 from inlay.pml.rules import Border, Level, Slot
 from inlay.pml.schema import Prompt, Schema
+from inlay.pml.scopes import names_of, opened, path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,17 @@ class NewText:
 
 @dataclass(frozen=True, slots=True)
 class TurnStart:
-    """A chat turn begins; ``own`` is True if the prompt adds it, False if it is the schema's."""
+    """A chat turn begins; ``own`` is True if the prompt adds it, False if it is the schema's.
+
+    place: where it is written, or where the module is imported that it comes with. node, owner: the turn of the schema,
+    and the names of the modules around it; None and () for one that the prompt adds.
+    """
 
     role: str
     own: bool
     place: Place
+    node: Turn | None = None
+    owner: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ Item = SchemaText | Filled | NewText | TurnStart | TurnEnd
 
 @dataclass(frozen=True)
 class Resolved:
-    """A prompt that fits its schema: what it says, in order, and which modules it imports."""
+    """A prompt that fits its schema: what it says, in order, and which modules it imports, by their paths."""
 
     schema: Schema
     items: tuple[Item, ...]
@@ -103,7 +110,7 @@ class _Placed:
 
 class _Resolver:
     def __init__(self, schema: Schema, moves: bool, problems: Problems) -> None:
-        self.imported: dict[str, Import] = {}
+        self.imported: dict[str, Import] = {}  # by path
         self._schema = schema
         self._moves = moves
         self._problems = problems
@@ -112,7 +119,8 @@ class _Resolver:
         """All items of the prompt."""
         loose = self._loose(prompt)
         turns = [child for child in prompt.children if isinstance(child, PromptTurn)]
-        if turns and all(isinstance(child, Module | Union) for child in self._schema.children):
+        modules_alone = all(isinstance(child, Module | Union) for child in self._schema.children)
+        if modules_alone and any(isinstance(child, Import) for turn in turns for child in turn.children):
             if loose:
                 self._problems.add(loose[0].place, sentences.loose_beside_turns(loose[0], self._schema.name))
             return self._turns_around_imports(turns)
@@ -132,16 +140,11 @@ class _Resolver:
         return loose
 
     def _top_level(self, loose: list[Text | Import]) -> list[Item]:
-        level = self._schema.levels[None]
-        placed, rest = self._place(loose, None)
+        placed, rest = self._place(loose, ())
         self._check_order(placed)
-        if not self._schema.has_turns or not rest:
-            return self._merge(level, placed, rest, len(level.fixed), (), {})
-        last = level.fixed[-1]
-        if isinstance(last, Border) and last.turn.role == "user":
-            # the question ends the turn that holds the documents
-            return self._merge(level, placed, rest, len(level.fixed) - 1, (), {})
-        items = self._merge(level, placed, [], 0, (), {})
+        items = self._merge(self._schema.levels[None], placed, (), {})
+        if not rest or _ends_in_user_turn(items) or not any(isinstance(item, TurnStart) for item in items):
+            return _with_rest(items, rest)
         return [*items, TurnStart("user", True, rest[0].place), *rest, TurnEnd("user", True)]
 
     def _turn_of_text(self, turn: PromptTurn) -> list[Item]:
@@ -161,44 +164,54 @@ class _Resolver:
         order: list[_Placed] = []
         for turn in turns:
             items.append(TurnStart(turn.role, True, turn.place))
-            placed, rest = self._place(turn.children, None)
+            placed, rest = self._place(turn.children, ())
             for one in placed:
-                items += self._import(one, ())
+                imported = self._import(one, ())
+                if any(isinstance(item, TurnStart) for item in imported):
+                    self._problems.add(one.node.place, sentences.turns_in_turn(one.node.name, turn.role))
+                items += imported
             items += [*rest, TurnEnd(turn.role, True)]
             order += placed
         self._check_order(order)
         return items
 
-    def _place(self, parts: Iterable[Text | Import], parent: str | None) -> tuple[list[_Placed], list[NewText]]:
+    def _place(self, parts: Iterable[Text | Import], owner: tuple[str, ...]) -> tuple[list[_Placed], list[NewText]]:
         """The imports of one level, with the new text around them, and the new text that ends the level."""
         placed: list[_Placed] = []
         waiting: list[NewText] = []
-        for part in parts:
+        for part in opened(parts):
             if isinstance(part, Text):
                 waiting.append(NewText(part.text, part.place))
-            elif slot := self._slot(part, parent):
+            elif slot := self._slot(part, owner):
                 one = _Placed(part, slot)
                 (placed[-1].after if placed else one.before).extend(waiting)
                 placed.append(one)
                 waiting = []
         return placed, waiting
 
-    def _slot(self, node: Import, parent: str | None) -> Slot | None:
+    def _slot(self, node: Import, owner: tuple[str, ...]) -> Slot | None:
         """Where the import goes at this level, or None after a problem."""
-        name = node.name
-        if name not in self._schema.modules:
-            near = self._problems.near(name, self._schema.modules)
-            message = sentences.unknown_module(name, near, self._schema.name, self._schema.modules)
-            self._problems.add(node.place, message)
+        name, path = node.name, path_of((*owner, node.name))
+        slot = self._schema.levels[path_of(owner) if owner else None].slots.get(name)
+        if slot is None:
+            self._problems.add(node.place, self._why_not_here(name, owner))
             return None
-        if first := self.imported.get(name):
+        if first := self.imported.get(path):
             self._problems.add(node.place, sentences.repeated(name, first.place))
             return None
-        self.imported[name] = node
-        slot = self._schema.levels[parent].slots.get(name)
-        if slot is None:
-            self._problems.add(node.place, sentences.misnested(name, self._schema.parents[name], parent))
+        self.imported[path] = node
         return slot
+
+    def _why_not_here(self, name: str, owner: tuple[str, ...]) -> str:
+        """What is wrong with the import of a module that does not stand at this level."""
+        modules = self._schema.modules
+        paths = modules.paths(name)
+        if len(paths) == 1:
+            return sentences.misnested(name, names_of(paths[0])[:-1], owner[-1] if owner else None)
+        if paths:
+            return sentences.ambiguous(name, paths, owner[-1] if owner else None)
+        near = self._problems.near(name, modules.last_names())
+        return sentences.unknown_module(name, near, self._schema.name, modules)
 
     def _check_order(self, placed: list[_Placed]) -> None:
         """The imports of one level follow the schema, and no two of them are members of one union."""
@@ -216,32 +229,23 @@ class _Resolver:
                 movable = slot.zone == last[0].zone
                 self._problems.add(node.place, sentences.out_of_order(node.name, last[1].name, movable))
 
-    def _merge(
-        self,
-        level: Level,
-        placed: list[_Placed],
-        rest: list[NewText],
-        rest_zone: int,
-        owner: tuple[str, ...],
-        arguments: _Arguments,
-    ) -> list[Item]:
+    def _merge(self, level: Level, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:
         """The level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
         zones: dict[int, list[Item]] = {}
         for one in placed:
             zones.setdefault(one.slot.zone, []).extend(self._import(one, owner))
-        zones.setdefault(rest_zone, []).extend(rest)
         merged: list[Item] = []
         for zone, piece in enumerate(level.fixed):
             merged += [*zones.get(zone, ()), *self._fixed(piece, owner, arguments)]
         return merged + zones.get(len(level.fixed), [])
 
     def _import(self, one: _Placed, owner: tuple[str, ...]) -> list[Item]:
-        node = one.node
-        level = self._schema.levels[node.name]
+        node, inside = one.node, (*owner, one.node.name)
+        level = self._schema.levels[path_of(inside)]
         arguments = self._arguments(node, level)
-        placed, rest = self._place(node.children, node.name)
+        placed, rest = self._place(node.children, inside)
         self._check_order(placed)
-        items = self._merge(level, placed, rest, len(level.fixed), (*owner, node.name), arguments)
+        items = _with_rest(self._merge(level, placed, inside, arguments), rest)
         return [*one.before, *items, *one.after]
 
     def _arguments(self, node: Import, level: Level) -> _Arguments:
@@ -263,11 +267,23 @@ class _Resolver:
         if isinstance(piece, Text):
             return [SchemaText(piece, owner)]
         if isinstance(piece, Border):
-            return [_border(piece.turn, piece.start)]
+            return [self._border(piece, owner)]
         if argument := arguments.get(piece.name):
             return [Filled(piece, argument.value, False, owner, argument.place)]
         return [] if piece.default is None else [Filled(piece, piece.default, True, owner, piece.place)]
 
+    def _border(self, border: Border, owner: tuple[str, ...]) -> Item:
+        turn = border.turn
+        if not border.start:
+            return TurnEnd(turn.role, False)
+        place = self.imported[path_of(owner)].place if owner else turn.place
+        return TurnStart(turn.role, False, place, turn, owner)
 
-def _border(turn: Turn, start: bool) -> Item:
-    return TurnStart(turn.role, False, turn.place) if start else TurnEnd(turn.role, False)
+
+def _ends_in_user_turn(items: list[Item]) -> bool:
+    return bool(items) and items[-1] == TurnEnd("user", False)
+
+
+def _with_rest(items: list[Item], rest: list[NewText]) -> list[Item]:
+    """Items with new text at their end: the question ends the very user turn that holds the documents."""
+    return [*items[:-1], *rest, items[-1]] if rest and _ends_in_user_turn(items) else [*items, *rest]

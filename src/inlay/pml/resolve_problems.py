@@ -8,6 +8,7 @@ from inlay.errors import Place
 from inlay.pml.attributes import TAGS, is_name
 from inlay.pml.nodes import ROLES, Import, Text
 from inlay.pml.problems import Problems, whereabouts
+from inlay.pml.rules import choice
 from inlay.wording import clip, listed, quote
 
 
@@ -61,6 +62,17 @@ def misnested(name: str, parents: tuple[str, ...], inside: str | None) -> str:
     return f"{_tag(name)} stands {stands}, but the schema has it inside <{clip(parents[-1])}>; write {nested}"
 
 
+def ambiguous(name: str, paths: Iterable[str], inside: str | None) -> str:
+    """Several modules have this name, and none of them stands here."""
+    stands = "at the top level" if inside is None else f"inside <{clip(inside)}>"
+    return f"{_tag(name)} stands {stands}, where the schema has none; it has {choice(paths)}"
+
+
+def turns_in_turn(name: str, role: str) -> str:
+    """A module with chat turns is imported inside a prompt's turn."""
+    return f"{_tag(name)} stands inside <{role}>, and has chat turns of its own; write it outside <{role}>, before it"
+
+
 def out_of_order(name: str, after: str, movable: bool) -> str:
     """A module is imported after one that the schema has later."""
     message = f"{_tag(name)} stands after {_tag(after)}, but the schema has it before; write {_tag(name)} first"
@@ -93,18 +105,13 @@ def _tag(name: str) -> str:
     return f"<{clip(name)}/>"
 
 
-_CHAT_TAGS = "<system>, <user> or <assistant>"
-
-
 def misplaced_text(parent: str) -> str:
-    """About text in a union, or outside the chat tags of a schema that has some."""
-    if parent == "union":
-        return "text stands directly inside <union>; put it into a <module>"
-    return f"text stands outside the chat tags of this schema; move it into {_CHAT_TAGS}"
+    """About text in a tag that holds none, such as <union>."""
+    return f"text stands directly inside <{parent}>; put it into a <module>"
 
 
-def misplaced_tag(tag: str, parent: str, problems: Problems) -> str:
-    """About a tag of a schema that its parent does not take."""
+def misplaced_tag(tag: str, parent: str, problems: Problems, *, turn: str | None) -> str:
+    """About a tag of a schema that its parent does not take. turn: the chat tag around it, if there is one."""
     if tag not in TAGS:
         return _unknown(tag, problems)
     inside = f"<{tag}> stands inside <{parent}>"
@@ -112,19 +119,19 @@ def misplaced_tag(tag: str, parent: str, problems: Problems) -> str:
         return f"{inside}; keep one <schema> in a file, as its outermost tag"
     if tag == "prompt":
         return f"{inside}; write prompts into files of their own"
+    if tag == "set":
+        return f"{inside}; the tag is reserved, and means nothing in schemas: delete it around what stands in it"
+    if tag == "meta":
+        return f"<meta> stands behind other content of <{parent}>; move it to the front"
     if tag in ("param", "parameter"):
         return f"<{tag}> stands outside a module; move it into a <module>"
     if tag == "scaffold":
         return f"{inside}; move it to the top level of the schema"
+    if tag in ROLES and turn:
+        return f"<{tag}> stands inside <{turn}>; chat tags stand in no other: close <{turn}> first"
     if tag in ROLES:
-        return f"{inside}; chat tags stand at the top level of a schema: {_untangle(tag, parent)}"
-    if parent == "union":
-        return f"{inside}; list all members in one <union>, or put the inner one into a <module>"
-    return f"<{tag}> stands outside the chat tags of this schema; move it into {_CHAT_TAGS}"
-
-
-def _untangle(tag: str, parent: str) -> str:
-    return f"close <{parent}> first" if parent in ROLES else f"put the <{parent}> inside <{tag}>"
+        return f"{inside}; chat tags stand at the top level of a schema, or in a <module>: put the <{parent}> inside it"
+    return f"{inside}; list all members in one <union>, or put the inner one into a <module>"
 
 
 def _unknown(tag: str, problems: Problems) -> str:

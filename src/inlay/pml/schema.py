@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError, Place
-from inlay.pml.nodes import Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
+from inlay.pml.nodes import Argument, Import, Meta, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
 from inlay.pml.readers import read_prompt, read_schema
 from inlay.pml.rules import Level, levels_of
+from inlay.pml.scopes import ByPath, path_of
 from inlay.pml.sources import Folder, document_from_file, document_from_string, is_json
 from inlay.pml.writer import write_prompt, write_schema
 from inlay.wording import lone_surrogate, quote, shown_path
@@ -86,6 +87,8 @@ class Prompt:
 
 def use(name: str, /, *children: str | Import, **arguments: str) -> Import:
     """Import a module, with new text and imports inside it; raises ParameterError for what is no str.
+
+    By its path it comes with the modules around it: ``use("plan/miami")`` is ``use("plan", use("miami"))``.
 
     An argument whose name is no Python name goes in as ``use("trip", **{"days-left": "3"})``.
     """
@@ -172,13 +175,15 @@ def _caller() -> Place:
 class Schema:
     """A schema in document order; every node in it has an ``order`` of its own, from 0.
 
-    Whoever builds one from nodes gives unique module names and passes the children through ``nodes.numbered``.
+    Whoever builds one from nodes gives modules names that are unique in their scope, names them in scaffolds by their
+    paths, and passes the children through ``nodes.numbered``.
     """
 
     name: str
     children: tuple[Text | Module | Union | Turn, ...]
     scaffolds: tuple[Scaffold, ...] = ()
     source: str = "<schema>"
+    meta: tuple[Meta, ...] = ()
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Schema:
@@ -194,7 +199,7 @@ class Schema:
             parts = read_schema_json(data, source, folder)
         else:
             parts = read_schema(data, source, folder, declaration_counts=True)
-        return cls(parts.name, parts.children, parts.scaffolds, source)
+        return cls(parts.name, parts.children, parts.scaffolds, source, parts.meta)
 
     @classmethod
     def from_string(
@@ -207,7 +212,7 @@ class Schema:
         data = document_from_string(text, source)
         files = None if folder is None else Folder(folder)
         parts = read_schema(data, source, files, declaration_counts=False)
-        return cls(parts.name, parts.children, parts.scaffolds, source)
+        return cls(parts.name, parts.children, parts.scaffolds, source, parts.meta)
 
     @classmethod
     def from_json(
@@ -226,26 +231,31 @@ class Schema:
 
         files = None if folder is None else Folder(folder)
         parts = read_schema_json(document_from_json(document, source), source, files)
-        return cls(parts.name, parts.children, parts.scaffolds, source)
+        return cls(parts.name, parts.children, parts.scaffolds, source, parts.meta)
 
     @cached_property
-    def modules(self) -> Mapping[str, Module]:
-        """All modules by name, in document order."""
-        return {module.name: module for module, _ in _modules(self.children, ())}
+    def modules(self) -> ByPath[Module]:
+        """All modules by path, in document order."""
+        return ByPath({path_of((*parents, module.name)): module for module, parents in _modules(self.children, ())})
 
     @cached_property
-    def parents(self) -> Mapping[str, tuple[str, ...]]:
-        """By module name, the names of the modules around it, outermost first."""
-        return {module.name: parents for module, parents in _modules(self.children, ())}
+    def parents(self) -> ByPath[tuple[str, ...]]:
+        """By path of a module, the names of the modules around it, outermost first."""
+        return ByPath({path_of((*parents, module.name)): parents for module, parents in _modules(self.children, ())})
+
+    @cached_property
+    def paths(self) -> Mapping[int, str]:
+        """The paths of modules, by their order."""
+        return {module.order: path for path, module in self.modules.items()}
 
     @cached_property
     def levels(self) -> Mapping[str | None, Level]:
-        """By module name, what stands directly in it; under None, what stands in no module."""
-        return levels_of(self.children, self.modules.values())
+        """By path of a module, what stands directly in it; under None, what stands in no module."""
+        return levels_of(self.children, self.modules)
 
     @cached_property
     def has_turns(self) -> bool:
-        """Whether the schema is written in chat turns."""
+        """Whether the schema has chat turns outside of modules."""
         return any(isinstance(child, Turn) for child in self.children)
 
     def prompt(self) -> PromptBuilder:
@@ -254,13 +264,13 @@ class Schema:
 
     def to_pml(self) -> str:
         """The schema as PML; raises ParameterError for what PML cannot express. See ``writer.write_schema``."""
-        return write_schema(self.name, self.children, self.scaffolds)
+        return write_schema(self.name, self.children, self.scaffolds, self.meta)
 
     def to_json(self) -> str:
         """The schema in its JSON form; raises ParameterError for nodes that break the rules of PML."""
         from inlay.pml.json_writer import write_schema_json
 
-        return write_schema_json(self.name, self.children, self.scaffolds)
+        return write_schema_json(self.name, self.children, self.scaffolds, self.meta)
 
 
 def _modules(

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
 
 from inlay.errors import ParameterError, PMLError
-from inlay.pml.attributes import TAGS, is_name
-from inlay.pml.nodes import MAX_DEPTH, ROLES, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
+from inlay.pml.attributes import TAGS, is_in_namespace, is_name
+from inlay.pml.nodes import MAX_DEPTH, ROLES, Import, Meta, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
 from inlay.pml.parser import is_white, settle
 from inlay.pml.readers import read_prompt, read_schema
+from inlay.pml.scopes import names_of, opened, path_of
 from inlay.pml.sources import document_from_string
-from inlay.wording import quote
+from inlay.wording import clip, quote
 
 _Node = Text | Param | Module | Union | Turn | Scaffold | Import | PromptTurn
 
@@ -59,7 +60,12 @@ class Tag:
     only_layout: bool = False
 
 
-def write_schema(name: str, children: Iterable[Text | Module | Union | Turn], scaffolds: Iterable[Scaffold]) -> str:
+def write_schema(
+    name: str,
+    children: Iterable[Text | Module | Union | Turn],
+    scaffolds: Iterable[Scaffold],
+    meta: Iterable[Meta] = (),
+) -> str:
     """A schema as PML that ends in a line break; reads back to the same nodes, all but their places.
 
     Text that came from ``src`` files stands in it. Raises ParameterError for what PML cannot express: characters that
@@ -67,8 +73,9 @@ def write_schema(name: str, children: Iterable[Text | Module | Union | Turn], sc
     """
     what = f"schema {quote(name)}"
     nodes = list(_between_texts(children, scaffolds))
-    chat = any(isinstance(node, Turn) for node in nodes)
-    text = _laid_out(Tag("schema", (_attribute("name", name, what),), _content(nodes, what, 1), only_layout=chat))
+    chat = any(isinstance(node, Turn) for node in nodes) and not any(isinstance(node, Text) for node in nodes)
+    root = Tag("schema", (_attribute("name", name, what),), _content(nodes, what, 1), only_layout=chat)
+    text = _laid_out(_with_meta(root, meta, what))
     _read_back(what, lambda: read_schema(document_from_string(text, "<pml>"), "<pml>", None, declaration_counts=False))
     return text
 
@@ -110,7 +117,7 @@ def _between_texts(children: Iterable[_Node], scaffolds: Iterable[Scaffold]) -> 
 def _content(nodes: Iterable[_Node], what: str, depth: int) -> tuple[Tag | str, ...]:
     """The content of a tag that has ``depth`` - 1 tags around it."""
     content: list[Tag | str] = []
-    for node in nodes:
+    for node in opened(nodes):
         if not isinstance(node, Text):
             content.append(_tag(node, depth + 1))
         elif node.text:
@@ -138,25 +145,46 @@ def _tag(node: Param | Module | Union | Turn | Scaffold | Import | PromptTurn, d
     if isinstance(node, Param):
         return _param(node)
     if isinstance(node, Scaffold):
-        return Tag("scaffold", (("modules", " ".join(_name(name) for name in node.modules)),))
+        paths = (path_of(tuple(map(_name, names_of(path)))) for path in node.modules)
+        return Tag("scaffold", (("modules", " ".join(paths)),))
     if isinstance(node, Module):
         what = f"module {quote(node.name)}"
-        return Tag("module", (_attribute("name", node.name, what),), _content(node.children, what, depth))
+        attributes = (_attribute("name", node.name, what), *(() if node.cache else (("cache", "false"),)))
+        return _with_meta(Tag("module", attributes, _content(node.children, what, depth)), node.meta, what)
     if isinstance(node, Union):
-        return Tag("union", children=_content(node.members, "a union", depth), only_layout=True)
+        attributes = () if node.scaffold is None else (_attribute("scaffold", node.scaffold, "a union"),)
+        union = Tag("union", attributes, _content(node.members, "a union", depth), only_layout=True)
+        return _with_meta(union, node.meta, "a union")
     if isinstance(node, Import):
         return _import(node, depth)
     if node.role not in ROLES:
         raise ParameterError(f"{quote(node.role)} is no role; use one of {', '.join(ROLES)}")
-    return Tag(node.role, children=_content(node.children, f"<{node.role}>", depth), flow=Flow.TURN)
+    turn = Tag(node.role, children=_content(node.children, f"<{node.role}>", depth), flow=Flow.TURN)
+    return _with_meta(turn, node.meta if isinstance(node, Turn) else (), f"<{node.role}>")
+
+
+def _with_meta(tag: Tag, meta: Iterable[Meta], what: str) -> Tag:
+    """The tag with what is told about it: attributes in a namespace, and tags in front of its content."""
+    told = [(one.name, _carried(one.value, what)) for one in meta]
+    attributes = tuple(one for one in told if is_in_namespace(one[0]))
+    tags = tuple(
+        Tag("meta", (_attribute("name", name, what), ("value", value)))
+        for name, value in told
+        if not is_in_namespace(name)
+    )
+    return replace(tag, attributes=tag.attributes + attributes, children=tags + tag.children)
 
 
 def _param(param: Param) -> Tag:
     what = f"parameter {quote(param.name)}"
     attributes = [_attribute("name", param.name, what), ("len", str(param.length))]
-    if param.default is not None:
-        attributes.append(_attribute("default", param.default, what))
-    return Tag("param", tuple(attributes), flow=Flow.INLINE)
+    for name, value in (("default", param.default), ("scaffold", param.scaffold)):
+        if value is not None:
+            attributes.append(_attribute(name, value, what))
+    if told := [one.name for one in param.meta if not is_in_namespace(one.name)]:
+        beyond = f"the metadata {quote(told[0])}, which in a parameter stands in a namespace"
+        raise ParameterError(f"{what} has {beyond}; write app:{clip(told[0])}, or use to_json()")
+    return _with_meta(Tag("param", tuple(attributes), flow=Flow.INLINE), param.meta, what)
 
 
 def _import(node: Import, depth: int) -> Tag:

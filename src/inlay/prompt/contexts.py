@@ -5,7 +5,8 @@ anchored: a module also sees the always-present text before it and its ancestors
 Modules that a <scaffold> names also see each other's text before them, where a prompt imports all of them.
 
 Text behind a parameter is encoded with the text before the hole and with neither placeholder nor argument, unless
-``placeholders`` is "unk": then the hole is filled with <unk> tokens whose states are never spliced (the paper's way).
+``placeholders`` is "unk": then the hole is filled with <unk> tokens whose states are never spliced (the paper's way),
+or with the text that the parameter's ``scaffold`` gives; positions that it does not fill stay empty.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cached_property
 
 from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
+from inlay.pml.scopes import names_of, path_of
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 
 
@@ -79,15 +81,18 @@ class SchemaSpecs:
     _active: tuple[frozenset[str], dict[str, int]] = (frozenset(), {})  # of the prompt that asked last
 
     def by_module(self) -> dict[str, list[SegmentSpec]]:
-        """Every segment that a prompt without scaffolds can ask for, runs and defaults; "" for text outside modules."""
+        """Every segment that a prompt without scaffolds can ask for, runs and defaults, by the path of its module.
+
+        "" for text outside modules. Modules that are never cached have none.
+        """
         found: dict[str, list[SegmentSpec]] = {}
         for entry in self.layout.entries:
-            if isinstance(entry, TextRun) or entry.default:
-                found.setdefault(entry.owner[-1] if entry.owner else "", []).append(self.spec(entry, frozenset()))
+            if entry.owner not in self.layout.uncached and (isinstance(entry, TextRun) or entry.default):
+                found.setdefault(path_of(entry.owner), []).append(self.spec(entry, frozenset()))
         return found
 
     def spec(self, entry: TextRun | Hole, imported: frozenset[str]) -> SegmentSpec:
-        """The segment of a run, or of a hole's default, for a prompt that imports these modules."""
+        """The segment of a run, or of a hole's default, for a prompt that imports these modules, by their paths."""
         view = self._view(entry.owner, imported)
         if isinstance(entry, TextRun):
             spec = self._up_to(entry, view).last
@@ -101,30 +106,30 @@ class SchemaSpecs:
         return self._defaults[memo]
 
     def _view(self, owner: Owner, imported: frozenset[str]) -> _View:
-        scaffold = self._scaffolds_of(imported).get(owner[-1]) if owner else None
+        scaffold = self._scaffolds_of(imported).get(path_of(owner)) if owner else None
         depths = range(len(owner) + 1) if self.anchored else [len(owner)]
         others = frozenset() if scaffold is None else self._companions[scaffold].owners
         return _View(tuple(owner[:depth] for depth in depths if owner[:depth] not in others), scaffold)
 
     def _scaffolds_of(self, imported: frozenset[str]) -> dict[str, int]:
-        """Module → the number of the scaffold that it is read in; the first counts that names it and is complete."""
+        """Path of a module → the number of its scaffold: the first that names it and is complete."""
         known, active = self._active
         if known is not imported:
             active = {}
             for number, scaffold in enumerate(self.layout.schema.scaffolds):
                 if imported.issuperset(scaffold.modules):
-                    for name in scaffold.modules:
-                        active.setdefault(name, number)
+                    for path in scaffold.modules:
+                        active.setdefault(path, number)
             self._active = (imported, active)
         return active
 
     @cached_property
     def _companions(self) -> list[_Companions]:
         """Of each scaffold."""
-        parents, by_owner = self.layout.schema.parents, self.layout.by_owner
+        by_owner = self.layout.by_owner
         found = []
         for scaffold in self.layout.schema.scaffolds:
-            owners = frozenset((*parents[name], name) for name in scaffold.modules)
+            owners = frozenset(map(names_of, scaffold.modules))
             entries = [entry for owner in owners for entry in by_owner.get(owner, ())]
             found.append(_Companions(owners, tuple(sorted(entries, key=_index))))
         return found
@@ -185,7 +190,9 @@ class SchemaSpecs:
         return at - (at if before.origin is None else before.origin)
 
     def _placeholder(self, hole: Hole) -> tuple[int, ...]:
-        return () if self.unk_id is None else (self.unk_id,) * hole.length
+        if self.unk_id is None:
+            return ()
+        return (self.unk_id,) * hole.length if hole.scaffold is None else hole.scaffold
 
 
 def _as_context(chain: _Chain) -> tuple[SegmentSpec, ...]:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from inlay.errors import Place, PMLError, Problem
+from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
+from inlay.pml.scopes import ByPath, path_of
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
+from inlay.prompt.turns import Seen, bos_text, closing, has_turns, opening, speaks, split
 
 Owner = tuple[str, ...]
 
@@ -42,17 +44,22 @@ class TextRun:
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """A text node (by its order), a piece of the chat template (by its turn), or the BOS token."""
+    """A text node (by its order), a piece of the template (by the turn that it opens or closes), or the BOS token."""
 
     ids: tuple[int, ...]
     text: str
     node: int | None = None
     turn: int | None = None
+    closes: int | None = None
+
+    @property
+    def is_bos(self) -> bool:
+        return self.node is None and self.turn is None and self.closes is None
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """The positions of a parameter. default: the ids of its default, or None."""
+    """The positions of a parameter. default, scaffold: the ids of these, or None."""
 
     index: int
     start: int
@@ -60,6 +67,7 @@ class Hole:
     owner: Owner
     param: Param
     default: tuple[int, ...] | None
+    scaffold: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +84,25 @@ class SchemaLayout:
     """A schema as token ids and positions.
 
     entries: runs and holes in document order.
-    extents: module name → positions.
+    extents: path of a module → positions.
     run_of: order of a text node → index of its run; a text without tokens is in none.
     run_of_turn: number of a turn → index of the run with the template's piece in front of it; an empty piece that
-        would begin a run is in none.
+        would begin a run is in none. Turns are numbered in document order, those in modules too.
+    run_of_end: number of a turn → index of the run with what closes it, where text without a role may follow.
     hole_of: order of a parameter → index of its hole.
+    turn_of: order of a turn → its number.
     turn_pieces: the chat template's pieces in front of the schema's turns.
     """
 
     schema: Schema
     entries: tuple[TextRun | Hole, ...]
     length: int
-    extents: dict[str, Extent]
+    extents: ByPath[Extent]
     run_of: dict[int, int]
     run_of_turn: dict[int, int]
+    run_of_end: dict[int, int]
     hole_of: dict[int, int]
+    turn_of: dict[int, int]
     turn_pieces: tuple[str, ...]
     by_owner: dict[Owner, tuple[TextRun | Hole, ...]]
 
@@ -101,6 +113,15 @@ class SchemaLayout:
     def text_of(self, order: int) -> str:
         """A text node as it is laid out: a chat template may strip the ends of a turn."""
         return self._texts.get(order, "")
+
+    @cached_property
+    def uncached(self) -> frozenset[Owner]:
+        """The modules of which nothing is kept: cache="false", and those inside them."""
+        modules, parents = self.schema.modules, self.schema.parents
+        owners = {path: (*parents[path], module.name) for path, module in modules.items()}
+        never = {owner for path, owner in owners.items() if not modules[path].cache}
+        around = (owner for owner in owners.values() if any(owner[:depth] in never for depth in range(len(owner))))
+        return frozenset((*never, *around))
 
     @cached_property
     def _texts(self) -> dict[int, str]:
@@ -120,19 +141,8 @@ def lay_out_schema(
     vocabulary: how many tokens the model knows; None where there is no model that the ids could reach.
     Raises PMLError (a default that is too long, a token that the model does not know), ContextError and ModelError.
     """
-    roles = [child.role for child in schema.children if isinstance(child, Turn)]
-    walk = _SchemaWalk(encoder, vocabulary)
-    if roles:
-        walk.turn_pieces, walk.trims = template.opening_pieces(roles), template.opening_trims(roles)
-    else:
-        walk.add_text(RunPart(encoder.bos, ""), (), Place(schema.source))
-    turn = 0
-    for child in schema.children:
-        if isinstance(child, Turn):
-            turn += 1
-            walk.turn(child, turn - 1, open_ended=turn == len(roles) and child.role == "user")
-        else:
-            walk.node(child, ())
+    walk = _SchemaWalk(encoder, template, vocabulary, Place(schema.source))
+    walk.schema(schema)
     if walk.problems:
         raise PMLError(walk.problems)
     return walk.finish(schema)
@@ -155,22 +165,86 @@ class _Run:
 @dataclass
 class _SchemaWalk:
     encoder: TextEncoder
+    template: ChatTemplate
     vocabulary: int | None
-    turn_pieces: tuple[str, ...] = ()
-    trims: tuple[Trim, ...] = ()
+    source: Place
+    always: tuple[tuple[str, Trim], ...] = ()  # of the turns outside of modules
+    turn_pieces: list[str] = field(default_factory=list)
+    turn_of: dict[int, int] = field(default_factory=dict)
+    has_turns: bool = False
+    varies: bool = False  # whether what stands before the next turn may differ from prompt to prompt
     at: int = 0
     entries: list[_Run | Hole] = field(default_factory=list)
     extents: dict[str, Extent] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     closed: bool = True  # whether the next text begins a new run
 
-    def turn(self, turn: Turn, number: int, *, open_ended: bool) -> None:
-        piece = self.turn_pieces[number]
-        self.add_text(RunPart(self.encoder.template(piece), piece, turn=number), (), turn.place)
-        for child in _trimmed(turn, self.trims[number], open_ended):
-            self.node(child, ())
+    def schema(self, schema: Schema) -> None:
+        turns = [child for child in schema.children if isinstance(child, Turn)]
+        in_modules = has_turns(child for child in schema.children if not isinstance(child, Turn))
+        self.has_turns = in_modules or bool(turns)
+        seen = Seen()
+        if turns:
+            self.always = self.always_open(tuple(turn.role for turn in turns), in_modules)
+        elif not in_modules:
+            self.close((), seen, self.source)
+        for child in schema.children:
+            if isinstance(child, Turn):
+                self.turn(child, (), seen, open_ended=child is turns[-1] and child.role == "user")
+            else:
+                self.beside_turns(child, (), seen)
 
-    def node(self, node: Text | Param | Module | Union, owner: Owner) -> None:
+    def always_open(self, roles: tuple[str, ...], in_modules: bool) -> tuple[tuple[str, Trim], ...]:
+        """What stands before the turns outside of modules, and what is stripped from them."""
+        try:
+            return tuple(zip(self.template.opening_pieces(roles), self.template.opening_trims(roles), strict=True))
+        except ModelError:
+            if not in_modules:
+                raise
+            return ()  # those in modules have to stand between them
+
+    def beside_turns(self, node: Text | Param | Module | Union, owner: Owner, seen: Seen) -> None:
+        """What stands in no turn; where it may speak, behind what closes the turn before it."""
+        if self.has_turns and not seen.closed and speaks(node):
+            self.close(owner, seen, node.place)
+        self.node(node, owner, seen)
+
+    def close(self, owner: Owner, seen: Seen, place: Place) -> None:
+        """What closes the turn before text without a role; BOS, where there is none."""
+        seen.closed = True
+        if seen.last is None:
+            self.add_text(RunPart(self.encoder.bos, ""), owner, place)
+        elif text := closing(self.template, seen.roles):
+            self.add_piece(RunPart(self.encoder.template(text), text, closes=seen.last), owner, place)
+
+    def turn(self, turn: Turn, owner: Owner, seen: Seen, *, open_ended: bool = False) -> None:
+        number = self.turn_of[turn.order] = len(self.turn_pieces)
+        roles = (*seen.roles, turn.role)
+        known = self.always and not owner
+        opened = self.always[len(seen.roles)] if known else opening(self.template, roles)
+        piece, trim = opened or ("", Trim())
+        if seen.closed:
+            before = closing(self.template, seen.roles) if seen.roles else bos_text(self.encoder)
+            piece = split(piece, before)[1]
+        seen.roles = roles
+        self.turn_pieces.append(piece)
+        self.varies |= bool(owner)
+        if opened is None:
+            self.closed = True
+        else:
+            self.add_piece(RunPart(self.encoder.template(piece), piece, turn=number), owner, turn.place)
+        for child in _trimmed(turn, trim, open_ended):
+            self.node(child, owner, None)
+        seen.last, seen.closed = number, False
+
+    def add_piece(self, part: RunPart, owner: Owner, place: Place) -> None:
+        """A piece of the template, apart from the text beside it where it may be another one in some prompts."""
+        self.closed |= self.varies
+        self.add_text(part, owner, place)
+        self.closed |= self.varies
+
+    def node(self, node: Text | Param | Module | Union, owner: Owner, seen: Seen | None) -> None:
+        """seen: the turns before it; None in a turn."""
         if isinstance(node, Text):
             self.encoder.bound.check([node.text], f"{node.place}: ")
             self.add_text(RunPart(self.encoder.text(node.text), node.text, node=node.order), owner, node.place)
@@ -179,41 +253,56 @@ class _SchemaWalk:
         if isinstance(node, Param):
             self.hole(node, owner)
         elif isinstance(node, Module):
-            self.module(node, owner)
+            self.module(node, owner, seen)
         else:
-            self.union(node, owner)
+            self.union(node, owner, seen)
         self.closed = True
 
-    def module(self, module: Module, owner: Owner) -> None:
+    def module(self, module: Module, owner: Owner, seen: Seen | None) -> None:
         start, first, owner = self.at, len(self.entries), (*owner, module.name)
+        inside = None if seen is None else replace(seen)  # its own turns stand before what follows in some prompts only
         for child in module.children:
-            self.node(child, owner)
+            if inside is None:
+                assert not isinstance(child, Turn), "no turn stands in another"
+                self.node(child, owner, None)
+            elif isinstance(child, Turn):
+                self.turn(child, owner, inside)
+            else:
+                self.beside_turns(child, owner, inside)
         runs = (self.entries[number] for number in range(first, len(self.entries)))
         tokens = sum(len(run.ids) for run in runs if isinstance(run, _Run) and run.owner == owner)
-        self.extents[module.name] = Extent(start, self.at, tokens)
+        self.extents[path_of(owner)] = Extent(start, self.at, tokens)
 
-    def union(self, union: Union, owner: Owner) -> None:
+    def union(self, union: Union, owner: Owner, seen: Seen | None) -> None:
         start = end = self.at
         for member in union.members:
             self.at = start
             self.closed = True
-            self.module(member, owner)
+            self.module(member, owner, seen)
             end = max(end, self.at)
         self.at = end
 
     def hole(self, param: Param, owner: Owner) -> None:
-        default = None if param.default is None else self.encoder.text(param.default)
-        self.check(default or (), param.place)
-        if default is not None and len(default) > param.length:
+        default, scaffold = (self.filling(param, name) for name in ("default", "scaffold"))
+        self.entries.append(Hole(len(self.entries), self.at, param.length, owner, param, default, scaffold))
+        self.at += param.length
+
+    def filling(self, param: Param, name: str) -> tuple[int, ...] | None:
+        """The ids of what fills a hole, if there is such a text."""
+        text: str | None = getattr(param, name)
+        if text is None:
+            return None
+        ids = self.encoder.text(text)
+        self.check(ids, param.place)
+        if len(ids) > param.length:
             self.problems.append(
                 Problem(
                     param.place,
-                    f"the default of '{param.name}' is {len(default)} tokens long and its len is {param.length}; "
-                    f'write len="{len(default)}" or a shorter default',
+                    f"the {name} of '{param.name}' is {len(ids)} tokens long and its len is {param.length}; "
+                    f'write len="{len(ids)}" or a shorter {name}',
                 )
             )
-        self.entries.append(Hole(len(self.entries), self.at, param.length, owner, param, default))
-        self.at += param.length
+        return ids
 
     def check(self, ids: tuple[int, ...], place: Place) -> None:
         """Note a token that the model does not know."""
@@ -244,16 +333,18 @@ class _SchemaWalk:
             schema=schema,
             entries=entries,
             length=self.at,
-            extents=self.extents,
+            extents=ByPath(self.extents),
             run_of={part.node: run.index for run in runs for part in run.parts if part.node is not None},
             run_of_turn={part.turn: run.index for run in runs for part in run.parts if part.turn is not None},
+            run_of_end={part.closes: run.index for run in runs for part in run.parts if part.closes is not None},
             hole_of={entry.param.order: entry.index for entry in entries if isinstance(entry, Hole)},
-            turn_pieces=self.turn_pieces,
+            turn_of=self.turn_of,
+            turn_pieces=tuple(self.turn_pieces),
             by_owner={owner: tuple(entries) for owner, entries in by_owner.items()},
         )
 
 
-def _trimmed(turn: Turn, trim: Trim, open_ended: bool) -> list[Text | Module | Union]:
+def _trimmed(turn: Turn, trim: Trim, open_ended: bool) -> list[Text | Param | Module | Union]:
     """A turn's children as a chat template that strips bodies leaves them. New text may follow an open-ended turn."""
     children = list(turn.children)
     if children and isinstance(children[0], Text):

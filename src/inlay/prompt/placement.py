@@ -12,11 +12,14 @@ from functools import cached_property
 from itertools import chain
 from threading import Lock
 
-from inlay.errors import Place, PMLError, Problem
+from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, TurnStart
+from inlay.pml.scopes import path_of
 from inlay.prompt.chat import ChatTemplate, Trim
-from inlay.prompt.layout import Hole, RunPart, SchemaLayout, TextRun
+from inlay.prompt.layout import Hole, Owner, RunPart, SchemaLayout, TextRun
 from inlay.prompt.tokens import TextEncoder
+from inlay.prompt.turns import bos_text, closing, opening, split
+from inlay.wording import quote
 
 _SHARED = 2**20  # more tokens than vocabularies have, and more positions than prompts
 _integers: list[int] = []
@@ -37,11 +40,13 @@ class Placed:
     start: the position of the first one in this prompt.
     origin: the run of a schema that it is, the hole whose default it is, the part of a message, or None for other text
         of the request.
+    kept: whether what is computed of it may be kept for others, and found.
     """
 
     ids: tuple[int, ...]
     start: int
     origin: TextRun | Hole | ContentPart | None
+    kept: bool = True
 
     @property
     def end(self) -> int:
@@ -101,7 +106,7 @@ def lay_out_prompt(
     resolved: Resolved, layout: SchemaLayout, encoder: TextEncoder, template: ChatTemplate, *, packed: bool
 ) -> PromptLayout:
     """Place a resolved prompt. packed: whether it leaves no gap. Raises PMLError, ContextError and ModelError."""
-    turns = _Turns.of(resolved, template)
+    turns = _Turns.of(resolved, layout, template)
     items = list(resolved.items)
     settled: dict[int, str] = {}
     for number, text in _settle_ends(items, layout, turns.trims).items():
@@ -128,23 +133,48 @@ def lay_out_prompt(
 
 @dataclass(frozen=True)
 class _Turns:
-    """The turns of a prompt, and what the chat template puts around them."""
+    """The turns of a prompt, and what the chat template puts around them.
+
+    numbers: of each turn, its number in the schema's layout; None for one that the prompt adds.
+    """
 
     roles: tuple[str, ...]
     pieces: tuple[str, ...]
     generation: bool
     trims: tuple[Trim, ...]
+    numbers: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, resolved: Resolved, template: ChatTemplate) -> _Turns:
+    def of(cls, resolved: Resolved, layout: SchemaLayout, template: ChatTemplate) -> _Turns:
+        """Raises PMLError where turns of modules make an order that the template refuses, and ModelError."""
         starts = [item for item in resolved.items if isinstance(item, TurnStart)]
         roles = tuple(start.role for start in starts)
         if not roles:
-            return cls((), (), False, ())
+            return cls((), (), False, (), ())
         # A prompt that ends in an assistant turn of its own wants that turn carried on.
         generation = not (starts[-1].own and roles[-1] == "assistant")
-        pieces = template.pieces(roles, generation=generation)
-        return cls(roles, pieces, generation, template.trims(roles, generation=generation))
+        try:
+            pieces = template.pieces(roles, generation=generation)
+        except ModelError as error:
+            _blame_modules(starts, template, error)
+            raise
+        trims = template.trims(roles, generation=generation)
+        numbers = tuple(None if start.node is None else layout.turn_of[start.node.order] for start in starts)
+        return cls(roles, pieces, generation, trims, numbers)
+
+
+def _blame_modules(starts: Sequence[TurnStart], template: ChatTemplate, error: ModelError) -> None:
+    """Raises PMLError with the place of an import, where a template refuses turns of which some come with modules."""
+    modules = dict.fromkeys(path_of(start.owner) for start in starts if start.owner)
+    if not modules:
+        return
+    roles = tuple(start.role for start in starts)
+    refused = next((n for n in range(1, len(roles)) if opening(template, roles[:n]) is None), len(roles))
+    from_modules = [start for start in starts[:refused] if start.owner] or [start for start in starts if start.owner]
+    place = from_modules[-1].place
+    named = ", ".join(map(quote, modules))
+    remedy = "import others, or write the schema's turns in an order that it takes"
+    raise PMLError([Problem(place, f"{error}; turns come with {named} here: {remedy}")]) from None
 
 
 def _settle_ends(items: Sequence[Item], layout: SchemaLayout, trims: Sequence[Trim]) -> dict[int, str]:
@@ -190,23 +220,34 @@ class _PromptWalk:
     settled: Mapping[int, str]  # order of a text node at an end of a turn → its text in this prompt
     packed: bool
     at: int = 0
-    turn: int = -1
+    turn: int = -1  # the turn that began last, of those that are placed: a run may hold several
+    in_turn: bool = False
+    closed: bool = False  # whether what closes it stands already; before the first one, whether BOS does
+    item_turn: int = -1  # the turn that began last, of the items so far
     parts: list[Placed] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)  # the whole text, for people
     bodies: list[list[str]] = field(default_factory=list)  # the texts of each turn, for the template's check
     fresh: list[tuple[int, ...]] = field(default_factory=list)  # new tokens up to here, which become one part
+    fresh_kept: bool = True  # whether their KV may be
     placed: set[int] = field(default_factory=set)  # indices of runs that stand already
     new_text: Place | None = None  # the latest text of the request, while nothing of the schema followed it
     problems: list[Problem] = field(default_factory=list)
 
     def begin(self) -> None:
+        if self.turns.roles:
+            return
         first = self.layout.entries[0] if self.layout.entries else None
-        if not self.turns.roles and isinstance(first, TextRun) and not first.owner:
+        if isinstance(first, TextRun) and not first.owner:
             self.run(first.index)  # BOS stands alone in front, or before the first text
+        else:
+            self.place(self.encoder.bos, None)
 
     def item(self, item: Item) -> None:
         if isinstance(item, TurnStart):
             self.start_turn(item)
+        elif isinstance(item, TurnEnd):
+            if self.turn == self.item_turn and self.in_turn:
+                self.in_turn = self.closed = False
         elif isinstance(item, SchemaText):
             if item.node.order in self.layout.run_of:
                 self.run(self.layout.run_of[item.node.order])
@@ -214,19 +255,59 @@ class _PromptWalk:
             self.filled(item)
         elif isinstance(item, NewText):
             self.new_text = item.place
+            if item.text:
+                self.close_alone()
             self.say(item.text)
             self.place(self.encoder.text(item.text), None)
 
     def start_turn(self, start: TurnStart) -> None:
-        self.turn += 1
-        if start.own:
-            piece = self.turns.pieces[self.turn]
-            self.open_body(piece)
-            self.place(self.encoder.template(piece), None)
-        elif self.turn in self.layout.run_of_turn:
-            self.run(self.layout.run_of_turn[self.turn])
+        self.item_turn += 1
+        if self.turn >= self.item_turn:
+            return  # it is part of a run that stands already
+        number = self.turns.numbers[self.item_turn]
+        if number is not None and number in self.layout.run_of_turn:
+            self.run(self.layout.run_of_turn[number])
         else:
-            self.place(self.turn_piece(self.turn, ()), None)
+            self.place(self.encoder.template(self.open_turn()), None)
+
+    def open_turn(self) -> str:
+        """Begin the next turn; returns what the template puts there."""
+        piece = self.cut()[1] if self.closed else self.turns.pieces[self.turn + 1]
+        self.turn += 1
+        self.in_turn = True
+        self.pieces.append(piece)
+        self.bodies.append([])
+        return piece
+
+    def cut(self) -> tuple[str, str]:
+        """The template's piece behind the last turn, as what stands before text without a role, and behind it."""
+        roles = self.turns.roles[: self.turn + 1]
+        return split(self.turns.pieces[self.turn + 1], closing(self.template, roles) if roles else self.bos())
+
+    def bos(self) -> str:
+        return bos_text(self.encoder)
+
+    def close(self) -> str:
+        """End the last turn before text without a role; returns what closes it."""
+        piece = self.cut()[0] if self.turn >= 0 else ""
+        self.in_turn, self.closed = False, True
+        self.pieces.append(piece)
+        return piece
+
+    def close_alone(self) -> None:
+        """Where text without a role comes next: what closes the turn before it, from the schema if it has just that."""
+        if self.in_turn or self.closed or not self.turns.roles:
+            return
+        number = self.turns.numbers[self.turn] if self.turn >= 0 else None
+        index = 0 if self.turn < 0 else self.layout.run_of_end.get(-1 if number is None else number)
+        run = self.layout.entries[index] if index is not None and self.layout.entries else None
+        if isinstance(run, TextRun) and len(run.parts) == 1 and (run.parts[0].is_bos or run.parts[0].closes == number):
+            self.run(run.index)
+        elif self.turn < 0:
+            self.close()
+            self.place(self.encoder.bos, None)
+        else:
+            self.place(self.encoder.template(self.close()), None)
 
     def run(self, index: int) -> None:
         """Place a run of the schema, once, as it is or as this prompt's turns change it."""
@@ -235,11 +316,44 @@ class _PromptWalk:
         self.placed.add(index)
         run = self.layout.entries[index]
         assert isinstance(run, TextRun)
+        if self.needs_closing(run.parts[0]):
+            self.close_alone()
         self.arrive(run.start)
         ids: list[int] = []
         for part in run.parts:
-            ids.extend(self.text_part(part) if part.turn is None else self.turn_piece(part.turn, part.ids))
-        self.place(tuple(ids), run if tuple(ids) == run.ids else None)
+            ids.extend(self.part(part))
+        self.place(tuple(ids), run if tuple(ids) == run.ids else None, run.owner)
+
+    def needs_closing(self, part: RunPart) -> bool:
+        """Whether something has to stand before a part, which closes the turn before it."""
+        if part.turn is not None:  # as it is laid out, it may be the half that opens a turn
+            piece = self.turns.pieces[self.turn + 1]
+            return not self.closed and part.text != piece and part.text == self.cut()[1]
+        return part.node is not None
+
+    def part(self, part: RunPart) -> tuple[int, ...]:
+        """The ids of a part of a run as it is in this prompt."""
+        if part.node is not None:
+            return self.text_part(part)
+        if part.is_bos:
+            first = self.turn < 0 and not self.closed
+            self.closed |= first
+            return part.ids if first else ()
+        if part.turn is not None:
+            if self.in_turn:  # the run goes on in the next turn
+                self.in_turn = self.closed = False
+            return self.as_laid_out(part, self.open_turn(), f"what it puts before turn {self.turn + 1}")
+        return () if self.closed else self.as_laid_out(part, self.close(), f"what closes turn {self.turn + 1}")
+
+    def as_laid_out(self, part: RunPart, piece: str, what: str) -> tuple[int, ...]:
+        """The ids of a piece of the template, which other turns can change."""
+        if piece == part.text:
+            return part.ids
+        self.template.warn_once(
+            "the chat template writes the schema's turns differently when turns follow: "
+            f"{what} is computed anew for each prompt"
+        )
+        return self.encoder.template(piece)
 
     def text_part(self, part: RunPart) -> tuple[int, ...]:
         """Text of the schema, which the template may strip where it stands at an end of a turn in this prompt."""
@@ -253,28 +367,19 @@ class _PromptWalk:
         )
         return self.encoder.text(text)
 
-    def turn_piece(self, turn: int, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """What stands before a turn of the schema, which later turns can change."""
-        piece = self.turns.pieces[turn]
-        self.open_body(piece)
-        if piece == self.layout.turn_pieces[turn]:
-            return ids
-        self.template.warn_once(
-            "the chat template writes the schema's turns differently when turns follow: "
-            f"what it puts before turn {turn + 1} is computed anew for each prompt"
-        )
-        return self.encoder.template(piece)
-
     def filled(self, item: Filled) -> None:
         hole = self.layout.entries[self.layout.hole_of[item.param.order]]
         assert isinstance(hole, Hole)
+        if item.text:
+            self.close_alone()
         self.arrive(hole.start)
-        self.say(item.text)
         if item.is_default:
-            self.place(hole.default or (), hole)
+            self.say(item.text)
+            self.place(hole.default or (), hole, hole.owner)
             return
         ids = self.encoder.text(item.text)
         if len(ids) <= hole.length:
+            self.say(item.text)
             self.place(ids, None)
             return
         self.problems.append(
@@ -288,26 +393,28 @@ class _PromptWalk:
     def finish(self) -> None:
         turns = self.turns
         if turns.generation:
-            self.pieces.append(turns.pieces[-1])
-            self.place(self.encoder.template(turns.pieces[-1]), None)
+            piece = self.cut()[1] if self.closed and not self.in_turn else turns.pieces[-1]
+            self.pieces.append(piece)
+            self.place(self.encoder.template(piece), None)
         self.flush()
         if turns.roles:
             bodies = ["".join(texts) for texts in self.bodies]
             self.template.verify(turns.roles, bodies, turns.pieces, generation=turns.generation)
 
-    def open_body(self, piece: str) -> None:
-        self.pieces.append(piece)
-        self.bodies.append([])
-
     def say(self, text: str) -> None:
         self.pieces.append(text)
-        if self.bodies:
+        if self.in_turn:
             self.bodies[-1].append(text)
 
-    def place(self, ids: tuple[int, ...], origin: TextRun | Hole | None) -> None:
+    def place(self, ids: tuple[int, ...], origin: TextRun | Hole | None, owner: Owner = ()) -> None:
+        """owner: whose text of the schema it is."""
         if not ids:
             return
-        if origin is None:
+        kept = owner not in self.layout.uncached
+        if origin is None or not kept:
+            if kept != self.fresh_kept:
+                self.flush()
+            self.fresh_kept = kept
             self.fresh.append(ids)
         else:
             self.flush()
@@ -318,7 +425,7 @@ class _PromptWalk:
         """Make a part of the new tokens up to here."""
         if self.fresh:
             ids = self.fresh[0] if len(self.fresh) == 1 else tuple(chain.from_iterable(self.fresh))
-            self.parts.append(Placed(ids, self.at - len(ids), None))
+            self.parts.append(Placed(ids, self.at - len(ids), None, self.fresh_kept))
             self.fresh.clear()
 
     def arrive(self, start: int) -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay.errors import ContextError, ModelError, ParameterError, Place, PMLError, Problem
 from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.pml import Prompt, PromptBuilder, Schema, resolve
+from inlay.pml.scopes import path_of
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, placeholder_id
@@ -210,7 +211,8 @@ class PromptProcessor:
             keys, secret = self.model.keys, salt.encode()
             return ContentSpecs(layout, anchored=policy.anchored, movable=movable, keys=keys, salt=secret).parts()
         return tuple(
-            PromptPart(part.ids, part.start, owned=part.origin is None or not layout.public) for part in layout.parts
+            PromptPart(part.ids, part.start, owned=part.origin is None or not layout.public, kept=part.kept)
+            for part in layout.parts
         )
 
     def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
@@ -250,7 +252,7 @@ class PromptProcessor:
         owned = not layout.public
         specs = self._specs(self._known(schema, salt if owned else PUBLIC), policy)
         return tuple(
-            PromptPart(part.ids, part.start)
+            PromptPart(part.ids, part.start, kept=part.kept)
             if not isinstance(part.origin, TextRun | Hole)
             else PromptPart(part.ids, part.start, owned, (specs.spec(part.origin, layout.imported),), encode=True)
             for part in layout.parts
@@ -346,12 +348,12 @@ def check_lengths(layout: SchemaLayout, longest: int) -> None:
     """Refuse what no prompt can hold. longest: the model's context, in tokens. Raises PMLError."""
     tokens: dict[str, int] = {}
     for run in layout.runs:
-        name = run.owner[-1] if run.owner else ""
-        tokens[name] = tokens.get(name, 0) + len(run.ids)
+        path = path_of(run.owner)
+        tokens[path] = tokens.get(path, 0) + len(run.ids)
     problems = []
-    for name, count in tokens.items():
-        place = layout.schema.modules[name].place if name else Place(layout.schema.source)
-        what = f"module '{name}'" if name else "the text outside modules"
+    for path, count in tokens.items():
+        place = layout.schema.modules[path].place if path else Place(layout.schema.source)
+        what = f"module '{path}'" if path else "the text outside modules"
         if count >= longest:
             message = (
                 f"{what} is {count} tokens long and the model's context is {longest} tokens long, answer included; "

@@ -28,6 +28,7 @@ class PromptPart:
     owned: whether they are the request's own, so that what is computed of them is kept for its salt alone.
     candidates: the segments that they may be read from, most exact first; none for text of the request's own.
     encode: whether the last candidate is encoded where none is stored; else the tokens are computed where they stand.
+    kept: whether what is computed of them may be kept, and found.
     """
 
     ids: tuple[int, ...]
@@ -35,6 +36,7 @@ class PromptPart:
     owned: bool = True
     candidates: tuple[SegmentSpec, ...] = ()
     encode: bool = False
+    kept: bool = True
 
     @property
     def open(self) -> bool:
@@ -87,7 +89,10 @@ class EngineRequest:
         """JSON, in UTF-8, that ``from_bytes`` reads."""
         segments = _Segments()
         parts = [
-            [part.ids, part.start, part.owned, [segments.number(spec) for spec in part.candidates], part.encode]
+            [
+                *(part.ids, part.start, part.owned),
+                *([segments.number(spec) for spec in part.candidates], part.encode, part.kept),
+            ]
             for part in self.parts
         ]
         document = {
@@ -108,8 +113,8 @@ class EngineRequest:
         with _reading(data, keys) as document:
             specs = _read_segments(document, keys)
             parts = tuple(
-                PromptPart(tuple(ids), start, owned, tuple(specs[number] for number in candidates), encode)
-                for ids, start, owned, candidates, encode in document["parts"]
+                PromptPart(tuple(ids), start, owned, tuple(specs[number] for number in candidates), encode, kept)
+                for ids, start, owned, candidates, encode, kept in document["parts"]
             )
             return cls(
                 ids=tuple(token for part in parts for token in part.ids),

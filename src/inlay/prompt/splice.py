@@ -60,7 +60,9 @@ def splice_parts(parts: Sequence[PromptPart], *, salt: bytes = b"", stored: Cont
     record = Context()  # what stands before the next part in this splice
     before = Context()  # what the part before it was made under, and that part
     shifts = _Shifts()
-    chosen = (_Run(part.ids, part.start, part.segment(stored), salt if part.owned else b"") for part in parts)
+    chosen = (
+        _Run(part.ids, part.start, part.segment(stored), salt if part.owned else b"", part.kept) for part in parts
+    )
     for part in _joined(chosen):
         record, before = record.keep_private(part.salt), before.keep_private(part.salt)
         here, gap, spec = record.digest(part.start), part.start - record.end, part.spec
@@ -69,7 +71,7 @@ def splice_parts(parts: Sequence[PromptPart], *, salt: bytes = b"", stored: Cont
         run = TokenRun(part.ids, part.start, record, continues)
         record = record.extend(part.ids, part.start, made, continues)
         if spec is None:
-            splice.append(Fresh(part.ids, part.start, run))
+            splice.append(Fresh(part.ids, part.start, run if part.kept else None))
             before = record
         else:
             shift = part.start - spec.start
@@ -82,17 +84,19 @@ def splice_parts(parts: Sequence[PromptPart], *, salt: bytes = b"", stored: Cont
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens of a prompt with their segment, if they are one, and whose they are."""
+    """Tokens of a prompt with their segment, if they are one, whose they are, and whether they may be kept."""
 
     ids: tuple[int, ...]
     start: int
     spec: SegmentSpec | None
     salt: bytes
+    kept: bool
 
     def goes_on_in(self, other: _Run) -> bool:
         """Whether the two are one run of tokens that the request computes for itself."""
         both = self.spec is None and other.spec is None
-        return both and self.salt == other.salt and self.start + len(self.ids) == other.start
+        same = self.salt == other.salt and self.kept == other.kept
+        return both and same and self.start + len(self.ids) == other.start
 
 
 def _joined(parts: Iterable[_Run]) -> list[_Run]:

@@ -180,13 +180,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _of_pml(text: str) -> Source:
     parts = read_schema(document_from_string(text, SOURCE), SOURCE, _NoFiles(), declaration_counts=False)
-    return _source("pml", text, Schema(parts.name, parts.children, parts.scaffolds, SOURCE))
+    return _source("pml", text, Schema(parts.name, parts.children, parts.scaffolds, SOURCE, parts.meta))
 
 
 def _of_json(given: Mapping[str, Any]) -> Source:
     document = document_from_json(given, SOURCE)
     parts = read_schema_json(document, SOURCE, _NoFiles())
-    return _source("schema", document.decode(), Schema(parts.name, parts.children, parts.scaffolds, SOURCE))
+    return _source("schema", document.decode(), Schema(parts.name, parts.children, parts.scaffolds, SOURCE, parts.meta))
 
 
 def _source(form: Literal["pml", "schema"], text: str, schema: Schema) -> Source:

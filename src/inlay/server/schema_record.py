@@ -16,7 +16,8 @@ from inlay.api.dialect import OPENAI
 from inlay.api.failures import INTERNAL_ERROR, BodyError, Failure, failure_of
 from inlay.async_llm import AsyncLLM
 from inlay.errors import AbortedError, InlayError
-from inlay.pml import Module, Param, Turn, Union
+from inlay.pml import Module, Turn, Union
+from inlay.pml.scopes import ByPath
 from inlay.prompt.layout import SchemaLayout
 from inlay.server.schema_documents import Source
 
@@ -107,11 +108,13 @@ class Page:
                 param="after",
             )
 
-    def of(self, names: Sequence[str]) -> tuple[Sequence[str], bool]:
-        """The names on this page, and whether there are others behind it."""
-        start = names.index(self.after) + 1 if self.after else 0
+    def of(self, modules: ByPath[Module]) -> tuple[Sequence[str], bool]:
+        """The paths of the modules on this page, and whether there are others behind it."""
+        paths = list(modules)
+        (last,) = modules.paths(self.after) if self.after else (None,)  # ``check`` has seen to it that there is one
+        start = 0 if last is None else paths.index(last) + 1
         end = start + self.limit
-        return names[start:end], end < len(names)
+        return paths[start:end], end < len(paths)
 
 
 def detail(
@@ -122,7 +125,7 @@ def detail(
     encoding: how far its encoding ahead of time is; see ``encoding``.
     """
     schema = record.layout.schema
-    shown, has_more = page.of(list(schema.modules))
+    shown, has_more = page.of(schema.modules)
     tree = _Tree(record.layout, stored, bytes_per_token, frozenset(shown))
     return {
         **summary(record),
@@ -158,8 +161,8 @@ class _Tree:
                 members = self.nodes(child.members)
                 found += [{"union": members}] if members else []
             elif isinstance(child, Module):
-                inside = self.nodes(child.children)
-                found += [self._module(child, inside)] if inside or child.name in self._shown else []
+                path, inside = self._layout.schema.paths[child.order], self.nodes(child.children)
+                found += [self._module(child, path, inside)] if inside or path in self._shown else []
         return found
 
     def encoded(self, *modules: str) -> dict[str, int]:
@@ -168,14 +171,14 @@ class _Tree:
         tokens = sum(stored for _, stored in counts)
         return {"tokens": tokens, "of": sum(of for of, _ in counts), "bytes": tokens * self._bytes}
 
-    def _module(self, module: Module, inside: list[dict[str, Any]]) -> dict[str, Any]:
-        extent = self._layout.extents[module.name]
-        params = [child for child in module.children if isinstance(child, Param)]
+    def _module(self, module: Module, path: str, inside: list[dict[str, Any]]) -> dict[str, Any]:
+        extent = self._layout.extents[path]
+        params = self._layout.schema.levels[path].params.values()
         return {
-            "module": module.name,
+            "module": path,
             "tokens": extent.tokens,
             "length": extent.end - extent.start,
-            "encoded": self.encoded(module.name),
+            "encoded": self.encoded(path),
             "params": [{"param": p.name, "len": p.length, "default": p.default} for p in params],
             "modules": inside,
         }

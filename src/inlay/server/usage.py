@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.api.call import Call
 from inlay.api.failures import BodyError, Failure
 from inlay.pml import Import, Prompt, PromptTurn, Text
+from inlay.pml.scopes import names_of, path_of
 from inlay.types import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _prompt_tokens(prompt: Any, llm: AsyncLLM, tenant: Tenant) -> int:
     if isinstance(prompt, Prompt):
         layout = llm.schema(prompt.schema, cache_salt=tenant.salt)
         always = 0 if layout is None else sum(len(run.ids) for run in layout.runs if not run.owner)
-        return always + _nodes_tokens(prompt.children, layout)
+        return always + _nodes_tokens(prompt.children, layout, ())
     if isinstance(prompt, str):
         return text_tokens(prompt)
     if isinstance(prompt, Mapping):
@@ -100,17 +101,26 @@ def _prompt_tokens(prompt: Any, llm: AsyncLLM, tenant: Tenant) -> int:
     return 1
 
 
-def _nodes_tokens(nodes: Sequence[Text | Import | PromptTurn], layout: SchemaLayout | None) -> int:
-    """Of what a prompt of a schema says and imports. Names that its schema does not have are refused later."""
+def _nodes_tokens(
+    nodes: Sequence[Text | Import | PromptTurn], layout: SchemaLayout | None, around: tuple[str, ...]
+) -> int:
+    """Of what a prompt of a schema says and imports. Names that its schema does not have are refused later.
+
+    around: the names of the modules around these nodes.
+    """
     total = 0
     for node in nodes:
         if isinstance(node, Text):
             total += text_tokens(node.text)
             continue
+        inside = around
         if isinstance(node, Import):
-            extent = None if layout is None else layout.extents.get(node.name)
-            total += (0 if extent is None else extent.tokens) + sum(text_tokens(one.value) for one in node.arguments)
-        total += _nodes_tokens(node.children, layout)
+            inside = (*around, *names_of(node.name))
+            total += sum(text_tokens(one.value) for one in node.arguments)
+            for depth in range(len(around) + 1, len(inside) + 1):  # a path imports the modules around it, too
+                extent = None if layout is None else layout.extents.get(path_of(inside[:depth]))
+                total += 0 if extent is None else extent.tokens
+        total += _nodes_tokens(node.children, layout, inside)
     return total
 
 

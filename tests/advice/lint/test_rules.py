@@ -83,7 +83,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "late-text in a module": (
         f'<module name="p">{text(20)}{union(module("a", 20), module("b", 20))}¶{text(32, "z")}</module>',
-        "32 tokens of the text of module 'p' stand behind module 'a'",
+        "32 tokens of the text of module 'p' stand behind module 'p/a'",
     ),
     "hidden-scaffold": (
         f'{module("a", 20)}{module("b", 20)}<scaffold modules="a b"/>¶<scaffold modules="b a"/>',
@@ -92,6 +92,19 @@ BROKEN: dict[str, tuple[str, str]] = {
     "hidden-scaffold, in part": (
         f'{module("a", 20)}{module("b", 20)}{module("c", 20)}<scaffold modules="b c"/>\n¶<scaffold modules="a b c"/>',
         "never applies to 'b', 'c': whenever it could, the one in line 1 does; put the longer scaffold first",
+    ),
+    "union-scaffold": (
+        f'¶<union scaffold="a">{module("a", 20)}{module("b", 20)}</union>',
+        "scaffold='a' has no effect: no module is encoded behind a member of a union; leave it out",
+    ),
+    "no-role": (
+        "<system>S</system>¶Loose.<user>U</user>",
+        "this text stands between chat turns, without a role, and most chat templates know no such text; put it into",
+    ),
+    "no-role, of a module": (f"<system>S</system>¶{module('a', 20)}", "this can stand between chat turns"),
+    "no-role, in a module with turns": (
+        f'<module name="a"><system>{text(20)}</system>¶{text(20)}</module>',
+        "this text stands between chat turns",
     ),
     "repeated-text": (
         f'<module name="a">{text(40)}{text(9, "y")}</module>\n<module name="b">¶{text(9, "z")}{text(40)}</module>',
@@ -107,7 +120,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "repeated-text behind another context": (
         f'{module("p", 20, f"""<module name="a">{text(40)}</module>""")}<module name="b">¶{text(40)}</module>',
-        "40 tokens of this text stand in module 'a' as well",
+        "40 tokens of this text stand in module 'p/a' as well",
     ),
 }
 
@@ -234,7 +247,7 @@ def test_more_than_the_context_holds():
     assert "takes 161 positions and the model's context is 160" in finding.message
     first, second = lint(body, max_positions=100)
     assert "takes 161 positions" in first.message
-    assert second.message.startswith("module 'a' and the text that it comes with are 101 tokens")
+    assert second.message.startswith("module 'p/a' and the text that it comes with are 101 tokens")
     assert lint(body) == []
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from inlay.errors import Place
 from inlay.kv.identity import KeyMaker
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
+from inlay.pml.scopes import names_of
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 
@@ -67,19 +68,11 @@ class Checked:
 
     @cached_property
     def levels(self) -> list[Level]:
-        """What stands side by side: in each turn, or outside of modules, and in each module."""
-        children = self.schema.children
-        turns = [child for child in children if isinstance(child, Turn)]
-        levels = [Level((), None, turn.children) for turn in turns]
-        if not turns:
-            levels.append(Level((), None, tuple(child for child in children if not isinstance(child, Turn))))
-        for name, module in self.schema.modules.items():
-            levels.append(Level(self.owner(name), module, module.children))
+        """What stands side by side: in each turn, outside of modules and turns, and in each module."""
+        levels = _levels((), None, self.schema.children)
+        for path, module in self.schema.modules.items():
+            levels += _levels(names_of(path), path, module.children)
         return levels
-
-    def owner(self, name: str) -> Owner:
-        """A module as the owner of runs: its name behind those of the modules around it."""
-        return (*self.schema.parents[name], name)
 
     def tokens(self, order: int) -> int:
         """How many tokens a text node has."""
@@ -100,11 +93,18 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Neighbours in a schema. module: the one that they stand in, or None outside of modules."""
+    """Neighbours in a schema. module: the path of the one that they stand in, or None outside of modules."""
 
     owner: Owner
-    module: Module | None
+    module: str | None
     children: tuple[Text | Param | Module | Union, ...]
+
+
+def _levels(owner: Owner, module: str | None, children: Sequence[Text | Param | Module | Union | Turn]) -> list[Level]:
+    """What stands side by side in each turn among these children, and beside the turns."""
+    levels = [Level(owner, module, child.children) for child in children if isinstance(child, Turn)]
+    beside = tuple(child for child in children if not isinstance(child, Turn))
+    return [*levels, Level(owner, module, beside)] if beside or not levels else levels
 
 
 _Node = Text | Param | Module | Union | Turn

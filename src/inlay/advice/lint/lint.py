@@ -21,12 +21,14 @@ RULES: tuple[Callable[[Checked], Iterable[Finding]], ...] = (
     sizes.beyond_the_context,
     unions.unions_of_one,
     unions.uneven_unions,
+    unions.scaffolds_of_unions,
     parameters.long_arguments,
     parameters.wide_parameters,
     parameters.early_parameters,
     parameters.arguments_before_modules,
     order.late_text,
     order.hidden_scaffolds,
+    repeats.text_without_a_role,
     repeats.repeated_text,
 )
 

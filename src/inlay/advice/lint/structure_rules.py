@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from inlay.advice.lint.checked import WORTH, Checked, Finding, Level, has_parameter
 from inlay.pml import Module, Text, Union
+from inlay.pml.scopes import path_of
 from inlay.prompt.layout import Hole
 
 
@@ -20,12 +21,13 @@ def late_text(checked: Checked) -> Iterator[Finding]:
     distance from the text that it was encoded behind, in every prompt that imports one: it counts as displaced.
     """
     for level in checked.levels:
-        for child, before in _texts_behind_modules(level):
+        for child, first in _texts_behind_modules(level):
+            before = checked.schema.paths[first.order]
             tokens = checked.tokens(child.order)
             if tokens < WORTH:
                 continue
             run = checked.layout.entries[checked.layout.run_of[child.order]]
-            whose = "always-present text" if level.module is None else f"the text of module '{level.module.name}'"
+            whose = "always-present text" if level.module is None else f"the text of module '{level.module}'"
             moved = ", and under 'packed' positions they are displaced wherever it is imported"
             yield Finding(
                 "late-text",
@@ -35,14 +37,14 @@ def late_text(checked: Checked) -> Iterator[Finding]:
             )
 
 
-def _texts_behind_modules(level: Level) -> Iterator[tuple[Text, str]]:
-    """The texts that stand behind a module of their level, with the name of the first one."""
-    first: str | None = None
+def _texts_behind_modules(level: Level) -> Iterator[tuple[Text, Module]]:
+    """The texts that stand behind a module of their level, with the first one."""
+    first: Module | None = None
     for child in level.children:
         if isinstance(child, Text) and first is not None:
             yield child, first
         elif isinstance(child, Module | Union) and first is None:
-            first = child.name if isinstance(child, Module) else child.members[0].name
+            first = child if isinstance(child, Module) else child.members[0]
 
 
 def hidden_scaffolds(checked: Checked) -> Iterator[Finding]:
@@ -107,7 +109,7 @@ def early_parameters(checked: Checked) -> Iterator[Finding]:
     for entry in checked.layout.entries:
         if not isinstance(entry, Hole):
             continue
-        name = entry.owner[-1]
+        name = path_of(entry.owner)
         behind = checked.layout.extents[name].end - entry.start - entry.length
         if behind >= WORTH:
             moved = f", and under 'packed' positions one of fewer than {entry.length} tokens displaces them"
@@ -134,9 +136,9 @@ def arguments_before_modules(checked: Checked) -> Iterator[Finding]:
             yield Finding(
                 "argument-first",
                 what.place,
-                f"module '{what.name}' takes an argument and stands before {behind:,} tokens of modules that take "
-                "none: under reuse 'exact' all that stands behind an argument is computed anew for every other one; "
-                "put it behind them",
+                f"module '{checked.schema.paths[what.order]}' takes an argument and stands before {behind:,} tokens of "
+                "modules that take none: under reuse 'exact' all that stands behind an argument is computed anew for "
+                "every other one; put it behind them",
             )
 
 
@@ -147,8 +149,7 @@ def _parameterised(piece: Module | Union) -> Iterator[Module]:
 
 def _longest(checked: Checked, piece: Module | Union) -> int:
     members = piece.members if isinstance(piece, Union) else (piece,)
-    extents = [checked.layout.extents[member.name] for member in members]
-    return max(extent.end - extent.start for extent in extents)
+    return max(_length(checked, member) for member in members)
 
 
 _SHARE = 0.25
@@ -158,7 +159,7 @@ def unions_of_one(checked: Checked) -> Iterator[Finding]:
     """A module is optional by itself."""
     for union in checked.unions:
         if len(union.members) == 1:
-            name = union.members[0].name
+            name = checked.schema.paths[union.members[0].order]
             yield Finding(
                 "union-of-one",
                 union.place,
@@ -169,7 +170,7 @@ def unions_of_one(checked: Checked) -> Iterator[Finding]:
 def uneven_unions(checked: Checked) -> Iterator[Finding]:
     """Members start together and the union is as long as its longest one (``layout.py``): shorter ones leave a gap."""
     for union in checked.unions:
-        lengths = {member.name: _length(checked, member.name) for member in union.members}
+        lengths = {checked.schema.paths[member.order]: _length(checked, member) for member in union.members}
         longest = max(lengths, key=lambda name: lengths[name])
         shortest = min(lengths, key=lambda name: lengths[name])
         wasted = lengths[longest] - lengths[shortest]
@@ -183,6 +184,18 @@ def uneven_unions(checked: Checked) -> Iterator[Finding]:
             )
 
 
-def _length(checked: Checked, name: str) -> int:
-    extent = checked.layout.extents[name]
+def _length(checked: Checked, module: Module) -> int:
+    extent = checked.layout.extents[checked.schema.paths[module.order]]
     return extent.end - extent.start
+
+
+def scaffolds_of_unions(checked: Checked) -> Iterator[Finding]:
+    """No optional text is ever context for other text, so no member has to stand in for a union."""
+    for union in checked.unions:
+        if union.scaffold is not None:
+            yield Finding(
+                "union-scaffold",
+                union.place,
+                f"scaffold='{union.scaffold}' has no effect: no module is encoded behind a member of a union; leave it "
+                "out, or name modules that belong together in a <scaffold>",
+            )

@@ -10,8 +10,10 @@ import numpy as np
 
 from inlay.advice.lint.checked import WORTH, Checked, Finding
 from inlay.errors import Place
-from inlay.pml import Module, Union
+from inlay.pml import Module, Text, Union
+from inlay.pml.scopes import names_of, path_of
 from inlay.prompt.layout import Owner, TextRun
+from inlay.prompt.turns import has_turns, speaks
 
 _ID_BYTES = 4
 
@@ -41,7 +43,7 @@ def repeated_text(checked: Checked) -> Iterator[Finding]:
 def _message(checked: Checked, repeat: _Repeat) -> str:
     first, run = repeat.first, repeat.run
     line = _place(checked, first, repeat.first_at).line
-    where = f"in module '{first.owner[-1]}'" if first.owner else "in the always-present text"
+    where = f"in module '{path_of(first.owner)}'" if first.owner else "in the always-present text"
     what = f"{repeat.length:,} tokens of this text stand {where} as well (line {line}) and are stored twice"
     if first.owner == run.owner[: len(first.owner)]:
         remedy = "leave them out here: whoever imports this has them already"
@@ -106,7 +108,7 @@ def small_modules(checked: Checked) -> Iterator[Finding]:
 def modules_without_text(checked: Checked) -> Iterator[Finding]:
     """Text alone is cached: arguments are computed for each request."""
     for name, module in checked.schema.modules.items():
-        entries = checked.layout.by_owner.get(checked.owner(name), ())
+        entries = checked.layout.by_owner.get(names_of(name), ())
         if _has_modules(module) or any(isinstance(entry, TextRun) for entry in entries):
             continue
         what = "holds parameters alone" if entries else "is empty"
@@ -115,6 +117,21 @@ def modules_without_text(checked: Checked) -> Iterator[Finding]:
             module.place,
             f"module '{name}' {what}, so nothing of it can be reused; give it text, or delete it",
         )
+
+
+def text_without_a_role(checked: Checked) -> Iterator[Finding]:
+    """Text outside of turns, where the schema or a module has turns: it stands between them as it is."""
+    beside = [checked.schema.children, *(module.children for module in checked.schema.modules.values())]
+    for children in filter(has_turns, beside):
+        loose = next((child for child in children if speaks(child) and not has_turns([child])), None)
+        if loose is not None:
+            what = "this text stands" if isinstance(loose, Text) else "this can stand"
+            yield Finding(
+                "no-role",
+                loose.place,
+                f"{what} between chat turns, without a role, and most chat templates know no such text; put it into "
+                "<system>, <user> or <assistant>",
+            )
 
 
 def beyond_the_context(checked: Checked) -> Iterator[Finding]:
@@ -126,7 +143,7 @@ def beyond_the_context(checked: Checked) -> Iterator[Finding]:
     for run in layout.runs:
         tokens[run.owner] += len(run.ids)
     for name, module in checked.schema.modules.items():
-        owner = checked.owner(name)
+        owner = names_of(name)
         needed = sum(tokens[owner[:depth]] for depth in range(len(owner) + 1))
         if needed > longest:
             yield Finding(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.pml import Module, Param, Text, Turn, Union
+from inlay.pml.scopes import names_of
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 
 #: What a stretch of positions holds. ``unused`` is what a member of a union leaves of it.
@@ -55,25 +56,29 @@ def rows_of(layout: SchemaLayout) -> Rows:
     """The rows of a schema: one for the always-present text of each turn, or of the schema, and one for each module."""
     walk = _Walk(layout)
     turns = [child for child in layout.schema.children if isinstance(child, Turn)]
-    present = _always_present(layout, turns)
-    if not turns:
-        if present[0]:
-            walk.always("always present", present[0])
-        walk.children(layout.schema.children, 0)
-    for number, turn in enumerate(turns):
-        walk.always(f"<{turn.role}>", present[number])
-        walk.children(turn.children, 1)
+    *in_turns, beside = _always_present(layout, turns)
+    if beside:
+        walk.always("always present", beside)
+    rows = iter(in_turns)
+    for child in layout.schema.children:
+        if isinstance(child, Turn):
+            walk.always(f"<{child.role}>", next(rows))
+            walk.children(child.children, 1)
+        else:
+            walk.children((child,), 0)
     return walk.found
 
 
 def _always_present(layout: SchemaLayout, turns: Sequence[Turn]) -> list[list[Bar]]:
-    """The bars of text outside of modules, for each turn; for all of it where there are no turns."""
+    """The bars of text outside of modules, for each turn; and last of what stands in no turn."""
     turn_of = {order: number for number, turn in enumerate(turns) for order in _texts(turn)}
-    present: list[list[Bar]] = [[] for _ in turns or (0,)]
+    number_of = {layout.turn_of[turn.order]: number for number, turn in enumerate(turns)}
+    present: list[list[Bar]] = [[] for _ in (*turns, None)]
     for run in layout.runs:
         at = run.start
         for part in run.parts if not run.owner else ():
-            number = part.turn if part.turn is not None else turn_of.get(-1 if part.node is None else part.node, 0)
+            piece = part.closes if part.turn is None else part.turn
+            number = turn_of.get(-1 if part.node is None else part.node, -1) if piece is None else number_of[piece]
             if part.ids:
                 present[number].append(Bar(at, len(part.ids), "template" if part.node is None else "always"))
             at += len(part.ids)
@@ -98,9 +103,11 @@ class _Walk:
                 self.module(child, depth, None)
             elif isinstance(child, Union):
                 self.union(child, depth)
+            elif isinstance(child, Turn):  # of a module
+                self.children(child.children, depth)
 
     def union(self, union: Union, depth: int) -> None:
-        extents = [self.layout.extents[member.name] for member in union.members]
+        extents = [self.layout.extents[self.layout.schema.paths[member.order]] for member in union.members]
         start, end = min(extent.start for extent in extents), max(extent.end for extent in extents)
         box = len(self.found.boxes)
         first = len(self.found.rows)
@@ -110,16 +117,17 @@ class _Walk:
 
     def module(self, module: Module, depth: int, union_end: int | None) -> None:
         """union_end: where the union ends that the module is a member of."""
-        extent = self.layout.extents[module.name]
+        path = self.layout.schema.paths[module.order]
+        extent = self.layout.extents[path]
         bars = [
             Bar(entry.start, len(entry.ids), "module") if isinstance(entry, TextRun) else _hole(entry)
-            for entry in self.layout.by_owner.get((*self.layout.schema.parents[module.name], module.name), ())
+            for entry in self.layout.by_owner.get(names_of(path), ())
         ]
         if union_end is not None and union_end > extent.end:
             bars.append(Bar(extent.end, union_end - extent.end, "unused"))
         box = len(self.found.boxes)
         first = len(self.found.rows)
-        self.row(module.name, depth, bars)
+        self.row(path, depth, bars)
         self.children(module.children, depth + 1)
         last = len(self.found.rows) - 1
         if last > first:
