@@ -13,6 +13,7 @@ import pytest
 
 from inlay import AbortedError, AsyncLLM, EngineDeadError, InlayError, ParameterError, SamplingParams, Schema
 from inlay.engine import core as engine_module
+from inlay.output.processor import RequestState
 from inlay.types import RequestOutput
 
 from .conftest import tiny
@@ -173,8 +174,7 @@ def test_an_output_that_cannot_be_made_ends_its_request(monkeypatch, kind):
         llm = engine()
         stream = llm.generate("broken", LONG)
         await anext(stream)
-        (request,) = llm.client.engine.scheduler.running
-        once(monkeypatch, request, "output", kind("no output"), lambda: True)
+        once(monkeypatch, RequestState, "output", kind("no output"), lambda state: state.request.text == "broken")
         other, found = await outcomes(last(llm.generate("Hello", PARAMS)), last(stream))
         assert text(other)
         assert type(found) is RuntimeError

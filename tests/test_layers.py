@@ -22,9 +22,9 @@ SOURCE = Path(inlay.__file__).parent
 LAYERS = (
     ("errors", "slots", "wording"),
     ("types", "policy", "strict_json", "kv.identity"),
-    ("pml", "kv"),
+    ("pml", "kv", "events"),
     ("prompt", "attention"),
-    ("models", "config"),
+    ("models", "config", "output"),
     ("engine",),
     ("client",),
     ("schemas",),
@@ -41,6 +41,8 @@ ROWS = {part: row for row, parts in enumerate(LAYERS) for part in parts}
 #: What the rows alone would allow: the model's side knows no prompts, and prompts know the store's identities alone.
 APART = {
     **dict.fromkeys(("kv", "kv.identity", "attention", "models"), ("pml", "prompt")),
+    "engine": ("output",),
+    "output": ("pml", "kv", "kv.identity", "attention"),
     "prompt": ("kv", "attention"),
 }
 
@@ -50,6 +52,7 @@ LIGHT = (
     "slots",
     "wording",
     "types",
+    "events",
     "strict_json",
     "kv.identity",
     "pml",
@@ -173,6 +176,7 @@ def test_the_ground_imports_no_torch() -> None:
         ("models.load", "from inlay.pml.schema import Schema", "imports pml.schema; models knows nothing of pml"),
         ("engine.core", "def f():\n    from inlay.llm import LLM", "imports llm; llm is above engine"),
         ("batch.run", "from inlay.server import app", "imports server.app; batch and server are beside each other"),
+        ("engine.core", "from inlay.output import detokenizer", "imports output.detokenizer; engine knows nothing of"),
         ("pml.nodes", "import inlay", "imports __init__; __init__ is above pml"),
     ],
 )

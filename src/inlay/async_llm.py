@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
 
-from inlay.base import Base, check_salt
+from inlay.base import Asked, Base, Progress
 from inlay.config import check_seconds
-from inlay.engine.encoder import Encoding, Progress
-from inlay.engine.request import Request
 from inlay.errors import AbortedError, InlayError, ParameterError
+from inlay.events import EncodeEvent, TokenEvent
+from inlay.output.processor import RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import PromptInput, check_params
+from inlay.prompt.inputs import PromptInput, check_params, check_salt
 from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.request import EncodeRequest
 from inlay.schemas import removed
 from inlay.types import RequestOutput, SamplingParams
 
@@ -79,15 +80,13 @@ class AsyncLLM(Base):
         deadline = None if timeout_s is None else began + timeout_s
         name, under_way = self._begin(request_id)
         try:
-            request = await self._prepared(
-                prompt, params, policy, salt, deadline=deadline, priority=priority, tenant=tenant, weight=weight
-            )
-            request.rename(name)
-            updates = _Updates(asyncio.get_running_loop(), stream_interval)
-            self.client.submit(request, updates.tell)
-            under_way.request = request  # behind its submission, so that nobody aborts what is not there yet
+            of_job = {"request_id": name, "priority": priority, "tenant": tenant, "weight": weight}
+            prepared, state = await self._prepared(prompt, params, policy, salt, deadline=deadline, **of_job)
+            updates = _Updates(state, asyncio.get_running_loop(), stream_interval)
+            self.client.submit(prepared, updates.tell)
+            under_way.state = state  # behind its submission, so that nobody aborts what is not there yet
             if under_way.aborted:
-                self.client.abort(request)
+                self.client.abort(name)
             finished = False
             while not finished:
                 output = await updates.next()
@@ -95,8 +94,8 @@ class AsyncLLM(Base):
                 yield output
         finally:
             del self._under_way[name]
-            if under_way.request is not None and not under_way.request.answered:
-                self.client.cancel(under_way.request)
+            if under_way.state is not None and not under_way.state.answered:
+                self.client.cancel(name)
 
     def _begin(self, request_id: str | None) -> tuple[str, _UnderWay]:
         """Take a name before anything is waited for. Raises ParameterError where it is taken."""
@@ -115,16 +114,17 @@ class AsyncLLM(Base):
         *,
         deadline: float | None,
         **of_job: Any,
-    ) -> Request:
+    ) -> Asked:
         """A prompt as a request, made on other threads. Raises InlayError, DeadlineError as soon as that is so.
 
         of_job: what the scheduler goes by; see PromptProcessor.process.
         """
         owner = salt or None
-        guide = None
+        grammar = None
         if params.structured_outputs is not None:
-            guide = await self.pools.grammars.run(self.client.guide, params, salt, owner=owner, deadline=deadline)
-        made = partial(self._request, deadline=deadline, guide=guide, **of_job)
+            compiled = self.client.compile_grammar
+            grammar = await self.pools.grammars.run(compiled, params, salt, owner=owner, deadline=deadline)
+        made = partial(self._request, deadline=deadline, grammar=grammar, **of_job)
         return await self.pools.prompts.run(made, prompt, params, policy, salt, owner=owner, deadline=deadline)
 
     def abort(self, request_id: str) -> bool:
@@ -133,13 +133,13 @@ class AsyncLLM(Base):
         if under_way is None:
             return False
         under_way.aborted = True
-        if under_way.request is not None:
-            self.client.abort(under_way.request)
+        if under_way.state is not None:
+            self.client.abort(request_id)
         return True
 
     async def check_health(self) -> None:
         """Raises EngineDeadError where a fault has ended the engine, and InlayError where it was shut down."""
-        self.client.check_open()
+        self.client.check_health()
 
     async def add_schema(
         self,
@@ -176,8 +176,8 @@ class AsyncLLM(Base):
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
         policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
-        specs = await self.pools.prompts.run(self._segments_of, prompt, policy, salt, owner=cache_salt)
-        await self._encode(Encoding("the prompt", tuple(specs)), None)
+        specs = await self.pools.prompts.run(self.processor.segments_of, prompt, policy, salt, owner=cache_salt)
+        await self._encode(self.processor.encoding("the prompt", specs, salt), None)
 
     async def stored(
         self, name: str, *, reuse: str | None = None, positions: str | None = None, cache_salt: str | None = None
@@ -189,37 +189,41 @@ class AsyncLLM(Base):
         policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
         modules = await self.pools.schemas.run(self.processor.module_specs, name, policy, salt, owner=cache_salt)
         specs = [spec for module in modules.values() for spec in module]
-        keys = await asyncio.wrap_future(self.client.stored(specs))
+        keys = await asyncio.wrap_future(self.client.stored(self.processor.encoding(name, specs, salt)))
         return {
             module: (sum(len(one.ids) for one in specs), sum(len(one.ids) for one in specs if one.key in keys))
             for module, specs in modules.items()
         }
 
-    async def _encode(self, encoding: Encoding, progress: Progress | None) -> None:
+    async def _encode(self, encoding: EncodeRequest, progress: Progress | None) -> None:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
+        over = False
 
-        def heard(_: Encoding) -> None:
-            error = encoding.error
+        def heard(events: Sequence[EncodeEvent]) -> None:
+            nonlocal over
+            latest = events[-1]
+            over = latest.finished
+            error = None if latest.error is None else latest.error.exception()
             try:
                 if progress is not None and error is None:
-                    progress(encoding.done, encoding.total)
+                    progress(latest.done, latest.total)
             except Exception as raised:
                 error = raised
-            if encoding.finished or error is not None:
+            if over or error is not None:
                 loop.call_soon_threadsafe(_settle, ended, error)
 
         try:
             if progress is not None and encoding.specs:
-                progress(encoding.done, encoding.total)
-            self.client.submit(encoding, heard)
+                progress(0, encoding.tokens)
+            self.client.encode(encoding, heard)
             await ended
         except AbortedError:
             raise removed(encoding) from None
         finally:
-            if not encoding.finished:
+            if not over:
                 with suppress(InlayError):  # the engine may have been shut down meanwhile
-                    self.client.cancel(encoding)
+                    self.client.cancel(encoding.request_id)
             self.schemas.ended(encoding)
 
 
@@ -236,7 +240,7 @@ def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
 class _UnderWay:
     """What goes by a request_id: a request, or one that is being made, which can be given up already."""
 
-    request: Request | None = None
+    state: RequestState | None = None
     aborted: bool = False
 
 
@@ -259,25 +263,28 @@ def _is_whole(value: object) -> TypeGuard[int]:
 class _Updates:
     """The latest of one request, from the engine's thread to an event loop. What is overtaken is never delivered."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval: int | None) -> None:
+    def __init__(self, state: RequestState, loop: asyncio.AbstractEventLoop, interval: int | None) -> None:
+        self._state = state
         self._loop = loop
         self._interval = interval
         self._told = 0  # tokens
         self._arrived = asyncio.Event()
         self._latest: RequestOutput | BaseException | None = None
 
-    def tell(self, request: Request) -> None:
+    def tell(self, events: Sequence[TokenEvent]) -> None:
         """On the engine's thread. An event loop that has been closed has nobody left to tell."""
-        if not self._worth_a_step(request):
+        state = self._state
+        state.add(events)
+        if not self._worth_a_step(state):
             return
-        news = request.failure or request.output()
+        news = state.failure or state.output()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._set, news)
 
-    def _worth_a_step(self, request: Request) -> bool:
-        if request.answered or request.failure is not None:
+    def _worth_a_step(self, state: RequestState) -> bool:
+        if state.answered or state.failure is not None:
             return True
-        said = sum(len(member.token_ids) for member in request.family)
+        said = state.tokens
         if self._interval is None or (self._told and said - self._told < self._interval):
             return False
         self._told = said

@@ -1,29 +1,36 @@
-"""What LLM and AsyncLLM are made of: a model, an engine with its client, and those who prepare prompts for it."""
+"""What LLM and AsyncLLM have in common: an engine's client, and who makes requests for it and outputs of its news."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from inlay.client import InProcessClient
+from inlay.attention.storage import KVStorage
+from inlay.client import EngineClient, InProcessClient, Prepared
 from inlay.config import EngineConfig
-from inlay.engine.request import Request
-from inlay.engine.structured import Guide
 from inlay.engine.workpool import WorkPools
-from inlay.errors import ParameterError
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.store import SegmentStore
 from inlay.models.generation import sampling_defaults
-from inlay.models.load import LoadedModel, load_model
-from inlay.pml import Prompt, PromptBuilder
+from inlay.models.load import LoadedModel, as_loaded
+from inlay.output.processor import OutputProcessor, RequestState
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import as_prompt
+from inlay.prompt.inputs import check_salt
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
-from inlay.prompt.splice import Cached, open_end, splice_parts
 from inlay.prompt.tokens import TextEncoder
 from inlay.schemas import SchemaManager
 from inlay.types import EngineStats, SamplingParams
+
+Progress = Callable[[int, int], None]
+
+
+class Asked(NamedTuple):
+    """A request that is ready to be queued, and the state that its events are added to."""
+
+    prepared: Prepared
+    state: RequestState
 
 
 class Base:
@@ -41,20 +48,37 @@ class Base:
         quantization: str | None = None,
         **settings: Any,
     ) -> None:
-        self.config = _engine_config(settings)
-        self.loaded = loaded = _loaded(model, dtype, seed or 0, weights, quantization)
+        self.config = EngineConfig.of(settings)
+        self.loaded = loaded = as_loaded(model, dtype, seed or 0, weights, quantization)
         #: What requests get that do not say otherwise: fields of SamplingParams.
         self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer
-        self.client = InProcessClient(loaded, self.config, own_thread=self._own_thread, seed=seed)
-        self.store = self.client.store
-        self.storage = self.client.storage
+        self.client = self._connect(seed)
         self.processor = PromptProcessor(loaded.tokenizer, self.client.model, self.config.placeholders)
         self.policy()  # a default that the model cannot follow is an error now, not at the first request
+        self.outputs = OutputProcessor(loaded.tokenizer, self.client.finish)
         self.schemas = SchemaManager(self.processor, self.client)
         self._end = weakref.finalize(self, self.client.shutdown)
         self.pools = WorkPools(self.config.max_waiting)  # what an event loop must not wait for; threads when needed
         weakref.finalize(self, self.pools.close)
+
+    def _connect(self, seed: int | None) -> EngineClient:
+        """The engine that answers. seed: of requests that bring none; None draws one."""
+        return InProcessClient(self.loaded, self.config, own_thread=self._own_thread, seed=seed)
+
+    @property
+    def local(self) -> InProcessClient:
+        """The engine's client, where that is in this process: for those who measure or test it."""
+        assert isinstance(self.client, InProcessClient), "the engine is elsewhere"
+        return self.client
+
+    @property
+    def store(self) -> SegmentStore:
+        return self.local.store
+
+    @property
+    def storage(self) -> KVStorage:
+        return self.local.storage
 
     @property
     def encoder(self) -> TextEncoder:
@@ -68,7 +92,7 @@ class Base:
     @property
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
-        return self.loaded.spec.vocab_size
+        return self.client.model.vocab_size
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request gets that brings no ``sampling_params``: the model's own defaults."""
@@ -121,40 +145,9 @@ class Base:
         policy: ReusePolicy,
         salt: str = "",
         *,
-        guide: Guide | None = None,
+        grammar: Any = None,
         **of_job: Any,
-    ) -> Request:
-        """A prompt as a request. guide: where it is known already. of_job: see PromptProcessor.process."""
-        return self.client.prepare(self.processor.process(prompt, params, policy, salt=salt, **of_job), guide)
-
-    def _segments_of(self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, salt: str) -> list[SegmentSpec]:
-        """The module segments that a prompt reads."""
-        parts = self.processor.parts(self.processor.lay_out(as_prompt(prompt), policy, salt), policy, salt)
-        return [part.spec for part in open_end(splice_parts(parts)) if isinstance(part, Cached)]
-
-
-def check_salt(cache_salt: str | None) -> str:
-    """Whose a request is; "" for nobody's. Raises ParameterError."""
-    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
-        raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
-    return cache_salt or ""
-
-
-def _engine_config(settings: dict[str, Any]) -> EngineConfig:
-    known = EngineConfig.__dataclass_fields__
-    for name in settings:
-        if name not in known:
-            names = ", ".join(("weights", "quantization", *sorted(known)))
-            raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
-    return EngineConfig(**settings)
-
-
-def _loaded(
-    model: str | LoadedModel, dtype: str, seed: int, weights: str | None, quantization: str | None
-) -> LoadedModel:
-    if isinstance(model, str):
-        return load_model(model, dtype=dtype, seed=seed, weights=weights or "packed", quantization=quantization)
-    for name, value in (("weights", weights), ("quantization", quantization)):
-        if value is not None:
-            raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
-    return model
+    ) -> Asked:
+        """A prompt as a request. grammar: see EngineClient.prepare. of_job: see PromptProcessor.process."""
+        request = self.processor.process(prompt, params, policy, salt=salt, **of_job)
+        return Asked(self.client.prepare(request, grammar), self.outputs.begin(request))

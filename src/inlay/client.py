@@ -1,40 +1,55 @@
 """EngineClient: what LLM, AsyncLLM, the server and batches need of an engine; and the one for one in this process.
 
-Requests go in as plain data (prompt/request.py), and whoever sent one hears of every step that has news of it. Which
-thread steps the engine, and who may be called from where: engine/thread.py.
+Requests go in as plain data (prompt/request.py), and events come out as plain data (events.py); nobody above a client
+reaches behind it. Which thread steps the engine, and who may be called from where: engine/thread.py.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
 from inlay.config import EngineConfig
 from inlay.engine.core import Engine
-from inlay.engine.encoder import Task
+from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner, why_not_shift
 from inlay.engine.structured import Guide
-from inlay.engine.thread import EngineThread, Listener
-from inlay.kv.identity import KeyMaker, SegmentSpec
+from inlay.engine.thread import EngineThread
+from inlay.events import EncodeEvent, TokenEvent
+from inlay.kv.identity import KeyMaker
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.models.load import LoadedModel
 from inlay.models.spec import dtype_name
 from inlay.prompt.processor import ModelInfo
-from inlay.prompt.request import EngineRequest
+from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.types import EngineStats, SamplingParams
 
 T = TypeVar("T")
 
 
+class Prepared(Protocol):
+    """A request that is ready to be queued; only the client that made it looks into it."""
+
+    @property
+    def id(self) -> str: ...
+
+
+TokenListener = Callable[[Sequence[TokenEvent]], None]
+EncodeListener = Callable[[Sequence[EncodeEvent]], None]
+
+
 class EngineClient(Protocol):
     """An engine as those who ask it for answers see it.
+
+    Listeners are called with what is new, at most once a step, on a thread of the client's, and in the order in which
+    it happened. They must be quick and must not raise.
 
     model: what it publishes of its model, for those who prepare requests.
     """
@@ -42,28 +57,43 @@ class EngineClient(Protocol):
     @property
     def model(self) -> ModelInfo: ...
 
-    def guide(self, params: SamplingParams, salt: str = "") -> Guide | None:
-        """What an answer has to follow, which may take long: a grammar is compiled. Raises ParameterError."""
+    def compile_grammar(self, params: SamplingParams, salt: str = "") -> Any:
+        """What an answer has to follow, for ``prepare``; it may take long. None for none. Raises ParameterError."""
         ...
 
-    def prepare(self, request: EngineRequest, guide: Guide | None = None) -> Request:
-        """A request with the state of its answers, not queued yet. guide: where it is known. Raises ParameterError."""
+    def prepare(self, request: EngineRequest, grammar: Any = None) -> Prepared:
+        """Do what takes long before a request can be queued, on the caller's thread.
+
+        grammar: what ``compile_grammar`` gave; None compiles it here. Raises ParameterError.
+        """
         ...
 
-    def submit(self, task: Task, listener: Listener) -> None:
-        """Queue a request or an encoding. listener: called after each step that has news of it, and when it ends."""
+    def submit(self, request: Prepared, listener: TokenListener) -> None:
+        """Queue a request. listener: hears of each step that has news of it, and of how it ends."""
         ...
 
-    def cancel(self, task: Task) -> None:
-        """Give it up, wherever it stands; its listener hears no more of it."""
+    def finish(self, request_id: str, index: int) -> None:
+        """End one of its answers, which its listener has found to be whole. Waits for nobody."""
         ...
 
-    def abort(self, task: Task) -> None:
-        """Give it up, and tell its listener so."""
+    def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
+        """Queue an encoding. listener: hears how far it is."""
         ...
 
-    def stored(self, specs: Iterable[SegmentSpec]) -> Future[frozenset[bytes]]:
-        """The keys of those segments that are stored, as of the end of the step under way."""
+    def cancel(self, request_id: str) -> None:
+        """Give a request or an encoding up, wherever it stands; its listener hears no more of it. Waits for nobody."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Give it up, and tell its listener so. Waits for nobody."""
+        ...
+
+    def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
+        """The keys of those of its segments that are stored, as of the end of the step under way."""
+        ...
+
+    def reset_prefix_cache(self) -> Future[None]:
+        """Forget all that is stored and that no request reads."""
         ...
 
     def pump(self) -> None:
@@ -74,7 +104,7 @@ class EngineClient(Protocol):
         """What it is doing, and how full its pool is. Cheap, from any thread."""
         ...
 
-    def check_open(self) -> None:
+    def check_health(self) -> None:
         """Raises InlayError, with the reason, where nothing is done any more."""
         ...
 
@@ -96,7 +126,7 @@ class InProcessClient:
         pool = KVPool(config.kv_bytes(backend.scratch_bytes), size, config.chunk_size)
         runner = Runner(loaded, backend, pool.slots)
         self.storage = runner.storage
-        self._model = _model_info(loaded, config, why_not_shift(loaded.spec, runner, pool))
+        self._model = _model_info(loaded, config, size, why_not_shift(loaded.spec, runner, pool))
         self.store = SegmentStore(pool, self._model.keys)
         self.engine = Engine(
             self.store,
@@ -114,23 +144,36 @@ class InProcessClient:
     def model(self) -> ModelInfo:
         return self._model
 
-    def guide(self, params: SamplingParams, salt: str = "") -> Guide | None:
+    def compile_grammar(self, params: SamplingParams, salt: str = "") -> Guide | None:
         return self.factory.guide(params, salt)
 
-    def prepare(self, request: EngineRequest, guide: Guide | None = None) -> Request:
-        return self.factory.make(request, guide)
+    def prepare(self, request: EngineRequest, grammar: Guide | None = None) -> Request:
+        return self.factory.make(request, grammar)
 
-    def submit(self, task: Task, listener: Listener) -> None:
-        self.thread.submit(task, listener)
+    def submit(self, request: Prepared, listener: TokenListener) -> None:
+        assert isinstance(request, Request), "it is what prepare made"
+        self.thread.submit(request, listener)
 
-    def cancel(self, task: Task) -> None:
-        self.thread.cancel(task)
+    def finish(self, request_id: str, index: int) -> None:
+        self.thread.finish(request_id, index)
 
-    def abort(self, task: Task) -> None:
-        self.thread.abort(task)
+    def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
+        encoding = Encoding(
+            request.name, request.specs, request.request_id, tenant=request.tenant, weight=request.weight
+        )
+        self.thread.submit(encoding, listener)
 
-    def stored(self, specs: Iterable[SegmentSpec]) -> Future[frozenset[bytes]]:
-        return self.call(lambda: self.engine.stored(specs))
+    def cancel(self, request_id: str) -> None:
+        self.thread.cancel(request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.thread.abort(request_id)
+
+    def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
+        return self.call(lambda: self.engine.stored(request.specs))
+
+    def reset_prefix_cache(self) -> Future[None]:
+        return self.call(self.store.clear)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have a function called between two steps."""
@@ -142,15 +185,15 @@ class InProcessClient:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
-    def check_open(self) -> None:
+    def check_health(self) -> None:
         self.thread.check_open()
 
     def shutdown(self) -> None:
         self.thread.stop()
 
 
-def _model_info(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> ModelInfo:
-    """What is published of a model. reason: why its segments cannot be read at a shift, or None."""
+def _model_info(loaded: LoadedModel, config: EngineConfig, size: int, reason: str | None) -> ModelInfo:
+    """What is published of a model. size: bytes of a token's keys and values. reason: see ModelInfo.why_not_shift."""
     keys = KeyMaker(
         fingerprint=loaded.fingerprint,
         kv_dtype=dtype_name(loaded.model.dtype),
@@ -158,4 +201,4 @@ def _model_info(loaded: LoadedModel, config: EngineConfig, reason: str | None) -
         salt=config.cache_salt.encode(),
         positioned=reason is not None,
     )
-    return ModelInfo(loaded.spec.vocab_size, loaded.spec.max_positions, keys, reason)
+    return ModelInfo(loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason)

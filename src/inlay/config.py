@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -65,6 +67,16 @@ class EngineConfig:
         if waiting is not None and (not isinstance(waiting, int) or isinstance(waiting, bool) or waiting < 1):
             raise ParameterError(f"max_waiting is {waiting!r}; it must be None or a whole number of at least 1")
         self.kv_bytes()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> EngineConfig:
+        """The settings that LLM was given beside those of its model. Raises ParameterError."""
+        known = cls.__dataclass_fields__
+        for name in settings:
+            if name not in known:
+                names = ", ".join(("weights", "quantization", *sorted(known)))
+                raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
+        return cls(**settings)
 
     def kv_bytes(self, scratch: int = 0) -> int:
         """The size of the KV pool in bytes. scratch: bytes of free memory that attention works in beside the pool."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from inlay.base import Base, check_salt
-from inlay.engine.encoder import Encoding, Progress
-from inlay.engine.request import Request
+from inlay.base import Asked, Base, Progress
 from inlay.errors import AbortedError, InlayError, ParameterError
+from inlay.events import EncodeEvent, TokenEvent
+from inlay.models.load import LoadedModel
+from inlay.output.processor import RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import Message, PromptInput, check_ids, check_params, is_several
+from inlay.prompt.inputs import Message, PromptInput, check_ids, check_params, check_salt, is_several
 from inlay.prompt.layout import SchemaLayout
+from inlay.prompt.request import EncodeRequest
 from inlay.schemas import removed
 from inlay.types import RequestOutput, SamplingParams
 
@@ -32,6 +37,10 @@ class LLM(Base):
         defaults, packed and not quantized. A LoadedModel is used as it is.
     Further settings: see EngineConfig. Raises ModelError, ParameterError, CapacityError.
     """
+
+    def __init__(self, model: str | LoadedModel = "demo", **settings: Any) -> None:
+        super().__init__(model, **settings)
+        self._numbers = count()  # of requests
 
     def add_schema(
         self,
@@ -68,26 +77,31 @@ class LLM(Base):
         cache_salt: str | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        specs = self._segments_of(prompt, self.policy(reuse, positions), check_salt(cache_salt))
-        self._encode(Encoding("the prompt", tuple(specs)), progress)
+        salt = check_salt(cache_salt)
+        specs = self.processor.segments_of(prompt, self.policy(reuse, positions), salt)
+        self._encode(self.processor.encoding("the prompt", specs, salt), progress)
 
-    def _encode(self, encoding: Encoding, progress: Progress | None) -> None:
+    def _encode(self, encoding: EncodeRequest, progress: Progress | None) -> None:
+        news = [EncodeEvent(encoding.request_id, 0, encoding.tokens)]
         seen = -1
         try:
-            self.client.submit(encoding, lambda _: None)
-            while not encoding.finished:
+            self.client.encode(encoding, news.extend)
+            while not news[-1].finished:
                 self.client.pump()
-                if progress is not None and encoding.done > seen:
-                    seen = encoding.done
-                    progress(seen, encoding.total)
+                if progress is not None and news[-1].done > seen:
+                    seen = news[-1].done
+                    progress(seen, encoding.tokens)
+                del news[:-1]
         finally:
-            if not encoding.finished:
-                self.client.cancel(encoding)
+            if not news[-1].finished:
+                self.client.cancel(encoding.request_id)
             self.schemas.ended(encoding)
-        if isinstance(encoding.error, AbortedError):
+        fault = news[-1].error
+        error = None if fault is None else fault.exception()
+        if isinstance(error, AbortedError):
             raise removed(encoding)
-        if encoding.error is not None:
-            raise encoding.error
+        if error is not None:
+            raise error
 
     def generate(
         self,
@@ -110,11 +124,11 @@ class LLM(Base):
         Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt; and
         when all have ended for one that failed, with the others' outputs in the error's ``outputs``.
         """
-        requests = self._requests_of(prompts, sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
-        with tqdm(total=len(requests), disable=not use_tqdm, desc="prompts") as bar:
-            for _ in self._run(requests):
+        asked = self._asked(prompts, sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
+        with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
+            for _ in self._run(asked):
                 bar.update()
-        return [request.output() for request in requests]
+        return [state.output() for _, state in asked]
 
     def stream(
         self,
@@ -126,8 +140,8 @@ class LLM(Base):
         cache_salt: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
-        (request,) = self._requests_of([prompt], sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
-        return self._listen(request)
+        (asked,) = self._asked([prompt], sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
+        return self._listen(asked)
 
     def chat(
         self,
@@ -164,20 +178,19 @@ class LLM(Base):
             raise ParameterError("a continuation is empty; give at least one token id")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        requests = self._requests_of(prompts, params, self.policy(reuse, positions))
-        for request, ids in zip(requests, forced, strict=True):
-            request.force(ids)
-        for _ in self._run(requests):
+        asked = self._asked(prompts, params, self.policy(reuse, positions), forced=forced)
+        for _ in self._run(asked):
             pass
-        return [torch.stack(request.distributions) for request in requests]
+        return [_as_tensor(state.answers[0].distributions) for _, state in asked]
 
-    def _requests_of(
+    def _asked(
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         policy: ReusePolicy,
         salt: str = "",
-    ) -> list[Request]:
+        forced: Sequence[Sequence[int]] | None = None,
+    ) -> list[Asked]:
         several = list(prompts) if is_several(prompts) else [prompts]
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = list(params) if isinstance(params, Sequence) else [params] * len(several)
@@ -185,38 +198,42 @@ class LLM(Base):
             check_params(one)
         if len(each) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
-        return [self._request(prompt, p, policy, salt) for prompt, p in zip(several, each, strict=True)]
+        return [
+            self._request(prompt, p, policy, salt, request_id=str(next(self._numbers)), forced=ids)
+            for prompt, p, ids in zip(several, each, forced or [()] * len(several), strict=True)
+        ]
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[Request]:
+    def _run(self, requests: Sequence[Asked]) -> Iterator[RequestState]:
         """Run requests to their end; yields each when it has ended. Raises what ended one of them before its time."""
-        ended: SimpleQueue[Request] = SimpleQueue()
-
-        def heard(request: Request) -> None:
-            if request.answered:
-                ended.put(request)
-
+        ended: SimpleQueue[RequestState] = SimpleQueue()
+        states = [state for _, state in requests]
         try:
-            for request in requests:
-                self.client.submit(request, heard)
+            for prepared, state in requests:
+                self.client.submit(prepared, partial(_heard, state, ended))
             for _ in requests:
                 while ended.empty():
                     self.client.pump()
                 yield ended.get()
         finally:  # also when the caller stops listening
-            self._give_up(requests)
-        failures = [request.failure for request in requests]
+            self._give_up(states)
+        failures = [state.failure for state in states]
         first = next((error for error in failures if error is not None), None)
         if isinstance(first, InlayError):
-            pairs = zip(requests, failures, strict=True)
-            first.outputs = [None if error is not None else request.output() for request, error in pairs]
+            pairs = zip(states, failures, strict=True)
+            first.outputs = [None if error is not None else state.output() for state, error in pairs]
         if first is not None:
             raise first
 
-    def _listen(self, request: Request) -> Iterator[RequestOutput]:
+    def _listen(self, asked: Asked) -> Iterator[RequestOutput]:
         """What a request has come to after every token."""
-        said: SimpleQueue[RequestOutput | BaseException] = SimpleQueue()
+        state, said = asked.state, SimpleQueue[RequestOutput | BaseException]()
+
+        def heard(events: Sequence[TokenEvent]) -> None:
+            state.add(events)
+            said.put(state.failure or state.output())
+
         try:
-            self.client.submit(request, lambda request: said.put(request.failure or request.output()))
+            self.client.submit(asked.prepared, heard)
             finished = False
             while not finished:
                 while said.empty():
@@ -227,10 +244,21 @@ class LLM(Base):
                 finished = output.finished
                 yield output
         finally:
-            self._give_up([request])
+            self._give_up([state])
 
-    def _give_up(self, requests: Sequence[Request]) -> None:
+    def _give_up(self, states: Sequence[RequestState]) -> None:
         """Waits for nobody: of an abandoned generator it is called by the garbage collector, wherever that runs."""
-        for request in requests:
-            if not request.answered:
-                self.client.cancel(request)
+        for state in states:
+            if not state.answered:
+                self.client.cancel(state.id)
+
+
+def _heard(state: RequestState, ended: SimpleQueue[RequestState], events: Sequence[TokenEvent]) -> None:
+    state.add(events)
+    if state.answered:
+        ended.put(state)
+
+
+def _as_tensor(rows: Sequence[bytes]) -> Tensor:
+    """Distributions as events have them → (tokens, vocabulary)."""
+    return torch.from_numpy(np.stack([np.frombuffer(row, "<f4") for row in rows]))

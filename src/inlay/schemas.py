@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from inlay.client import EngineClient
-from inlay.engine.encoder import Encoding
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.layout import SchemaLayout
-from inlay.prompt.processor import PromptProcessor, check_lengths, check_weight
+from inlay.prompt.processor import PromptProcessor, check_lengths
+from inlay.prompt.request import EncodeRequest
 
 
 class SchemaManager:
@@ -23,7 +23,7 @@ class SchemaManager:
         self._processor = processor
         self._client = client
         self._lock = threading.Lock()  # of which schemas are known, and which of them are being encoded
-        self.encodings: dict[Encoding, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
+        self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
 
     def add(self, schema: Schema, policy: ReusePolicy, salt: str = "") -> tuple[SchemaLayout, list[SegmentSpec]]:
         """Make a schema known; returns its layout and the segments that can be encoded beforehand.
@@ -55,20 +55,21 @@ class SchemaManager:
         salt: str = "",
         tenant: str = "",
         weight: float = 1.0,
-    ) -> Encoding:
+    ) -> EncodeRequest:
         """The encoding of a schema, which ends when that is removed or replaced. Raises AbortedError if it was."""
         model = self._processor.model
         moves = model.why_not_shift is None
         # No prompt reads what lies beyond the context.
-        useful = tuple(spec for spec in specs if moves or spec.end <= model.max_positions)
-        encoding = Encoding(f"schema '{layout.schema.name}'", useful, tenant=tenant, weight=check_weight(weight))
+        useful = [spec for spec in specs if moves or spec.end <= model.max_positions]
+        name = f"schema '{layout.schema.name}'"
+        encoding = self._processor.encoding(name, useful, salt, tenant=tenant, weight=weight)
         with self._lock:
             if not self._knows(layout, salt):
                 raise removed(encoding)
             self.encodings[encoding] = layout, salt
         return encoding
 
-    def ended(self, encoding: Encoding) -> None:
+    def ended(self, encoding: EncodeRequest) -> None:
         """Forget an encoding that is over."""
         self.encodings.pop(encoding, None)
 
@@ -77,7 +78,7 @@ class SchemaManager:
         for encoding, (layout, salt) in list(self.encodings.items()):
             if not self._knows(layout, salt):
                 with suppress(InlayError):  # the engine may have been shut down meanwhile
-                    self._client.abort(encoding)
+                    self._client.abort(encoding.request_id)
 
     def _knows(self, layout: SchemaLayout, salt: str) -> bool:
         """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
@@ -85,6 +86,6 @@ class SchemaManager:
         return known is not None and known.schema is layout.schema
 
 
-def removed(encoding: Encoding) -> AbortedError:
+def removed(encoding: EncodeRequest) -> AbortedError:
     """What ends the encoding of a schema that is not known any more."""
-    return AbortedError(f"{encoding.id} was removed or replaced while it was encoded; what is encoded stays")
+    return AbortedError(f"{encoding.name} was removed or replaced while it was encoded; what is encoded stays")

@@ -89,12 +89,15 @@ class Driver:
         """A request that is not queued yet; greedy unless told otherwise. forced: the text that it has to say."""
         ids = self.llm.encoder.text(forced)
         chosen = {"temperature": 0, "ignore_eos": True, "max_tokens": len(ids) or tokens} | params
-        request = self.llm._request(prompt, SamplingParams(**chosen), self.llm.policy(reuse, positions))
-        for member in request.family:
-            member.priority, member.deadline = priority, deadline
-        if ids:
-            request.force(ids)
-        return request
+        made = self.llm.processor.process(
+            prompt,
+            SamplingParams(**chosen),
+            self.llm.policy(reuse, positions),
+            priority=priority,
+            deadline=deadline,
+            forced=ids,
+        )
+        return self.llm.local.prepare(made)
 
     def add(self, *requests: Request) -> None:
         for request in requests:

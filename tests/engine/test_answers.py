@@ -175,10 +175,11 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
     llm.store.clear()
     free = llm.store.pool.free_chunks
     damage(llm, monkeypatch, 1, value, step)
-    requests = llm._requests_of(["One", "Two", "Three"], params, llm.policy())
+    asked = llm._asked(["One", "Two", "Three"], params, llm.policy())
+    requests = [prepared for prepared, _ in asked]
     held = "NaN" if math.isnan(value) else "+inf"
     with pytest.raises(InlayError) as caught:
-        list(llm._run(requests))
+        list(llm._run(asked))
     assert str(caught.value) == (
         f"request 4: the logits of token {step + 1} of the answer hold {held}; "
         "the model's weights or inputs are damaged"
@@ -194,10 +195,10 @@ def test_damaged_logits_end_one_request_and_the_others_go_on(llm, monkeypatch, v
 def test_one_damaged_answer_of_several_leaves_the_others(llm, monkeypatch):
     expected = [one.token_ids for one in llm.generate("Tell me.", replace(PARAMS, ignore_eos=True))[0].outputs]
     damage(llm, monkeypatch, 0, math.nan, 0)
-    (leader,) = llm._requests_of(["Tell me."], replace(PARAMS, ignore_eos=True), llm.policy())
+    (asked,) = llm._asked(["Tell me."], replace(PARAMS, ignore_eos=True), llm.policy())
     with pytest.raises(InlayError, match="hold NaN"):
-        list(llm._run([leader]))
-    assert [tuple(member.token_ids) for member in leader.family] == [(), *expected[1:]]
+        list(llm._run([asked]))
+    assert [tuple(member.token_ids) for member in asked.state.answers] == [(), *expected[1:]]
 
 
 def test_tokens_that_the_model_does_not_know_are_refused(llm):

@@ -28,6 +28,7 @@ from inlay import LLM, AsyncLLM, InlayError, SamplingParams, Schema
 from inlay.base import Base
 from inlay.engine import core, kv_manager
 from inlay.engine.request import Request
+from inlay.output.processor import RequestState
 from tests.kv.accounting import audit
 
 from ..conftest import tiny
@@ -100,7 +101,8 @@ def everywhere(llm: Base, faults: Faults) -> None:
     faults.around(engine, "_pass", "_compute", "_plan", "_sample", "_leave", "_next_batch")
     faults.around(engine._runner, "run")
     faults.around(core, "sample", "build_plan", "advance")
-    faults.around(Request, "accept", "output", "decode_work", "decoded")
+    faults.around(Request, "accept", "events", "heard", "decode_work", "decoded")
+    faults.around(RequestState, "add", "output")
 
 
 class Soak:

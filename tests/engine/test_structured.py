@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from inlay import LLM, InlayError, ParameterError, SamplingParams
 from inlay.engine import structured
-from inlay.engine.stream import TextStream
 from inlay.engine.structured import Grammars, Guide, allowed_tokens, too_large
+from inlay.output.detokenizer import TextStream
 
 from ..conftest import tiny
 from ..tokenizers_for_tests import family

@@ -62,6 +62,7 @@ def requests(draw) -> EngineRequest:
         parts.append(PromptPart(tokens, at, owned, candidates, encode=kind == "module"))
         at += len(tokens)
     return EngineRequest(
+        request_id="r",
         text=draw(st.one_of(st.none(), st.text())),
         ids=tuple(token for part in parts for token in part.ids),
         positions=tuple(p for part in parts for p in range(part.start, part.start + len(part.ids))),
@@ -118,8 +119,8 @@ def test_prompts_of_all_kinds_are_answered_from_their_bytes(reuse, salt):
         answers = []
         for one in (request, read):
             llm.store.clear()
-            answer = llm.client.prepare(one)
-            llm.client.submit(answer, lambda _: None)
+            answer = llm.outputs.begin(one)
+            llm.client.submit(llm.client.prepare(one), answer.add)
             while not answer.answered:
                 llm.client.pump()
             answers.append((answer.output().outputs[0].token_ids, answer.output().usage))
@@ -141,8 +142,8 @@ def test_salts_of_others_are_not_in_a_request():
         (lambda data: b"\x80", "the request is no JSON"),
         (lambda data: pickle.dumps(1), "the request is no JSON"),
         (lambda data: b"[]", "the request is no JSON object; send it again"),
-        (lambda data: data.replace(b'"version":1', b'"version":2'), "of version 2 and this reads version 1"),
-        (lambda data: b'{"version":1}', r"the request is damaged \(KeyError: 'fingerprint'\); send it again"),
+        (lambda data: data.replace(b'"version":2', b'"version":1'), "of version 1 and this reads version 2"),
+        (lambda data: b'{"version":2}', r"the request is damaged \(KeyError: 'fingerprint'\); send it again"),
         (lambda data: data.replace(b'"parts":[[[1,2],', b'"parts":[[7,'), "the request is damaged"),
         (lambda data: data.replace(KEYS.fingerprint.hex().encode(), b"00"), "prepared for another model"),
         (lambda data: data.replace(b'"off"', b'"often"'), "reuse is 'often'; use one of"),
@@ -151,6 +152,7 @@ def test_salts_of_others_are_not_in_a_request():
 def test_what_is_no_request_is_told_so(change, sentence):
     part = PromptPart((1, 2), 0)
     request = EngineRequest(
+        request_id="r",
         text="x",
         ids=(1, 2),
         positions=(0, 1),

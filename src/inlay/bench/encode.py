@@ -83,7 +83,7 @@ def measure_encode(setting: EncodeSetting, progress: Progress | None = None) -> 
 
 def encode(llm: LLM, text: str) -> None:
     """Encode every module of a schema, with nothing stored before."""
-    llm.store.clear()
+    llm.client.reset_prefix_cache().result()
     llm.add_schema(Schema.from_string(text, source="bench.xml"))
 
 

@@ -121,7 +121,7 @@ def _stock(setting: TTFTSetting, llm: LLM, dtype: str) -> PreTrainedModel:
 
 def _measure(llm: LLM, stock: PreTrainedModel | None, row: Setting, setting: TTFTSetting) -> dict[str, Any]:
     schema, prompt = _workload(llm, f"bench-{row.cached}-{row.new}", row)
-    llm.store.clear()
+    llm.client.reset_prefix_cache().result()
     llm.add_schema(schema)
     warm = llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))[0]
     cached, new = warm.usage.cached_tokens, warm.usage.computed_tokens

@@ -9,27 +9,28 @@ whenever it ends.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inlay.engine.allocation import Prefill, SequenceAllocation
 from inlay.engine.request import Request
+from inlay.events import EncodeEvent, Fault
 from inlay.kv.identity import SegmentSpec
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(eq=False)
 class Encoding:
     """Segments that are to be stored, with what the missing ones attend to.
 
-    id: what messages call it. specs: the segments; context may be left out. tenant, weight, sequences: see
-    scheduler.Job. left: what is not known to be stored, by key. complete: whether all has been. error: what ended it
-    before its time.
+    name: what messages call it. specs: the segments; context may be left out. id: what events call it.
+    tenant, weight, sequences: see scheduler.Job. left: what is not known to be stored, by key. complete: whether all
+    has been. error: what ended it before its time.
     """
 
-    id: str
+    name: str
     specs: tuple[SegmentSpec, ...]
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     tenant: str = ""
     weight: float = 1.0
     priority: int = 0
@@ -96,6 +97,14 @@ class Encoding:
     def computed(self, prefill: Prefill) -> None:
         """Note that a segment is stored."""
         self.left.pop(prefill.key, None)
+
+    def events(self) -> list[EncodeEvent]:
+        """How far it is."""
+        error = None if self.error is None else Fault.of(self.error)
+        return [EncodeEvent(self.id, self.done, self.total, self.finished, error)]
+
+    def heard(self) -> None:
+        """Its listener has heard of all of ``events``."""
 
     def refuse(self, error: Exception) -> None:
         """End it, since it can never go on."""

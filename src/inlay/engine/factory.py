@@ -9,7 +9,6 @@ from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.request import PromptState, Request
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import request_seed
-from inlay.engine.stream import TextStream
 from inlay.engine.structured import Grammars, Guide
 from inlay.errors import ParameterError
 from inlay.models.load import LoadedModel, stop_ids
@@ -25,7 +24,7 @@ class RequestFactory:
         self._entropy = entropy
         self.stop_ids = stop_ids(loaded)
         self.grammars = Grammars(loaded.tokenizer, loaded.spec.vocab_size, self.stop_ids)
-        self._numbers = count()  # of requests, on whatever thread
+        self._numbers = count()  # of requests, for their seeds; on whatever thread
 
     def guide(self, params: SamplingParams, salt: str = "") -> Guide | None:
         """The start of an answer in the language that it has to be in; a grammar is compiled for that.
@@ -53,19 +52,21 @@ class RequestFactory:
         return leader
 
     def _answer(self, number: int, index: int, prompt: PromptState, guide: Guide | None) -> Request:
-        asked, tokenizer = prompt.request, self._loaded.tokenizer
+        asked = prompt.request
         params, room = asked.params, self._loaded.spec.max_positions - asked.positions[-1] - 1
+        limit = room if params.max_tokens is None else min(room, params.max_tokens)
         seed = request_seed(params, number, self._entropy, index)
         return Request(
-            id=str(number),
+            id=asked.request_id,
             prompt=prompt,
             sampling=SamplingState(
                 params,
                 self._row(params, asked.ids, seed, guide),
                 stop_ids=frozenset() if params.ignore_eos else self.stop_ids,
-                limit=room if params.max_tokens is None else min(room, params.max_tokens),
+                limit=min(limit, len(asked.forced)) if asked.forced else limit,
+                forced=asked.forced,
             ),
-            answer=Answer(TextStream(tokenizer, asked.ids, params), spell=lambda token: str(tokenizer.decode([token]))),
+            answer=Answer(),
             index=index,
             priority=asked.priority,
             deadline=asked.deadline,

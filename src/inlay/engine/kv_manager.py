@@ -59,7 +59,7 @@ class KVCacheManager:
         if pool.chunks_for(tokens) > pool.chunks:
             needed = pool.chunks_for(tokens) * pool.chunk_size * pool.bytes_per_token / 2**20
             raise CapacityError(
-                f"{encoding.id} has {tokens} tokens to encode and the KV pool holds {pool.chunks * pool.chunk_size}; "
+                f"{encoding.name} has {tokens} tokens to encode and the KV pool holds {pool.chunks * pool.chunk_size}; "
                 f"give kv_memory at least {needed:.0f} MiB, or encode=False, which leaves each module to the first "
                 "prompt that reads it"
             )
@@ -78,7 +78,7 @@ class KVCacheManager:
         if self._chunks_needed((), lookup) > pool.chunks:  # as below
             lookup = self._look_up_modules(batch, find=False)
             self._check_capacity(
-                self._chunks_needed((), lookup), f"a module of {encoding.id}, with what it attends to,"
+                self._chunks_needed((), lookup), f"a module of {encoding.name}, with what it attends to,"
             )
         allocation = self._allocate((), lookup)
         if allocation is None:

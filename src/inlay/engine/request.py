@@ -11,12 +11,13 @@ from torch import Tensor
 from inlay.engine.allocation import SequenceAllocation, Work
 from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.sampler.sampler import Sampled
-from inlay.errors import CapacityError, ContextError, InlayError, ParameterError
+from inlay.errors import CapacityError, InlayError, ParameterError
+from inlay.events import TokenEvent
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found
 from inlay.prompt.request import EngineRequest
 from inlay.prompt.splice import Fresh, Splice, splice_of
-from inlay.types import RequestMetrics, RequestOutput, SamplingParams, Usage
+from inlay.types import RequestMetrics, SamplingParams, Usage
 
 
 class PromptState:
@@ -76,6 +77,7 @@ class Request:
     deadline: when it ends in any case, on the clock of ``arrival``. tenant, weight, sequences: see scheduler.Job.
     tokens_attached: how many tokens it had said when it was given its allocation.
     damaged: whether its logits were no numbers to choose from. error: what ended it before its time.
+    error_told, reported: what of that, and of how the prompt came about, its listener has heard.
     """
 
     id: str
@@ -97,6 +99,8 @@ class Request:
     preemptions: int = 0
     damaged: bool = False
     error: BaseException | None = None
+    error_told: BaseException | None = None
+    reported: tuple[Usage | None, float, float | None] | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -122,11 +126,6 @@ class Request:
         return self.prefill.usage
 
     @property
-    def distributions(self) -> list[Tensor]:
-        """What the model expected at each token of ``force``."""
-        return self.sampling.distributions
-
-    @property
     def prompt_left(self) -> int:
         """See scheduler.Job."""
         return self.allocation.prompt_left
@@ -139,11 +138,6 @@ class Request:
     def family(self) -> tuple[Request, ...]:
         """It and the answers that follow it."""
         return (self, *self.followers)
-
-    def rename(self, name: str) -> None:
-        """Give it and those who follow it another id."""
-        for member in self.family:
-            member.id = name
 
     @property
     def answered(self) -> bool:
@@ -184,16 +178,6 @@ class Request:
             begun = [0 if found is None else found.tokens for found in beginnings]
             self.prefill.usage = usage_of(self.prompt.splice, stored, begun, recomputed=int(known))
 
-    def force(self, tokens: Sequence[int]) -> None:
-        """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""
-        limit = self.sampling.limit
-        if limit < len(tokens):
-            raise ContextError(
-                f"a prompt of {len(self.ids)} tokens and its continuation of {len(tokens)} are "
-                f"{len(tokens) - limit} too long for the model's context; shorten one of them"
-            )
-        self.sampling.forced = tokens
-
     def decode_work(self) -> Work:
         """The step that computes the KV of the token said last, and the logits behind it."""
         return Work((self.token_ids[-1],), self.allocation.next_row(self.positions[-1] + len(self.token_ids)))
@@ -204,7 +188,7 @@ class Request:
 
     def accept(self, logits: Tensor, sampled: Sampled | InlayError) -> None:
         """Take the next token, and end where it ends the answer, or where there is none. logits: (vocabulary,)."""
-        chosen = self.sampling.choose(logits, sampled, len(self.token_ids))
+        chosen = self.sampling.choose(sampled, len(self.token_ids))
         try:
             if isinstance(chosen, InlayError):
                 raise chosen
@@ -214,7 +198,7 @@ class Request:
             self.error = kind(f"request {self.id}: {error}")
             self.damaged = True
             return
-        self.answer.add(chosen, self.sampling, time.perf_counter())
+        self.answer.add(chosen, self.sampling, logits, time.perf_counter())
 
     def refuse(self, error: Exception) -> None:
         """End it, since it can never run again.
@@ -226,33 +210,45 @@ class Request:
         else:
             self.error = error
 
-    def output(self) -> RequestOutput:
-        """What a leader's request has come to so far."""
-        asked, family = self.prompt.request, self.family
-        return RequestOutput(
-            request_id=self.id,
-            prompt=asked.text,
-            prompt_token_ids=asked.ids,
-            prompt_positions=asked.positions,
-            outputs=[
-                member.answer.completion(member.index, logprobs=self.params.logprobs is not None) for member in family
-            ],
-            finished=self.answered,
-            usage=self.usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),  # one that waits has found nothing
-            metrics=self._metrics(),
-        )
+    def finish(self) -> None:
+        """End it as it is, where its listener has found that it is whole."""
+        self.answer.finish("stop", time.perf_counter())
+        self.answer.heard()
 
-    def _metrics(self) -> RequestMetrics:
-        answers = [member.answer for member in self.family]
-        first = min((answer.first_token_at for answer in answers if answer.first_token_at is not None), default=None)
-        last = max((answer.finished_at or 0.0 for answer in answers), default=0.0)
-        admitted, fetch_s = self.prefill.admitted_at, self.prefill.fetch_s
-        return RequestMetrics(
+    def events(self) -> list[TokenEvent]:
+        """What a leader's listener has not heard of yet: an event of each answer that has news."""
+        events = []
+        for member in self.family:
+            answer, error = member.answer, member.error
+            if len(answer.token_ids) > answer.told or answer.ended or error is not member.error_told:
+                events.append(answer.event(self.id, member.index, error, self.arrival))
+        if events:
+            self._report(events[0])
+        return events
+
+    def heard(self) -> None:
+        """Note that its listener has heard of all of ``events``."""
+        for member in self.family:
+            member.answer.heard()
+            member.error_told = member.error
+
+    def _report(self, event: TokenEvent) -> None:
+        """Say with an event how the prompt came about, where that has changed."""
+        prefill, admitted = self.prefill, self.prefill.admitted_at
+        first = self.answer.first_token_at
+        if self.followers:
+            firsts = [member.answer.first_token_at for member in self.family]
+            first = min((at for at in firsts if at is not None), default=None)
+        figures = prefill.usage, prefill.encode_s, first
+        if figures == self.reported:
+            return
+        self.reported = figures
+        event.usage = prefill.usage
+        event.metrics = RequestMetrics(
             ttft_s=None if first is None else first - self.arrival,
-            encode_s=self.prefill.encode_s,
-            total_s=last - self.arrival if self.answered else None,
-            queue_s=None if admitted is None else admitted - self.arrival - fetch_s,
-            fetch_s=fetch_s,
+            encode_s=prefill.encode_s,
+            queue_s=None if admitted is None else admitted - self.arrival - prefill.fetch_s,
+            fetch_s=prefill.fetch_s,
             compute_s=None if first is None or admitted is None else first - admitted,
         )
 

@@ -31,12 +31,14 @@ from typing import Any, TypeVar
 from inlay.engine.core import Engine, fault_of
 from inlay.engine.encoder import Task
 from inlay.engine.inbox import Command, Inbox
-from inlay.errors import AbortedError, EngineDeadError, InlayError
+from inlay.engine.request import Request
+from inlay.errors import AbortedError, EngineDeadError, InlayError, ParameterError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Called by whoever steps the engine, when a request has a new token or has ended. It must be quick and must not raise.
+#: Called by whoever steps the engine, with what is new of a request, at most once a step. It must be quick and must not
+#: raise.
 Listener = Callable[[Any], None]
 
 _INSIDE = "this is a call from inside a step of the engine (a finalizer, or a callback); make it when the step is over"
@@ -55,7 +57,7 @@ class EngineThread:
         self._inbox = Inbox(interruptible=not own)
         self._turn = threading.RLock()  # among callers' threads
         self._inside = False  # whether who has the turn is at work: a call from inside a step finds it set
-        self._listeners: dict[Task, Listener] = {}
+        self._listeners: dict[str, tuple[Task, Listener]] = {}  # by the ids of those under way
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -64,25 +66,34 @@ class EngineThread:
         """Queue a request. One that cannot be queued ends at once, with its error."""
 
         def add() -> None:
-            self._listeners[request] = listener
+            if request.id in self._listeners:
+                raise ParameterError(
+                    f"request_id '{request.id}' is taken by a request that is under way; give another one"
+                )
+            self._listeners[request.id] = request, listener
             self._engine.add(request)
 
         def refuse(error: Exception) -> None:
-            self._listeners[request] = listener
-            self._end(request, error)
+            self._fail(request, error)
+            self._deliver(request, listener)
 
         self._post(Command(add, refuse))
 
-    def cancel(self, request: Task) -> None:
-        """Give a request up, wherever it stands, with the answers that follow it; its listener hears no more of it."""
+    def finish(self, request_id: str, index: int) -> None:
+        """End one answer of a request, whose listener has found that it is whole, and hears no more of it."""
         with suppress(InlayError):  # where nothing is done any more, it has ended
-            self._post(Command(lambda: self._drop(request), _nobody_waits))
+            self._post(Command(lambda: self._finish(request_id, index), _nobody_waits))
 
-    def abort(self, request: Task) -> None:
-        """Give a request up and tell its listener so."""
-        error = AbortedError(f"request {request.id} was aborted")
+    def cancel(self, request_id: str) -> None:
+        """Give a request up, wherever it stands, with all its answers; its listener hears no more of it."""
         with suppress(InlayError):
-            self._post(Command(lambda: self._end(request, error), _nobody_waits))
+            self._post(Command(lambda: self._drop(request_id), _nobody_waits))
+
+    def abort(self, request_id: str) -> None:
+        """Give a request up and tell its listener so."""
+        error = AbortedError(f"request {request_id} was aborted")
+        with suppress(InlayError):
+            self._post(Command(lambda: self._abort(request_id, error), _nobody_waits))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have a function called between two steps. Inside a step nobody may wait for that; see ``run``."""
@@ -205,8 +216,9 @@ class EngineThread:
                 self._tell(request)  # once a step, however many of its answers have news
         except BaseException as error:
             if self._stops_caller(error):
-                for request in [each for each in self._listeners if each.answered or each.failure is not None]:
-                    self._tell(request)
+                for request, _ in list(self._listeners.values()):
+                    if request.answered or request.failure is not None:
+                        self._tell(request)
                 raise
             logger.exception("a step of the engine failed outside of its forward pass; every request ends")
             self._fail_all(fault_of(error))
@@ -219,11 +231,28 @@ class EngineThread:
 
     # Requests
 
-    def _drop(self, request: Task) -> None:
-        self._listeners.pop(request, None)
-        for member in request.family:
-            if not member.finished:
-                self._release(member)
+    def _drop(self, request_id: str) -> None:
+        request, _ = self._listeners.pop(request_id, (None, None))
+        if request is not None:
+            for member in request.family:
+                if not member.finished:
+                    self._release(member)
+
+    def _finish(self, request_id: str, index: int) -> None:
+        request, _ = self._listeners.get(request_id, (None, None))
+        if not isinstance(request, Request):
+            return
+        member = request.family[index]
+        if not member.finished:
+            member.finish()
+            self._release(member)
+        if request.answered:
+            self._forget(request)
+
+    def _abort(self, request_id: str, error: Exception) -> None:
+        request, _ = self._listeners.get(request_id, (None, None))
+        if request is not None:
+            self._end(request, error)
 
     def _end(self, request: Task, error: Exception) -> None:
         self._fail(request, error)
@@ -241,29 +270,42 @@ class EngineThread:
         except Exception:  # whoever waits for it hears of its end all the same
             logger.exception("request %s could not be taken out of the engine", member.id)
 
+    def _forget(self, request: Task) -> None:
+        if self._listeners.get(request.id, (None, None))[0] is request:
+            del self._listeners[request.id]
+
     def _tell(self, request: Task) -> None:
-        listener = self._listeners.get(request)
-        if listener is None:
-            return
-        if request.answered:
-            del self._listeners[request]
+        _, listener = self._listeners.get(request.id, (None, None))
+        if listener is not None:
+            self._deliver(request, listener)
+
+    def _deliver(self, request: Task, listener: Listener) -> None:
         try:
-            listener(request)
+            if events := request.events():
+                listener(events)
+                request.heard()
         except BaseException as error:
-            if self._stops_caller(error):
+            stops = self._stops_caller(error)
+            if stops:  # the listener may have heard of a part
+                self._lose(request, AbortedError(f"request {request.id}: its pass was interrupted"))
                 raise
             logger.exception("there is no telling of request %s; it ends", request.id)
-            self._listeners.pop(request, None)
-            self._fail(request, fault_of(error))
-            request.error = fault_of(error)
+            self._lose(request, fault_of(error))
             with suppress(Exception):  # somebody's event loop may have gone
-                listener(request)
+                listener(request.events())
+        if request.answered:
+            self._forget(request)
+
+    def _lose(self, request: Task, error: Exception) -> None:
+        """End a request whose listener has failed."""
+        self._fail(request, error)
+        request.error = error
 
     def _tell_leader(self, member: Task) -> None:
         self._tell(member.leader or member)
 
     def _fail_all(self, error: Exception) -> None:
-        for request in list(self._listeners):
+        for request, _ in list(self._listeners.values()):
             self._end(request, error)
 
     # The end

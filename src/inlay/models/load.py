@@ -80,6 +80,18 @@ def load_model(
     return _checkpoint(name, dtype, form)
 
 
+def as_loaded(
+    model: str | LoadedModel, dtype: str, seed: int, weights: str | None, quantization: str | None
+) -> LoadedModel:
+    """A model that is given by name, loaded, or one that is, as it is. Arguments and errors: see ``load_model``."""
+    if isinstance(model, str):
+        return load_model(model, dtype=dtype, seed=seed, weights=weights or "packed", quantization=quantization)
+    for name, value in (("weights", weights), ("quantization", quantization)):
+        if value is not None:
+            raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
+    return model
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, without its weights. name: as in ``load_model``. Raises ModelError."""
     if name == "demo":

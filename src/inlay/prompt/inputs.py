@@ -30,6 +30,13 @@ def check_params(params: object) -> None:
         raise ParameterError(f"sampling_params is {_shown(params)}; give an inlay.SamplingParams")
 
 
+def check_salt(cache_salt: str | None) -> str:
+    """Whose a request is; "" for nobody's. Raises ParameterError."""
+    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+        raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
+    return cache_salt or ""
+
+
 class Conversation(tuple[Message, ...]):
     """Chat messages, with the tools that the model may call: as OpenAI writes them, ``{"type", "function"}`` each."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,8 @@ from inlay.prompt.inputs import Conversation, as_prompt, check_ids, check_messag
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
 from inlay.prompt.placement import ContentPart, PromptLayout, lay_out_ids, lay_out_prompt
 from inlay.prompt.registry import PUBLIC, SchemaRegistry
-from inlay.prompt.request import EngineRequest, PromptPart
+from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart
+from inlay.prompt.splice import Cached, open_end, splice_parts
 from inlay.prompt.tokens import TextEncoder, at_seams, beyond_vocabulary
 from inlay.types import SamplingParams
 
@@ -31,12 +33,13 @@ class ModelInfo:
     """What whoever holds a model's weights publishes of it for those who prepare prompts.
 
     vocab_size: how many tokens it knows. max_positions: its context, in tokens, answer included.
-    keys: what names its segments, with its fingerprint.
+    bytes_per_token: of its keys and values. keys: what names its segments, with its fingerprint.
     why_not_shift: the reason why its segments cannot be read at a shift, or None.
     """
 
     vocab_size: int
     max_positions: int
+    bytes_per_token: int
     keys: KeyMaker
     why_not_shift: str | None
 
@@ -79,22 +82,27 @@ class PromptProcessor:
         params: SamplingParams,
         policy: ReusePolicy,
         *,
+        request_id: str | None = None,
         salt: str = "",
         tenant: str = "",
         weight: float = 1.0,
         priority: int = 0,
         deadline: float | None = None,
+        forced: Sequence[int] = (),
     ) -> EngineRequest:
         """A prompt as a request, with all that can be checked before it runs.
 
-        policy: one that is settled. salt, tenant, weight, priority, deadline: see EngineRequest.
+        policy: one that is settled. request_id: None for a random one.
+        salt, tenant, weight, priority, deadline, forced: see EngineRequest.
         Raises ParameterError, PMLError, ModelError, and ContextError where the prompt leaves no room for an answer.
         """
         check_weight(weight)
         layout = self.lay_out(prompt, policy, salt)
         self._check_prompt(layout)
         self._check_tokens(params)
+        self._check_forced(layout, forced)
         return EngineRequest(
+            request_id=uuid.uuid4().hex if request_id is None else request_id,
             text=layout.text or None,
             ids=layout.ids,
             positions=layout.positions,
@@ -107,6 +115,7 @@ class PromptProcessor:
             weight=weight,
             priority=priority,
             deadline=deadline,
+            forced=tuple(forced),
         )
 
     # Schemas
@@ -145,6 +154,26 @@ class PromptProcessor:
         """All of them, of a schema that is known or was a moment ago."""
         modules = self._specs(self._known(layout, owner), policy).by_module() if policy.modular else {}
         return [spec for specs in modules.values() for spec in specs]
+
+    def segments_of(self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, salt: str = "") -> list[SegmentSpec]:
+        """The module segments that a prompt reads. Raises ParameterError and PMLError."""
+        parts = self.parts(self.lay_out(as_prompt(prompt), policy, salt), policy, salt)
+        return [part.spec for part in open_end(splice_parts(parts)) if isinstance(part, Cached)]
+
+    def encoding(
+        self, name: str, specs: Iterable[SegmentSpec], salt: str = "", *, tenant: str = "", weight: float = 1.0
+    ) -> EncodeRequest:
+        """A request to store segments. name: what messages call it. Raises ParameterError."""
+        check_weight(weight)
+        return EncodeRequest(
+            request_id=uuid.uuid4().hex,
+            name=name,
+            specs=tuple(specs),
+            fingerprint=self.model.keys.fingerprint,
+            salt=salt,
+            tenant=tenant,
+            weight=weight,
+        )
 
     # Prompts
 
@@ -253,6 +282,14 @@ class PromptProcessor:
             raise ContextError(
                 f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
                 "answer included; shorten the prompt, or import fewer modules"
+            )
+
+    def _check_forced(self, layout: PromptLayout, forced: Sequence[int]) -> None:
+        limit = self.model.max_positions - layout.positions[-1] - 1
+        if limit < len(forced):
+            raise ContextError(
+                f"a prompt of {len(layout.ids)} tokens and its continuation of {len(forced)} are "
+                f"{len(forced) - limit} too long for the model's context; shorten one of them"
             )
 
     def _check_tokens(self, params: SamplingParams) -> None:

@@ -7,7 +7,8 @@ stands before them and whose they are; so that is written, and digests and keys 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,7 +17,7 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.policy import ReusePolicy
 from inlay.types import SamplingParams
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,17 @@ class PromptPart:
 class EngineRequest:
     """A prompt with all that an engine has to know to answer it.
 
+    request_id: what events and messages call it; no other request under way has it.
     text: what the prompt was made of, for its answer's record; None where it was given as ids.
     ids, positions: of every token. parts: the same, as what it is read from; from first to last.
     fingerprint: of the model whose keys the candidates have. salt: whose the request is; "" for nobody's.
     priority: who goes first; a lower number does. tenant, weight: who shares the passes, and in which proportion.
     deadline: when it ends in any case, on the clock of ``time.perf_counter``; None for never.
+    forced: the tokens that the answer has to say, of each of which events tell what the model expected; none for an
+        answer of the model's own.
     """
 
+    request_id: str
     text: str | None
     ids: tuple[int, ...]
     positions: tuple[int, ...]
@@ -72,6 +77,7 @@ class EngineRequest:
     weight: float = 1.0
     priority: int = 0
     deadline: float | None = None
+    forced: tuple[int, ...] = ()
 
     def open_segments(self) -> list[SegmentSpec]:
         """The candidates of those parts that are read from what is stored of them."""
@@ -90,23 +96,17 @@ class EngineRequest:
             "policy": [str(self.policy), self.policy.positions],
             "params": _written_params(self.params),
             "fingerprint": self.fingerprint.hex(),
+            "forced": self.forced,
             "segments": segments.written,
             "parts": parts,
         }
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        return _as_bytes(document)
 
     @classmethod
     def from_bytes(cls, data: bytes, keys: KeyMaker) -> EngineRequest:
         """Read what ``to_bytes`` wrote. keys: of the engine that is to answer it. Raises ParameterError."""
-        document = _document(data)
-        try:
-            if bytes.fromhex(document["fingerprint"]) != keys.fingerprint:
-                raise ParameterError("the request was prepared for another model; prepare it for this one")
-            specs: list[SegmentSpec] = []
-            for ids, start, parent, private in document["segments"]:
-                context = () if parent is None else (specs[parent],)
-                salt = document["salt"].encode() if private else b""
-                specs.append(specify(tuple(ids), start, context, keys, salt))
+        with _reading(data, keys) as document:
+            specs = _read_segments(document, keys)
             parts = tuple(
                 PromptPart(tuple(ids), start, owned, tuple(specs[number] for number in candidates), encode)
                 for ids, start, owned, candidates, encode in document["parts"]
@@ -118,15 +118,60 @@ class EngineRequest:
                 policy=ReusePolicy.parse(*document["policy"]),
                 params=_read_params(document["params"]),
                 fingerprint=keys.fingerprint,
+                forced=tuple(document["forced"]),
                 **{name: document[name] for name in _PLAIN},
             )
-        except ParameterError:
-            raise
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise ParameterError(f"the request is damaged ({type(error).__name__}: {error}); send it again") from error
 
 
-_PLAIN = ("text", "salt", "tenant", "weight", "priority", "deadline")
+_PLAIN = ("request_id", "text", "salt", "tenant", "weight", "priority", "deadline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncodeRequest:
+    """Segments that are to be stored, for prompts to come.
+
+    request_id: as of an EngineRequest. name: what messages call it. specs: what is to be stored; the text that they
+    attend to may be left out. fingerprint: of the model whose keys they have. salt, tenant, weight: see EngineRequest.
+    """
+
+    request_id: str
+    name: str
+    specs: tuple[SegmentSpec, ...]
+    fingerprint: bytes
+    salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
+
+    @property
+    def tokens(self) -> int:
+        """How many there are to store."""
+        return sum(len(spec.ids) for spec in self.specs)
+
+    def to_bytes(self) -> bytes:
+        """JSON, in UTF-8, that ``from_bytes`` reads."""
+        segments = _Segments()
+        document = {
+            "version": _VERSION,
+            **{name: getattr(self, name) for name in _PLAIN_ENCODE},
+            "fingerprint": self.fingerprint.hex(),
+            "specs": [segments.number(spec) for spec in self.specs],
+            "segments": segments.written,
+        }
+        return _as_bytes(document)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, keys: KeyMaker) -> EncodeRequest:
+        """Read what ``to_bytes`` wrote. keys: of the engine that is to store it. Raises ParameterError."""
+        with _reading(data, keys) as document:
+            specs = _read_segments(document, keys)
+            return cls(
+                specs=tuple(specs[number] for number in document["specs"]),
+                fingerprint=keys.fingerprint,
+                **{name: document[name] for name in _PLAIN_ENCODE},
+            )
+
+
+_PLAIN_ENCODE = ("request_id", "name", "salt", "tenant", "weight")
 
 
 class _Segments:
@@ -148,6 +193,33 @@ class _Segments:
             self._numbers[each] = len(self.written)
             self.written.append((each.ids, each.start, parent, each.before.private))
         return self._numbers[spec]
+
+
+def _read_segments(document: Mapping[str, Any], keys: KeyMaker) -> list[SegmentSpec]:
+    specs: list[SegmentSpec] = []
+    for ids, start, parent, private in document["segments"]:
+        context = () if parent is None else (specs[parent],)
+        salt = document["salt"].encode() if private else b""
+        specs.append(specify(tuple(ids), start, context, keys, salt))
+    return specs
+
+
+@contextmanager
+def _reading(data: bytes, keys: KeyMaker) -> Iterator[dict[str, Any]]:
+    """What was written, for this model. Raises ParameterError, also for what a reader within stumbles over."""
+    document = _document(data)
+    try:
+        if bytes.fromhex(document["fingerprint"]) != keys.fingerprint:
+            raise ParameterError("the request was prepared for another model; prepare it for this one")
+        yield document
+    except ParameterError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ParameterError(f"the request is damaged ({type(error).__name__}: {error}); send it again") from error
+
+
+def _as_bytes(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def _document(data: bytes) -> dict[str, Any]:

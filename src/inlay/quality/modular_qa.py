@@ -238,7 +238,7 @@ def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, l
         said = said or [output.outputs[0].token_ids for output in outputs]
         found = llm.distributions(prompts, said, reuse=mode.reuse, positions=mode.positions)
         expected = expected or found
-        llm.store.clear()
+        llm.client.reset_prefix_cache().result()
         yield mode, list(map(_outcome, each.cases, outputs, expected, found))
 
 

@@ -163,7 +163,7 @@ class SchemaCatalog:
     @property
     def bytes_per_token(self) -> int:
         """What a stored token takes."""
-        return self._llm.store.pool.bytes_per_token
+        return self._llm.client.model.bytes_per_token
 
     async def _keep(
         self, source: Source, salt: str | None, reuse: str | None, positions: str | None, past: Sequence[SchemaVersion]

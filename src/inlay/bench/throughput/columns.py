@@ -85,7 +85,7 @@ class Ours:
 
     async def _at_rest(self) -> None:
         """Wait until the engine has dropped what was given up: the next column must not run beside its last step."""
-        await asyncio.wrap_future(self._llm.client.thread.call(lambda: None))
+        await asyncio.wrap_future(self._llm.local.call(lambda: None))
 
     async def _prepare(self, workload: Workload) -> float:
         """Make the schema known, and with reuse compute what is to be resident; the seconds that took."""

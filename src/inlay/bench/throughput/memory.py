@@ -102,7 +102,7 @@ class ResidentDocuments:
                 rounds.append(time.perf_counter() - started)
             return round(statistics.median(rounds) / _LOOKUPS * 1e6, 3)
 
-        return await asyncio.wrap_future(self._llm.client.thread.call(look_up))
+        return await asyncio.wrap_future(self._llm.local.call(look_up))
 
     def _question(self) -> list[int]:
         """A question about one of the documents, or about one of its own where there are none."""
@@ -118,7 +118,7 @@ class ResidentDocuments:
         def forget() -> None:
             store.discard([segment for segment in store if segment.run.start >= self._sizes.document])
 
-        await asyncio.wrap_future(self._llm.client.thread.call(forget))
+        await asyncio.wrap_future(self._llm.local.call(forget))
 
     def _bytes_of(self, chunks: int) -> int:
         pool = self._llm.store.pool

@@ -43,7 +43,7 @@ class Step:
 def recording(llm: Base) -> Iterator[list[Step]]:
     """Note every step of an engine within a block; what a step keeps is references to what the engine made anyway."""
     steps: list[Step] = []
-    engine = llm.client.engine
+    engine = llm.local.engine
     runner: Any = engine._runner
     whole_step, forward = engine.step, runner.run
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from inlay.engine.stream import TextStream
+from inlay.output.detokenizer import TextStream
 from inlay.types import SamplingParams
 
 PLAIN = SamplingParams()

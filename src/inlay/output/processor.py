@@ -1,0 +1,163 @@
+"""OutputProcessor: token events → text, log-probabilities and outputs. It has neither weights nor a store.
+
+The counterpart of PromptProcessor: what the engine says of a request is made into what its caller reads. It runs where
+events arrive; in the engine's process that is its thread, between two passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from inlay.events import RankedLogprob, TokenEvent
+from inlay.output.detokenizer import TextStream
+from inlay.prompt.request import EngineRequest
+from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Usage
+
+
+class OutputProcessor:
+    """Outputs of one model's requests.
+
+    tokenizer: a transformers tokenizer with a ``tokenizers`` backend.
+    finish: called with the request_id and index of an answer that a stop string has ended and that the engine goes on
+        with; it must wait for nobody.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, finish: Callable[[str, int], None]) -> None:
+        self._tokenizer = tokenizer
+        self._finish = finish
+
+    def begin(self, request: EngineRequest) -> RequestState:
+        """The state of a request of which there is nothing yet."""
+        return RequestState(request, self._tokenizer, self._finish)
+
+
+class AnswerState:
+    """One answer as its caller reads it: its tokens, their text up to a stop string, and how it ended."""
+
+    def __init__(self, request: EngineRequest, index: int, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.distributions: list[bytes] = []
+        self.error: BaseException | None = None
+        self.elapsed_s = 0.0
+        self._tokenizer = tokenizer
+        self._stream = TextStream(tokenizer, request.ids, request.params)
+        self._logprob: float | None = None
+        self._logprobs: list[dict[int, Logprob]] | None = None if request.params.logprobs is None else []
+        self._finish_reason: Literal["stop", "length"] | None = None
+        self._stop_reason: int | str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._finish_reason is not None or self.error is not None
+
+    def add(self, event: TokenEvent) -> bool:
+        """Take what is new; nothing behind its end. Returns whether a stop string has ended it, and no token has."""
+        if event.error is not None:
+            self.error = self.error or event.error.exception()
+            return False
+        if self._finish_reason is not None:
+            return False
+        self.elapsed_s = event.elapsed_s
+        for at in range(len(self.token_ids) - event.start, len(event.token_ids)):
+            self._take(event, at)
+            if self._stream.stopped is not None:
+                self._end("stop", self._stream.stopped)
+                return event.finish_reason is None
+        if event.finish_reason is not None:
+            self._end(event.finish_reason, event.stop_reason)
+        return False
+
+    def completion(self) -> CompletionOutput:
+        """The answer so far."""
+        return CompletionOutput(
+            index=self.index,
+            text=self._stream.text,
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=self._logprob,
+            logprobs=None if self._logprobs is None else list(self._logprobs),
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+    def _take(self, event: TokenEvent, at: int) -> None:
+        token = event.token_ids[at]
+        self.token_ids.append(token)
+        if event.logprobs and self._logprobs is not None:
+            ranked = event.logprobs[at]
+            self._logprob = (self._logprob or 0.0) + ranked[0][1]
+            self._logprobs.append({one[0]: self._spelled(one) for one in ranked})
+        if event.distributions:
+            self.distributions.append(event.distributions[at])
+        self._stream.push(token)
+
+    def _spelled(self, ranked: RankedLogprob) -> Logprob:
+        token, logprob, rank = ranked
+        return Logprob(logprob, rank, str(self._tokenizer.decode([token])))
+
+    def _end(self, reason: Literal["stop", "length"], stop_reason: int | str | None) -> None:
+        self._finish_reason, self._stop_reason = reason, stop_reason
+        self._stream.finish()  # what it held back may complete a stop string
+        if reason == "length" and self._stream.stopped is not None:
+            self._finish_reason, self._stop_reason = "stop", self._stream.stopped
+
+
+class RequestState:
+    """What a request has come to so far. ``add`` is called on one thread at a time, any may look."""
+
+    def __init__(
+        self, request: EngineRequest, tokenizer: PreTrainedTokenizerBase, finish: Callable[[str, int], None]
+    ) -> None:
+        self.request = request
+        self.answers = [AnswerState(request, index, tokenizer) for index in range(request.params.n)]
+        self._finish = finish
+        self._usage: Usage | None = None
+        self._metrics = RequestMetrics()
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def answered(self) -> bool:
+        """Whether all its answers have ended."""
+        return all(answer.ended for answer in self.answers)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended one of its answers before its time."""
+        return next((answer.error for answer in self.answers if answer.error is not None), None)
+
+    @property
+    def tokens(self) -> int:
+        """How many all its answers have together."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    def add(self, events: Sequence[TokenEvent]) -> None:
+        """Take what is new, and end in the engine what a stop string has ended."""
+        for event in events:
+            if event.metrics is not None:
+                self._usage, self._metrics = event.usage, event.metrics
+            if self.answers[event.index].add(event):
+                self._finish(event.request_id, event.index)
+
+    def output(self) -> RequestOutput:
+        """What there is so far."""
+        asked, answered = self.request, self.answered
+        metrics = self._metrics
+        if answered:
+            metrics = replace(metrics, total_s=max(answer.elapsed_s for answer in self.answers))
+        return RequestOutput(
+            request_id=asked.request_id,
+            prompt=asked.text,
+            prompt_token_ids=asked.ids,
+            prompt_positions=asked.positions,
+            outputs=[answer.completion() for answer in self.answers],
+            finished=answered,
+            usage=self._usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),  # one that waits has found nothing
+            metrics=metrics,
+        )
