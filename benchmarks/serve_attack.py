@@ -154,16 +154,15 @@ async def fill_pool(url: str, key: str | None) -> None:
 
 
 async def warm_up(url: str, key: str | None) -> None:
-    """Have batches of every size run, from 64 answers down to one, and prompts of many lengths beside them."""
+    """Have batches of many sizes run, from 16 answers down to one, and prompts of many lengths beside them."""
 
     async def ask(number: int) -> None:
         wire = Wire(url, key)
-        body = {"prompt": [3] * (5 * number), "max_tokens": 4 * number, "temperature": 1, "ignore_eos": True}
+        body = {"prompt": [3] * (20 * number), "max_tokens": 12 * number, "temperature": 1, "ignore_eos": True}
         await wire.ask("POST", "/v1/completions", body)
         wire.leave()
 
-    for _ in range(2):
-        await asyncio.gather(*(ask(number) for number in range(1, 65)))
+    await asyncio.gather(*(ask(number) for number in range(1, 17)))
 
 
 def row_of(name: str, seen: Seen) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from inlay.config import EngineConfig
 from inlay.engine.workpool import WorkPools
 from inlay.kv.store import SegmentStore
 from inlay.models.generation import sampling_defaults
-from inlay.models.load import LoadedModel, as_loaded
+from inlay.models.load import LoadedModel, adjusted, as_loaded
 from inlay.output.processor import OutputProcessor, RequestState
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import check_salt
+from inlay.prompt.inputs import check_salt, check_template
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
@@ -46,10 +46,14 @@ class Base:
         seed: int | None = None,
         weights: str | None = None,
         quantization: str | None = None,
+        chat_template: str | None = None,
         **settings: Any,
     ) -> None:
         self.config = EngineConfig.of(settings)
-        self.loaded = loaded = as_loaded(model, dtype, seed or 0, weights, quantization)
+        if chat_template is not None:
+            check_template(chat_template)
+        loaded = as_loaded(model, dtype, seed or 0, weights, quantization)
+        self.loaded = loaded = adjusted(loaded, chat_template, self.config.max_model_len)
         #: What requests get that do not say otherwise: fields of SamplingParams.
         self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer

@@ -36,6 +36,7 @@ class EngineConfig:
     attention_backend: "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first that is there.
     placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
     cache_salt: text that keeps this engine's segments apart from others'.
+    max_model_len: tokens of a prompt and its answer together, at most what the model has positions for; None for that.
     generation_config: "auto": what the model's generation configuration says of sampling is for requests that say
         nothing; "off": the defaults of SamplingParams are.
     """
@@ -52,6 +53,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     placeholders: str = "none"
     cache_salt: str = ""
+    max_model_len: int | None = None
     generation_config: str = "auto"
 
     def __post_init__(self) -> None:
@@ -63,9 +65,10 @@ class EngineConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least 1")
         check_seconds("max_pass_s", self.max_pass_s)
-        waiting = self.max_waiting
-        if waiting is not None and (not isinstance(waiting, int) or isinstance(waiting, bool) or waiting < 1):
-            raise ParameterError(f"max_waiting is {waiting!r}; it must be None or a whole number of at least 1")
+        for name, least in (("max_waiting", 1), ("max_model_len", 2)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ParameterError(f"{name} is {value!r}; it must be None or a whole number of at least {least}")
         self.kv_bytes()
 
     @classmethod
@@ -74,7 +77,7 @@ class EngineConfig:
         known = cls.__dataclass_fields__
         for name in settings:
             if name not in known:
-                names = ", ".join(("weights", "quantization", *sorted(known)))
+                names = ", ".join(("weights", "quantization", "chat_template", *sorted(known)))
                 raise ParameterError(f"LLM has no setting '{name}'; settings are model, dtype, seed, {names}")
         return cls(**settings)
 

@@ -35,6 +35,7 @@ class LLM(Base):
     seed: of random weights, and of requests that bring no seed of their own; None draws the latter afresh.
     weights, quantization: how a model that is given by name keeps its weights, as in ``load_model``; None for its
         defaults, packed and not quantized. A LoadedModel is used as it is.
+    chat_template: Jinja, in place of the model's own; None for that.
     Further settings: see EngineConfig. Raises ModelError, ParameterError, CapacityError.
     """
 

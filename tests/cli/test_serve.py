@@ -12,13 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from inlay.cli import main as command_line
+
+from ..server.conftest import UnixConnection
 
 MODEL = ("random:tiny", "--dtype", "float32", "--kv-memory", "16MiB", "--port", "0")
 LINE = r"inlay: serving (\S+) on http://127\.0\.0\.1:(\d+)/v1 \(Ctrl-C ends\)\n"
@@ -96,6 +99,40 @@ def test_a_second_signal_ends_it_at_once():
         assert "Traceback" not in err
 
 
+def over_socket(path: Path, method: str, at: str, body: object = None, *, key: str = "two") -> tuple[int, Any]:
+    """The status and the value of an answer."""
+    with closing(UnixConnection(path)) as connection:
+        heads = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        connection.request(method, at, None if body is None else json.dumps(body), heads)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def test_it_takes_what_other_servers_take(tmp_path: Path):
+    """Keys of the environment and of the command, a chat template, a length, a seed, a root path, a socket's file."""
+    (tmp_path / "chat.jinja").write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")
+    path = tmp_path / "inlay.sock"
+    options = ["--uds", str(path), "--api-key", "one", "--api-key", "two", "--root-path", "/llm", "--seed", "3"]
+    options += ["--max-model-len", "64", "--chat-template", str(tmp_path / "chat.jinja")]
+    command = [sys.executable, "-m", "inlay", "serve", *MODEL[:-2], *options]
+    with subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            assert run.stdout.readline() == f"inlay: serving random:tiny on unix:{path} (Ctrl-C ends)\n"
+            assert over_socket(path, "GET", "/llm/v1/models", key="three")[0] == 401
+            (model,) = over_socket(path, "GET", "/llm/v1/models")[1]["data"]
+            assert (model["id"], model["max_model_len"]) == ("random:tiny", 64)
+            chat = {"messages": [{"role": "user", "content": "Hi"}]}
+            tokens = over_socket(path, "POST", "/tokenize", chat)[1]["tokens"]
+            assert over_socket(path, "POST", "/detokenize", {"tokens": tokens})[1]["prompt"] == "<Hi>"
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(20) == 0
+        finally:
+            run.kill()
+    assert not path.exists()
+
+
 LOADING = """
 import sys, time
 import inlay.base
@@ -145,6 +182,13 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(number):
         (["--max-pass", "-1"], "max_pass_s is -1.0; it must be a number of seconds above 0"),
         (["--tool-parser", "none"], "tool_parser is 'none'; use one of hermes"),
         (["--kv-memory", "much"], "kv_memory is 'much'"),
+        (["--api-key", ""], "an API key is empty, or has a space"),
+        (["--chat-template", "none.jinja"], "--chat-template none.jinja cannot be read (No such file or directory)"),
+        (["--max-model-len", "9999999"], "max_model_len is 9999999, and the model has"),
+        (["--root-path", "llm/"], "root_path is 'llm/'; write it like '/llm'"),
+        (["--uds", "inlay.sock"], "--uds is in place of --host and --port; give one or the other"),
+        (["--ssl-keyfile", "key.pem"], "TLS needs a certificate; give --ssl-certfile"),
+        (["--ssl-certfile", "none.pem"], "--ssl-certfile and --ssl-keyfile: cannot be used (no such file: none.pem)"),
     ],
 )
 def test_what_ends_with_one_sentence(capsys, tmp_path: Path, monkeypatch, arguments, sentence):

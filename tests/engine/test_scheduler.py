@@ -368,3 +368,51 @@ def test_who_left_is_not_kept_until_its_deadline():
         scheduler.add(job)
         scheduler.remove(job)
     assert len(scheduler._deadlines) < 100
+
+
+class _FailsOnce(list):
+    """A list that fails at one of its methods, once."""
+
+    def __init__(self, method: str, error: BaseException, members: list) -> None:
+        super().__init__(members)
+        self.method: str | None = method
+        self.error = error
+
+    def _check(self, method: str) -> None:
+        if self.method == method:
+            self.method = None
+            raise self.error
+
+    def insert(self, *at) -> None:
+        self._check("insert")
+        super().insert(*at)
+
+    def __delitem__(self, at) -> None:
+        self._check("delete")
+        super().__delitem__(at)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a fault"), KeyboardInterrupt()])
+@pytest.mark.parametrize("method", ["insert", "delete"])
+def test_a_fault_behind_an_admission_takes_it_back(method, error):
+    """It comes when the pool has made room, and the job does not run yet."""
+    scheduler, memory = make()
+    first, second = jobs((4, 2), (4, 2))
+    add(scheduler, first, second)
+    name = "running" if method == "insert" else "waiting"
+    setattr(scheduler, name, _FailsOnce(method, error, getattr(scheduler, name)))
+    if isinstance(error, Exception):
+        step = scheduler.step(0)
+        assert step.failed == [(first, error)]
+        run(scheduler, memory, step)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.step(0)
+        assert scheduler.waiting == [first, second]
+        assert not memory.held
+        assert not scheduler.running
+    while scheduler.busy:
+        run(scheduler, memory, scheduler.step(0))
+    assert first.said == (0 if isinstance(error, Exception) else 2)
+    assert second.said == 2
+    assert not memory.held

@@ -370,6 +370,51 @@ def test_a_panic_in_an_answer_ends_it_alone():
         Guide(Matcher()).take(0)  # type: ignore[arg-type]
 
 
+class BrokenMatcher:
+    """A matcher that the library panics at while it makes a mask."""
+
+    def __init__(self, matcher) -> None:
+        self._matcher = matcher
+
+    def deep_copy(self) -> BrokenMatcher:
+        return BrokenMatcher(self._matcher.deep_copy())
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._matcher, name)
+
+
+@pytest.mark.parametrize("beside", [0, 2])
+def test_a_panic_while_masks_are_made_ends_its_answer_alone(monkeypatch, beside):
+    """beside: how many other answers of its pass have grammars."""
+    import llguidance.numpy as masks
+
+    llm, guide_of = model("tiny"), Grammars.guide
+    fill, fill_all = masks.fill_next_token_bitmask, masks.fill_next_token_bitmask_par
+
+    def guide(self, structure, salt=""):
+        made = guide_of(self, structure, salt)
+        return Guide(BrokenMatcher(made.matcher)) if structure == {"regex": "[cd]{8}"} else made  # type: ignore[arg-type]
+
+    def fill_one(matcher, bits):
+        return _panics() if isinstance(matcher, BrokenMatcher) else fill(matcher, bits)
+
+    def fill_many(executor, places, bits):
+        broken = any(isinstance(matcher, BrokenMatcher) for matcher, _ in places)
+        return _panics() if broken else fill_all(executor, places, bits)
+
+    monkeypatch.setattr(Grammars, "guide", guide)
+    monkeypatch.setattr(masks, "fill_next_token_bitmask", fill_one)
+    monkeypatch.setattr(masks, "fill_next_token_bitmask_par", fill_many)
+    plain = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    others = [plain] + [replace(plain, structured_outputs={"regex": "[ab]{8}"}, ignore_eos=False)] * beside
+    expected = [output.outputs[0].text for output in llm.generate(["x"] * len(others), others)]
+    with pytest.raises(InlayError, match="the library of grammars failed at it; ask for something simpler") as caught:
+        llm.generate(["x"] * (len(others) + 1), [replace(plain, structured_outputs={"regex": "[cd]{8}"}), *others])
+    first, *rest = caught.value.outputs  # type: ignore[attr-defined]
+    assert first is None
+    assert [output.outputs[0].text for output in rest] == expected
+
+
 @pytest.mark.parametrize(
     ("structure", "sentence"),
     [

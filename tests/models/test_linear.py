@@ -14,7 +14,17 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay import ModelError
 from inlay.models import linear
-from inlay.models.linear import DirectLinear, PackedLinear, can_multiply, can_pack, joined, of_conv1d, packed, stock
+from inlay.models.linear import (
+    DirectLinear,
+    PackedLinear,
+    can_multiply,
+    can_pack,
+    joined,
+    of_conv1d,
+    packed,
+    padded_rows,
+    stock,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 sizes = st.integers(1, 70)
@@ -44,6 +54,24 @@ def test_packed_layers_compute_what_linear_layers_do(data, inputs, outputs, bias
     assert found.dtype == dtype
     assert close(found, exact(x, weight, bias))
     assert (layer.in_features, layer.out_features) == (inputs, outputs)
+
+
+def test_few_numbers_of_rows_are_multiplied():
+    sizes = [padded_rows(rows) for rows in range(4097)]
+    assert sizes[:10] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
+    assert all(rows <= size <= rows * 1.25 for rows, size in enumerate(sizes))
+    assert all(size <= rows * 1.125 for rows, size in enumerate(sizes) if rows > 128)
+    assert len(set(sizes)) <= 70
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_a_packed_layer_is_the_same_whatever_it_is_padded_with(dtype):
+    if not can_pack(dtype):
+        pytest.skip("oneDNN does not compute in this dtype here")
+    torch.manual_seed(0)
+    x, layer = torch.randn(80, 48).to(dtype), PackedLinear(torch.randn(32, 48).to(dtype))
+    for rows in (9, 33, 65, 79):
+        assert layer(x[:rows]).equal(layer(x[: padded_rows(rows)])[:rows])
 
 
 needs_pairs = pytest.mark.skipif(

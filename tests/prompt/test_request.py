@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay import LLM, SamplingParams, Schema, use
-from inlay.errors import ParameterError
+from inlay.errors import ContextError, ParameterError
 from inlay.kv.identity import KeyMaker, specify
 from inlay.policy import POSITIONS, WORDS, ReusePolicy
 from inlay.prompt.request import EngineRequest, PromptPart
@@ -175,3 +177,20 @@ def test_where_a_part_is_stored_counts_the_most_exact_candidate():
     unmarked = PromptPart((1, 2), 0, candidates=(exact,))
     assert (unmarked.open, unmarked.segment({exact.key}), unmarked.segment(set())) == (True, exact, None)
     assert not PromptPart((1, 2), 0, candidates=(exact,), encode=True).open
+
+
+def test_nothing_stays_of_a_prompt_that_cannot_fit():
+    llm = LLM(tiny("llama"), kv_memory="16MiB")
+    prompt = [3] * 300_000
+
+    def refused() -> None:
+        with pytest.raises(ContextError, match="the prompt ends at position 299999 and the model's context is"):
+            llm.generate(prompt)
+
+    tracemalloc.start()
+    refused()
+    gc.collect()
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 2**20
+    assert llm.generate([3], SamplingParams(max_tokens=1))[0].outputs[0].token_ids

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +80,19 @@ class Site:
                 return True
             time.sleep(0.002)
         return False
+
+
+class UnixConnection(HTTPConnection):
+    """To a Unix domain socket. host: whom its requests are for."""
+
+    def __init__(self, path: Path, host: str = "localhost") -> None:
+        super().__init__(host, timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(self._path))
 
 
 @contextmanager

@@ -225,7 +225,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_given_up():
             assert len(site.post(COMPLETIONS, prompt="Hello", **GREEDY)["choices"][0]["text"]) > 0
             assert site.quiet(15), "nobody reads, and the engine goes on"
             assert (
-                'request_success_total{finished_reason="abort",model_name="tiny"} 1.0'
+                'request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 1.0'
                 in site.call("GET", "/metrics")[2]
             )
             assert until(lambda: not site.server.server_state.connections), "what nobody reads is kept"

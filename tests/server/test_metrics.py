@@ -60,6 +60,8 @@ DASHBOARD = {
     "request_max_num_generation_tokens_sum": {"model_name"},
 }
 
+OF_ALL = ("model_name", "engine")  # labels
+
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -69,10 +71,13 @@ def made(**settings: Any) -> Metrics:
 
 
 def samples(metrics: Metrics) -> Samples:
-    """Name and labels but for the model's → value, read back from what is sent."""
+    """Name and labels but for the model's and the engine's → value, read back from what is sent."""
     text = metrics.render().decode()
     return {
-        (sample.name, frozenset((k, v) for k, v in sample.labels.items() if k != "model_name")): sample.value
+        (
+            sample.name,
+            frozenset((k, v) for k, v in sample.labels.items() if k not in ("model_name", "engine")),
+        ): sample.value
         for family in parse_text(text)
         for sample in family.samples
     }
@@ -266,25 +271,42 @@ def test_the_page_lists_every_metric_and_no_other():
     live = {}
     for family in parse_text(metrics.render().decode()):
         if family.name.startswith("inlay:"):
-            labels = {label for sample in family.samples for label in sample.labels} - {"le", "model_name"}
+            labels = {label for sample in family.samples for label in sample.labels} - {"le", "model_name", "engine"}
             assert all("model_name" in sample.labels for sample in family.samples), family.name
             live[family.name + "_total" * (family.type == "counter")] = (family.type, frozenset(labels))
     assert listed == live
 
 
 def test_vllms_dashboard_finds_all_that_it_asks_for():
-    block = re.search(
-        r"^metric_relabel_configs:\n.*?regex: \"(.*?)\".*?replacement: \"(.*?)\"", PAGE.read_text(), re.M | re.S
-    )
-    assert block is not None
-    replacement = block[2].replace("$1", r"\1")
+    """Under vLLM's prefix, without a word of configuration."""
     found: dict[str, set[str]] = {}
     for name, labels in samples(made()):
-        renamed = re.fullmatch(block[1], name)
-        if renamed:
-            found.setdefault(renamed.expand(replacement), set()).update({"model_name"} | {label for label, _ in labels})
+        found.setdefault(name, set()).update({"model_name"} | {label for label, _ in labels})
     for name, labels in DASHBOARD.items():
         assert found[f"vllm:{name}"] == labels, name
+
+
+def test_what_vllm_has_is_sent_under_both_names():
+    metrics = made()
+    watch = metrics.begin("/v1/completions", ANN)
+    watch.tokens(3)
+    watch.end([finished([3], Usage(7, 5, 2, 5, 0, 0))], None)
+    families = {family.name: family for family in parse_text(metrics.render().decode())}
+    listed = {
+        name.strip("`").removesuffix("_total")
+        for name, *_, same in rows(PAGE, "metric", "type", "labels", "what it says", "as in vLLM")
+        if same == "yes"
+    }
+    twins = {name for name in families if name.startswith("vllm:")}
+    assert {name.replace("vllm:", "inlay:") for name in twins} == listed
+    for name in twins:
+        own, twin = families[name.replace("vllm:", "inlay:")], families[name]
+        assert (twin.type, twin.documentation) == (own.type, own.documentation)
+        assert [(sample.labels, sample.value) for sample in twin.samples] == [
+            (sample.labels, sample.value) for sample in own.samples
+        ]
+        assert {sample.labels["engine"] for sample in twin.samples} == {"0"}
+    assert value(metrics, "prompt_tokens_total") == 7
 
 
 @pytest.fixture(scope="module")

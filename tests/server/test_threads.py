@@ -17,6 +17,7 @@ import pytest
 from inlay.api.failures import BodyError
 from inlay.api.openai import OpenAI
 from inlay.server import body as guard
+from inlay.server import threads
 from inlay.server.threads import BodyWorkers
 
 from .conftest import CHAT, COMPLETIONS, Site
@@ -67,6 +68,32 @@ def test_small_bodies_have_no_thread():
     assert small.startswith("inlay-small-bodies")
     assert slow.startswith("inlay-small-bodies")
     assert large.startswith("inlay-large-bodies")
+
+
+def test_memory_is_given_back_behind_large_bodies_and_once_more(monkeypatch):
+    """The second time for what was made of them, which may end long after they do."""
+    given: list[str] = []
+    twice = threading.Event()
+
+    def give_back() -> None:
+        given.append(threading.current_thread().name)
+        if len(given) == 2:
+            twice.set()
+
+    monkeypatch.setattr(threads, "give_memory_back", give_back)
+    monkeypatch.setattr(threads, "_TRIM_AFTER_S", 0.01)
+    monkeypatch.setattr(threads, "_TRIM_AGAIN_S", 0.02)
+
+    async def run() -> None:
+        workers = BodyWorkers()
+        await workers.run(lambda: None, tenant="a", size=LARGE // 2)
+        await workers.run(lambda: None, tenant="a", size=LARGE // 2)
+        assert await asyncio.to_thread(twice.wait, S)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(run())
+    assert len(given) == 2
+    assert all(name.startswith("inlay-large-bodies") for name in given)
 
 
 def test_tenants_take_turns(gates: list[Gate]):

@@ -41,7 +41,7 @@ class Job:
     schemas: those that prompts may name. reuse: the policy of requests that bring none.
     seed: what the seeds of requests that bring none come from, with their custom_id.
     default_max_tokens: see ``api.dialect.Dialect.translate``. tool_parser: see ``api.tools.formats.model_tools``.
-    generation_config: that of the model, which ``load`` is to make with it.
+    generation_config, chat_template, max_model_len: those of the model, which ``load`` is to make with them.
     """
 
     input: Path
@@ -53,6 +53,8 @@ class Job:
     default_max_tokens: int | None = None
     tool_parser: str | None = None
     generation_config: str = "auto"
+    chat_template: str | None = None
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
@@ -68,6 +70,8 @@ class Job:
             "default max_tokens": self.default_max_tokens,
             "tool parser": self.tool_parser,
             "generation config": self.generation_config,
+            "chat template": self.chat_template and hashlib.sha256(self.chat_template.encode()).hexdigest(),
+            "max_model_len": self.max_model_len,
         }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import DType, Model
+from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Model, read_template
 from inlay.errors import ParameterError
 from inlay.pml import Schema
 
@@ -28,6 +28,8 @@ def batch(
     ],
     model: Model = "demo",
     dtype: DType = "auto",
+    chat_template: ChatTemplate = None,
+    max_model_len: MaxModelLen = None,
     schema: Annotated[
         list[Path] | None,
         typer.Option(help="A schema (PML or JSON) that requests may name. Several times for several."),
@@ -68,6 +70,7 @@ def batch(
     """
     if default_max_tokens is not None and default_max_tokens < 1:
         raise ParameterError(f"--default-max-tokens is {default_max_tokens}; it must be at least 1")
+    template = read_template(chat_template)
     schemas = _schemas(schema or [])
     from inlay.batch import Counts, Job, run_batch
 
@@ -81,6 +84,8 @@ def batch(
         default_max_tokens=default_max_tokens,
         tool_parser=tool_parser,
         generation_config=generation_config,
+        chat_template=template,
+        max_model_len=max_model_len,
     )
 
     def load() -> AsyncLLM:
@@ -94,6 +99,8 @@ def batch(
             kv_memory=kv_memory,
             max_num_seqs=max_num_seqs,
             generation_config=generation_config,
+            chat_template=template,
+            max_model_len=max_model_len,
         )
         if llm.loaded.note:
             print(f"inlay: {llm.loaded.note}", file=sys.stderr)

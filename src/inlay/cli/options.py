@@ -15,6 +15,12 @@ DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 Quantization = Annotated[
     str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
 ]
+ChatTemplate = Annotated[
+    Path | None, typer.Option(help="A file with a chat template (Jinja), in place of the model's own.")
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Tokens of a prompt and its answer; what the model has positions for, if not given.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
@@ -32,6 +38,20 @@ def counts(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: 1024,2048") from None
+
+
+def read_template(path: Path | None) -> str | None:
+    """The text of a chat template; None for the model's own. Raises ParameterError where it is none."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ParameterError(f"--chat-template {path} cannot be read ({reason}); check the path") from None
+    from inlay.prompt.inputs import check_template
+
+    return check_template(text, str(path))
 
 
 def check_plot(path: Path | None) -> None:

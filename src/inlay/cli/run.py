@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import DType, Model, Quantization
+from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Model, Quantization, read_template
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, Schema, resolve
 
@@ -27,6 +27,8 @@ def run(
     prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML), or - for standard input.")],
     model: Model = "demo",
     dtype: DType = "auto",
+    chat_template: ChatTemplate = None,
+    max_model_len: MaxModelLen = None,
     quantization: Quantization = None,
     reuse: Annotated[str, typer.Option(help="off, exact, isolated or anchored.")] = "anchored",
     positions: Annotated[
@@ -49,6 +51,7 @@ def run(
     parsed_prompt = (
         Prompt.from_string(sys.stdin.read(), source="<stdin>") if prompt == "-" else Prompt.from_file(prompt)
     )
+    template = read_template(chat_template)
     resolve(parsed_schema, parsed_prompt, moves=True)  # what is wrong is said before a model is loaded
     from inlay.llm import LLM
     from inlay.types import SamplingParams
@@ -65,6 +68,8 @@ def run(
         positions=positions,
         seed=seed,
         generation_config=generation_config,
+        chat_template=template,
+        max_model_len=max_model_len,
     )
     params = SamplingParams(**{"temperature": 0.0, **llm.sampling_defaults, **given})
     if llm.loaded.note:

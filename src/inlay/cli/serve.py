@@ -15,8 +15,12 @@ from typing import Annotated
 
 import typer
 
+from inlay.cli.options import ChatTemplate, MaxModelLen, read_template
+from inlay.errors import ParameterError
+
 logger = logging.getLogger(__name__)
 
+_ADDRESS = ("127.0.0.1", 8000)
 _NETWORK = "Listen elsewhere than on this machine although there are no keys: everybody there may use the model."
 
 
@@ -24,8 +28,18 @@ def serve(
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help="A directory, a hub name, random:<shape>, or demo.")
     ] = "demo",
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of this machine.")] = _ADDRESS[0],
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")] = _ADDRESS[1],
+    uds: Annotated[
+        Path | None, typer.Option(help="Listen on this Unix domain socket, in place of host and port.")
+    ] = None,
+    root_path: Annotated[str, typer.Option(help="What a proxy has in front of all paths, like /llm.")] = "",
+    ssl_certfile: Annotated[Path | None, typer.Option(help="Speak TLS, with this chain of certificates (PEM).")] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Its private key, if that is in another file.")] = None,
+    ssl_ca_certs: Annotated[
+        Path | None, typer.Option(help="Who may have signed the certificates of clients (PEM).")
+    ] = None,
+    ssl_cert_reqs: Annotated[int, typer.Option(help="Certificates of clients: 0 none, 1 optional, 2 required.")] = 0,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,6 +54,15 @@ def serve(
         list[Path] | None, typer.Option(help="A schema (PML or JSON) for everybody. Several times for several.")
     ] = None,
     keys: Annotated[Path | None, typer.Option(help="A file of 'inlay keys': nobody else is answered.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="INLAY_API_KEY",
+            show_default=False,
+            help="A key that may do all; others are refused. Several times. The environment is not seen by others, "
+            "as command lines are.",
+        ),
+    ] = None,
     open_to_network: Annotated[bool, typer.Option("--open-to-network", help=_NETWORK)] = False,
     kv_memory: Annotated[
         str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
@@ -49,9 +72,14 @@ def serve(
     max_pass: Annotated[
         float, typer.Option(help="Seconds that one pass of the model should take at most; 0 for any time.")
     ] = 0.25,
+    max_model_len: MaxModelLen = None,
+    chat_template: ChatTemplate = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     weights: Annotated[str, typer.Option(help="packed, or stock for the model as transformers makes it.")] = "packed",
     quantization: Annotated[str | None, typer.Option(help="int8 or int4, for smaller weights.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of requests that bring none, and of random weights; drawn, if not given.")
+    ] = None,
     default_max_tokens: Annotated[
         int | None,
         typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
@@ -85,11 +113,15 @@ def serve(
     One line on stdout says where, as soon as the model answers; the log goes to stderr. Ctrl-C or SIGTERM lets requests
     under way end; a second one ends them.
     """
-    from inlay.server.run import listen, url
+    from inlay.server.run import listen, listen_unix, tls_context, url
 
     # All that can be wrong is looked at before the model, which may take minutes to load.
-    listener = listen(host, port, network=keys is not None or open_to_network)
-    with listener, _stopped_at_once():
+    tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs, ssl_cert_reqs)
+    template = read_template(chat_template)
+    if uds is not None and (host, port) != _ADDRESS:
+        raise ParameterError("--uds is in place of --host and --port; give one or the other")
+    network = keys is not None or bool(api_key) or open_to_network
+    with listen_unix(uds) if uds is not None else listen(host, port, network=network) as listener, _stopped_at_once():
         from inlay.pml import Schema
         from inlay.server.settings import ServerSettings, public_name
         from inlay.server.tenants import Tenants
@@ -101,6 +133,9 @@ def serve(
             reuse=reuse,
             max_reuse=max_reuse,
             keys_file=keys,
+            api_keys=tuple(api_key or []),
+            uds=uds is not None,
+            root_path=root_path,
             open_to_network=open_to_network,
             cors_origins=tuple(cors_origin or []),
             max_body_bytes=max_body,
@@ -133,6 +168,9 @@ def serve(
             max_num_seqs=max_num_seqs,
             max_waiting=max_waiting,
             max_pass_s=max_pass or None,
+            max_model_len=max_model_len,
+            chat_template=template,
+            seed=seed,
             dtype=dtype,
             weights=weights,
             quantization=quantization,
@@ -142,8 +180,8 @@ def serve(
             app = build_app(llm, settings, first)
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
-            where = f"inlay: serving {settings.served_names[0]} on {url(listener)} (Ctrl-C ends)"
-            Server(app, lambda: _ready(where)).run([listener])
+            where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
+            Server(app, lambda: _ready(where), tls).run([listener])
         finally:
             gc.unfreeze()  # so that the end of the process finds what is to be taken apart
             llm.shutdown()

@@ -291,6 +291,8 @@ class Scheduler(Generic[J]):
         """Whether a job that waits can run now, and see to it that it does; None for one that has left."""
         try:
             answer = self._memory.admit(job)
+            if answer is Admission.ADMITTED:
+                self._start(job)
         except Exception as error:  # it can never run, or there is a fault in what it asks for: its end, alone
             self.remove(job)
             step.failed.append((job, error))
@@ -303,12 +305,21 @@ class Scheduler(Generic[J]):
             self.remove(job)
             step.failed.append((job, CapacityError(_ALONE)))
             return None
-        if answer is Admission.ADMITTED:
+        return answer
+
+    def _start(self, job: J) -> None:
+        """Let a job that was admitted run. Where that fails, it waits as before and has nothing of the pool."""
+        try:
+            insort(self.running, job, key=self._line.__getitem__)
             self._unqueue(job)
             self._overtaken.pop(job, None)
             self._begun.add(job)
-            insort(self.running, job, key=self._line.__getitem__)
-        return answer
+        except BaseException:  # Ctrl-C may come anywhere
+            self._memory.release(job)
+            if job in self.running:
+                self.running.remove(job)
+            self._queue(job)
+            raise
 
     def _turn(self, job: J, counts: dict[str, tuple[int, float]]) -> tuple[float, float, tuple[int, float, int]]:
         """The lower, the earlier it is admitted. counts: of each tenant that runs, how many sequences."""
@@ -348,7 +359,8 @@ class Scheduler(Generic[J]):
 
     def _queue(self, job: J) -> None:
         for line in (self.waiting, self._queues.setdefault((job.tenant, job.sequences), [])):
-            insort(line, job, key=self._line.__getitem__)
+            if job not in line:
+                insort(line, job, key=self._line.__getitem__)
 
     def _unqueue(self, job: J) -> None:
         key = job.tenant, job.sequences

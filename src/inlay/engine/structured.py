@@ -51,10 +51,14 @@ class CompilerError(InlayError):
 
 
 class Guide:
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar.
+
+    failure: why there is no telling what may come next, once the library has failed at it; see ``allowed_tokens``.
+    """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
+        self.failure: CompilerError | None = None
 
     @property
     def complete(self) -> bool:
@@ -115,7 +119,7 @@ class Grammars:
             grammar = _library().grammar_from(kind, text)
             matcher: LLMatcher = _library().LLMatcher(trie, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
-            allowed_tokens([Guide(matcher)], self._vocabulary)  # shows whether there is a first token
+            _masks([matcher], self._vocabulary)  # shows whether there is a first token
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _GrammarError(_sentence(matcher.get_error()))
         return matcher
@@ -184,15 +188,30 @@ def _count(key: tuple[str, str]) -> int:
 
 
 def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Which tokens may come next, (guides, vocabulary); computed on several threads where there are several guides."""
+    """Which tokens may come next, (guides, vocabulary); computed on several threads where there are several guides.
+
+    A guide that the library fails at allows none, and has the reason as its ``failure``: it is one answer's, and others
+    are in the same pass.
+    """
+    try:
+        return _masks([guide.matcher for guide in guides], vocabulary)
+    except CompilerError as error:
+        if len(guides) == 1:
+            guides[0].failure = error
+            return np.zeros((1, vocabulary), dtype=np.bool_)
+        return np.concatenate([allowed_tokens([guide], vocabulary) for guide in guides])  # shows at which
+
+
+def _masks(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.bool_]:
+    """Raises CompilerError where the library fails at any of them."""
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 
-    bits = allocate_token_bitmask(len(guides), vocabulary)
+    bits = allocate_token_bitmask(len(matchers), vocabulary)
     with panics_told():
-        if len(guides) == 1:
-            fill_next_token_bitmask(guides[0].matcher, bits)
+        if len(matchers) == 1:
+            fill_next_token_bitmask(matchers[0], bits)
         else:
-            places = [(guide.matcher, place) for place, guide in enumerate(guides)]
+            places = [(matcher, place) for place, matcher in enumerate(matchers)]
             fill_next_token_bitmask_par(_executor(), places, bits)
     return np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little").view(np.bool_)
 

@@ -5,6 +5,7 @@ Models by name: a local directory, a hub name, ``random:<shape>``, or ``demo``.
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,6 +91,22 @@ def as_loaded(
         if value is not None:
             raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
     return model
+
+
+def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:
+    """The model with another chat template, or a shorter context. Raises ParameterError."""
+    if chat_template is not None:
+        tokenizer = copy.copy(loaded.tokenizer)  # a model that is loaded already is its caller's
+        tokenizer.chat_template = chat_template
+        loaded = replace(loaded, tokenizer=tokenizer)
+    longest = loaded.spec.max_positions
+    if max_model_len is not None and max_model_len > longest:
+        raise ParameterError(
+            f"max_model_len is {max_model_len}, and the model has {longest} positions; give at most that"
+        )
+    if max_model_len is not None:
+        loaded = replace(loaded, spec=replace(loaded.spec, max_positions=max_model_len))
+    return loaded
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
+
+from jinja2 import TemplateSyntaxError
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from inlay.errors import ParameterError, show
 from inlay.pml import Prompt, PromptBuilder
 from inlay.types import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 Message: TypeAlias = Mapping[str, Any]
 PromptInput: TypeAlias = "str | Sequence[int] | Prompt | PromptBuilder | Mapping[str, Any] | Sequence[Message]"
@@ -35,6 +41,19 @@ def check_salt(cache_salt: str | None) -> str:
     if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
         raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
     return cache_salt or ""
+
+
+def check_template(text: str, where: str = "chat_template") -> str:
+    """Return a chat template, which is Jinja that shows messages. Raises ParameterError with its place."""
+    if "messages" not in text:
+        raise ParameterError(f"{where}: it shows no messages; give the text of a chat template in Jinja")
+    try:
+        render_jinja_template([[{"role": "user", "content": ""}]], chat_template=text)
+    except TemplateSyntaxError as error:
+        raise ParameterError(f"{where}:{error.lineno}: {error.message}; give a chat template in Jinja") from None
+    except Exception as error:  # it may want other messages, and variables of the tokenizer
+        logger.debug("%s cannot show a message alone: %s", where, error)
+    return text
 
 
 class Conversation(tuple[Message, ...]):

@@ -68,13 +68,21 @@ class PromptLayout:
             return self.parts[0].ids  # most are such, and some are long
         return tuple(token for part in self.parts for token in part.ids)
 
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return max((part.end for part in self.parts if part.ids), default=0)
+
     @cached_property
     def positions(self) -> tuple[int, ...]:
         return _shared([p for part in self.parts for p in range(part.start, part.end)])
 
 
 def _shared(numbers: Sequence[int]) -> tuple[int, ...]:
-    """The same numbers, as objects that all prompts have in common: an int takes four times what points to it does."""
+    """The same numbers, as objects that all prompts have in common: an int takes four times what points to it does.
+
+    These objects stay, so numbers are to be ids that the model knows, or positions that it has.
+    """
     most = max(numbers, default=0)
     if most >= _SHARED:
         return tuple(numbers)

@@ -272,17 +272,17 @@ class PromptProcessor:
     def _check_prompt(self, layout: PromptLayout) -> None:
         """Whatever a prompt was made of, an id beyond the vocabulary would end the pass of everybody."""
         where = f"{layout.place}: " if layout.place else ""
+        longest, end = self.model.max_positions, layout.end - 1
+        if end + 1 >= longest:  # first: what cannot fit may be of any length
+            raise ContextError(
+                f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
+                "answer included; shorten the prompt, or import fewer modules"
+            )
         name = self.tokenizer.convert_ids_to_tokens
         if unknown := beyond_vocabulary(layout.ids, self.model.vocab_size, name):
             raise ParameterError(f"{where}the prompt holds {unknown}")
         if not layout.ids:
             raise ParameterError("a prompt is empty; give at least one token")
-        longest, end = self.model.max_positions, layout.positions[-1]
-        if end + 1 >= longest:
-            raise ContextError(
-                f"{where}the prompt ends at position {end} and the model's context is {longest} tokens long, "
-                "answer included; shorten the prompt, or import fewer modules"
-            )
 
     def _check_forced(self, layout: PromptLayout, forced: Sequence[int]) -> None:
         limit = self.model.max_positions - layout.positions[-1] - 1

@@ -22,7 +22,7 @@ from inlay.server.drain import DrainMiddleware
 from inlay.server.errors import handle_http_exception, handle_inlay_error, handle_validation_error
 from inlay.server.logs import RequestLogMiddleware
 from inlay.server.openapi import describe
-from inlay.server.routes import HeadMiddleware
+from inlay.server.routes import HeadMiddleware, RootPathMiddleware
 from inlay.server.service import Service
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import AuthMiddleware, LocalHostMiddleware, RateLimitMiddleware
@@ -60,7 +60,7 @@ def build_app(llm: AsyncLLM, settings: ServerSettings, first_schemas: Sequence[S
     app.state.service = service
     for part in (completions, tokens, schemas, status, metrics):
         app.include_router(part.router)
-    app.openapi = partial(describe, app, settings.served_names)  # type: ignore[method-assign]
+    app.openapi = partial(describe, app, settings.served_names, settings.root_path)  # type: ignore[method-assign]
     return app
 
 
@@ -81,9 +81,11 @@ def _middlewares(service: Service) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=_TOLD_TO_PAGES,
     )
+    anybody = settings.has_keys or settings.open_to_network or settings.uds  # pages cannot reach a socket's file
     return [
+        *([Middleware(RootPathMiddleware, root_path=settings.root_path)] if settings.root_path else []),
         Middleware(RequestLogMiddleware, counts=service.metrics),
-        *([Middleware(LocalHostMiddleware)] if settings.keys_file is None and not settings.open_to_network else []),
+        *([] if anybody else [Middleware(LocalHostMiddleware)]),
         *([pages] if settings.cors_origins else []),
         Middleware(DrainMiddleware, in_flight=service.in_flight),
         Middleware(AuthMiddleware, tenants=service.tenants),

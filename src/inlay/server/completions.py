@@ -20,7 +20,7 @@ from inlay.api.openai import Endpoint
 from inlay.errors import AbortedError, InlayError
 from inlay.server.connection import ClientGoneError, Connection, EventStream
 from inlay.server.drain import stopping_error
-from inlay.server.limits import Admission
+from inlay.server.meter import Admission
 from inlay.server.openapi import CHAT, COMPLETIONS
 from inlay.server.requests import ServerRequest, read_request
 from inlay.server.service import Service

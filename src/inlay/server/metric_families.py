@@ -1,8 +1,8 @@
 """What is counted: every metric of the server, with its name, its labels and its buckets.
 
 Names behind the prefix, labels and buckets are those of vLLM (docs/usage/metrics.md and vllm/v1/metrics there) wherever
-it has the metric, so that its dashboards need no more than another prefix; the rest is inlay's own. docs/metrics.md
-has the table, and a test holds the two together.
+it has the metric, which is then sent under vLLM's prefix as well, so that its dashboards and autoscalers find it; the
+rest is inlay's own. docs/metrics.md has the table, and a test holds the two together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,23 @@ from prometheus_client.registry import Collector
 from inlay.types import EngineStats
 
 PREFIX = "inlay:"
+VLLM_PREFIX = "vllm:"
+
+#: The label ``engine`` of all series: in vLLM the number of one of several, here there is one.
+ENGINE = "0"
+
+#: What vLLM has under the same name, with the same labels, meaning and buckets; counters without their ``_total``.
+IN_VLLM = frozenset(
+    (
+        "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "prompt_tokens",
+        "prompt_tokens_cached", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success",
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens",
+        "request_generation_tokens", "request_max_num_generation_tokens", "request_params_n",
+        "request_params_max_tokens",
+    )
+)  # fmt: skip
 STEPS = ("read", "translate", "lay_out", "respond", "write")
 REASONS = ("stop", "length", "abort", "error")
 Step = Literal["read", "translate", "lay_out", "respond", "write"]
@@ -94,7 +111,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
     count, time, sizes = made.counter, made.histogram, partial(made.histogram, buckets=token_buckets(longest))
     success = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")
     for reason in REASONS:  # a rate needs a zero to begin with
-        success.labels(model, reason)
+        success.labels(model, ENGINE, reason)
     source = made.labelled(Counter, "prompt_tokens_by_source", "Prompt tokens by how their KV came about.", "source")
     overhead = made.labelled(
         Histogram, "server_overhead_seconds", "Time of the server itself, by step.", "step", buckets=_OVERHEAD
@@ -124,8 +141,8 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
         asked_answers=made.histogram("request_params_n", "The parameter n.", _ANSWERS),
         asked_tokens=sizes("request_params_max_tokens", "The parameter max_tokens, where it was given."),
         in_flight=made.gauge("http_requests_in_flight", "HTTP requests that are being answered."),
-        source={name: source.labels(model, name) for name in ("computed", "exact", "module")},
-        overhead={step: overhead.labels(model, step) for step in STEPS},
+        source={name: source.labels(model, ENGINE, name) for name in ("computed", "exact", "module")},
+        overhead={step: overhead.labels(model, ENGINE, step) for step in STEPS},
         success=success,
         requests=made.labelled(
             Counter, "requests", "Requests for answers by how they ended.", "endpoint", "tenant", "status"
@@ -137,26 +154,26 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
 
 
 class _Maker:
-    """Makes metrics whose first label is the model's name."""
+    """Makes metrics whose first labels are the model's name and the engine."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._registry = registry
         self._model = model
 
     def counter(self, name: str, says: str) -> Counter:
-        counter: Counter = self.labelled(Counter, name, says).labels(self._model)
+        counter: Counter = self.labelled(Counter, name, says).labels(self._model, ENGINE)
         return counter
 
     def gauge(self, name: str, says: str) -> Gauge:
-        gauge: Gauge = self.labelled(Gauge, name, says).labels(self._model)
+        gauge: Gauge = self.labelled(Gauge, name, says).labels(self._model, ENGINE)
         return gauge
 
     def histogram(self, name: str, says: str, buckets: Sequence[float]) -> Histogram:
-        histogram: Histogram = self.labelled(Histogram, name, says, buckets=buckets).labels(self._model)
+        histogram: Histogram = self.labelled(Histogram, name, says, buckets=buckets).labels(self._model, ENGINE)
         return histogram
 
     def labelled(self, kind: type[Any], name: str, says: str, *labels: str, **settings: Any) -> Any:
-        names = ("model_name", *labels)
+        names = ("model_name", "engine", *labels)
         return kind(PREFIX + name, says, labelnames=names, registry=self._registry, **settings)
 
 
@@ -187,8 +204,8 @@ class EngineCollector(Collector):
         )
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, says, value in rows:
-                family = kind(PREFIX + name, says, labels=("model_name",))
-                family.add_metric((self._model,), value)
+                family = kind(PREFIX + name, says, labels=("model_name", "engine"))
+                family.add_metric((self._model, ENGINE), value)
                 yield family
 
 

@@ -13,7 +13,17 @@ from prometheus_client.registry import Collector
 from inlay.api.failures import BodyError, Failure
 from inlay.server.limits import Tenant
 from inlay.server.logs import Line, current_line
-from inlay.server.metric_families import Engine, EngineCollector, Families, Step, families
+from inlay.server.metric_families import (
+    ENGINE,
+    IN_VLLM,
+    PREFIX,
+    VLLM_PREFIX,
+    Engine,
+    EngineCollector,
+    Families,
+    Step,
+    families,
+)
 from inlay.types import RequestOutput, SamplingParams
 
 _METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
@@ -63,13 +73,13 @@ class Metrics:
         self._families.in_flight.dec()
         method = line.method if line.method in _METHODS else _OTHER
         status = line.status or 0
-        self._families.http.labels(self._model, method, line.endpoint, str(status)).inc()
+        self._families.http.labels(self._model, ENGINE, method, line.endpoint, str(status)).inc()
         if (400 <= status < 500 and status != _CLIENT_LEFT) or status == 503:
-            self._families.rejected.labels(self._model, self._reasons.label(line.error or _OTHER)).inc()
+            self._families.rejected.labels(self._model, ENGINE, self._reasons.label(line.error or _OTHER)).inc()
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format, of type CONTENT_TYPE."""
-        return generate_latest(_WithoutBirthdays(self._registry))
+        return generate_latest(_Sent(self._registry))
 
 
 class RequestObserver:
@@ -131,7 +141,7 @@ class RequestObserver:
         outputs = outputs or ()
         whole = failure is None and bool(outputs) and all(output.finished for output in outputs)
         status = failure.status if failure is not None else 200 if whole else _CLIENT_LEFT
-        self._families.requests.labels(self._model, self._endpoint, self._tenant, str(status)).inc()
+        self._families.requests.labels(self._model, ENGINE, self._endpoint, self._tenant, str(status)).inc()
         for output in outputs:
             self._count_prompt(output)
         self._count_said(outputs)
@@ -140,7 +150,7 @@ class RequestObserver:
             for output in outputs:
                 self._count_times(output)
         for reason in _reasons(outputs, status):
-            self._families.success.labels(self._model, reason).inc()
+            self._families.success.labels(self._model, ENGINE, reason).inc()
         self._tell(outputs, failure, whole)
 
     def _count_prompt(self, output: RequestOutput) -> None:
@@ -155,13 +165,13 @@ class RequestObserver:
         made.shifted_tokens.inc(usage.shifted_tokens)
         made.recomputed_tokens.inc(usage.recomputed_tokens)
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens)):
-            made.tenant_tokens.labels(self._model, self._tenant, kind).inc(tokens)
+            made.tenant_tokens.labels(self._model, ENGINE, self._tenant, kind).inc(tokens)
 
     def _count_said(self, outputs: Sequence[RequestOutput]) -> None:
         """The tokens of answers: those that ``tokens`` was told of, and what came without it."""
         said = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
         self._families.generation_tokens.inc(max(0, said - self._said))
-        self._families.tenant_tokens.labels(self._model, self._tenant, "generation").inc(max(said, self._said))
+        self._families.tenant_tokens.labels(self._model, ENGINE, self._tenant, "generation").inc(max(said, self._said))
 
     def _count_times(self, output: RequestOutput) -> None:
         """A prompt whose answers are whole."""
@@ -229,8 +239,11 @@ class _Bounded:
         return value
 
 
-class _WithoutBirthdays(Collector):
-    """A registry without the ``_created`` series, which double what is sent and which no dashboard reads."""
+class _Sent(Collector):
+    """A registry as it is sent: what vLLM has under its name, too, and nothing without a reader.
+
+    No dashboard reads the ``_created`` series, which would double what is sent.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -239,6 +252,18 @@ class _WithoutBirthdays(Collector):
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+            if metric.name.removeprefix(PREFIX) in IN_VLLM:
+                yield _as_in_vllm(metric)
+
+
+def _as_in_vllm(metric: Metric) -> Metric:
+    twin = Metric(_vllm_name(metric.name), metric.documentation, metric.type)
+    twin.samples = [sample._replace(name=_vllm_name(sample.name)) for sample in metric.samples]
+    return twin
+
+
+def _vllm_name(name: str) -> str:
+    return VLLM_PREFIX + name.removeprefix(PREFIX)
 
 
 @router.get("/metrics", include_in_schema=False)

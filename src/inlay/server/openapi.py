@@ -109,10 +109,12 @@ READY = _route(_object(status=_TEXT), wrong=(503,))
 VERSION = _route(_object(version=_TEXT), wrong=())
 
 
-def describe(app: FastAPI, names: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI document of an app, made once. names: of its model."""
+def describe(app: FastAPI, names: Sequence[str], root_path: str = "") -> dict[str, Any]:
+    """The OpenAPI document of an app, made once. names: of its model. root_path: in front of its paths."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        if root_path:
+            document["servers"] = [{"url": root_path}]
         components = document.setdefault("components", {})
         components["schemas"] = {**components.get("schemas", {}), **_bodies(names), **_SCHEMAS}
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from re import Pattern
 
+from starlette.datastructures import MutableHeaders
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -65,6 +66,29 @@ def route_of(path: str) -> Route:
     if path in _EXACT:
         return _EXACT[path]
     return next((route for pattern, route in _PATTERNS if pattern.match(path)), _NOWHERE)
+
+
+class RootPathMiddleware:
+    """ASGI middleware, outermost: paths lose the server's root path, which a proxy may have left in front or not.
+
+    What a response says of where something is has it in front.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if "location" in headers:
+                    headers["location"] = self._root + headers["location"]
+            await send(message)
+
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._root}/"):
+            scope["path"] = scope["path"][len(self._root) :]
+        await self._app(scope, receive, sending)
 
 
 class HeadMiddleware:

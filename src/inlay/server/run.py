@@ -10,10 +10,12 @@ import errno
 import ipaddress
 import os
 import socket
+import ssl
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import h11
@@ -51,11 +53,95 @@ def listen(host: str, port: int, *, network: bool) -> socket.socket:
         raise ParameterError(_why_not(host, port, error)) from None
 
 
-def url(listener: socket.socket) -> str:
-    """What clients take for their base URL."""
+@contextmanager
+def listen_unix(path: Path) -> Iterator[socket.socket]:
+    """Listen on a Unix domain socket until the end of the block, when its file goes.
+
+    Who may connect is the file's mode to say, and so that of the folder and the umask. A socket that is left of a
+    server that was killed is replaced. Raises ParameterError.
+    """
+    where = f"--uds {path}"
+    listener = socket.socket(socket.AF_UNIX)
+    with closing(listener):
+        try:
+            if path.is_socket() and not _answers(path):
+                path.unlink()
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                what = "a server listens there already" if path.is_socket() else "there is a file of that name"
+                raise ParameterError(f"{where}: {what}; give another path") from None
+            reason = error.strerror or error
+            raise ParameterError(f"{where} cannot be listened on: {reason}; check the path") from None
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool:
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True
+
+
+def tls_context(
+    certfile: Path | None, keyfile: Path | None, ca_certs: Path | None = None, cert_reqs: int = 0
+) -> ssl.SSLContext | None:
+    """What TLS connections are made with; None where no certificate is given.
+
+    certfile: the chain, in PEM. keyfile: its private key; None where it is in the same file. ca_certs: who may have
+    signed the certificates of clients. cert_reqs: of clients, 0 for none, 1 for one that is looked at where it is
+    given, 2 for one. Raises ParameterError.
+    """
+    if certfile is None:
+        if keyfile is not None or ca_certs is not None or cert_reqs:
+            raise ParameterError("TLS needs a certificate; give --ssl-certfile")
+        return None
+    if cert_reqs not in (0, 1, 2):
+        raise ParameterError(f"--ssl-cert-reqs is {cert_reqs}; use 0 (none), 1 (optional) or 2 (required)")
+    if cert_reqs and ca_certs is None:
+        raise ParameterError(
+            f"--ssl-cert-reqs is {cert_reqs}, and nobody is known who signs certificates; give --ssl-ca-certs"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with _said_of("--ssl-certfile and --ssl-keyfile", certfile, keyfile):
+        context.load_cert_chain(certfile, keyfile, password=_no_password)
+    if ca_certs is not None:
+        with _said_of("--ssl-ca-certs", ca_certs):
+            context.load_verify_locations(ca_certs)
+    context.verify_mode = ssl.VerifyMode(cert_reqs)
+    return context
+
+
+def _no_password() -> str:
+    """OpenSSL would ask a terminal for it."""
+    raise ParameterError("--ssl-keyfile: the key is encrypted; give one without a password, that only you may read")
+
+
+@contextmanager
+def _said_of(options: str, *files: Path | None) -> Iterator[None]:
+    """Tell what is wrong with files in one sentence."""
+    try:
+        yield
+    except (OSError, ssl.SSLError) as error:
+        missing = [str(file) for file in files if file is not None and not file.is_file()]
+        reason = f"no such file: {missing[0]}" if missing else getattr(error, "reason", None) or error.strerror
+        raise ParameterError(f"{options}: cannot be used ({reason}); check the files, which are PEM") from None
+
+
+def url(listener: socket.socket, *, tls: bool = False) -> str:
+    """What clients take for their base URL; of a Unix domain socket, where that is."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    scheme = "https" if tls else "http"
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}/v1" if ":" in shown else f"http://{shown}:{port}/v1"
+    return f"{scheme}://[{shown}]:{port}/v1" if ":" in shown else f"{scheme}://{shown}:{port}/v1"
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
@@ -122,14 +208,17 @@ _CLOSING_S = 2  # for connections to close when nothing is under way any more
 class Server(uvicorn.Server):
     """Uvicorn; but at the first signal requests under way may go on, and at the second they end.
 
-    ready: called when the model answers.
+    ready: called when the model answers. tls: see ``tls_context``; None for connections in the clear.
     """
 
-    def __init__(self, app: FastAPI, ready: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, app: FastAPI, ready: Callable[[], None] = lambda: None, tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 http=PromptHeads,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
                 log_config=None,
                 access_log=False,
                 server_header=False,

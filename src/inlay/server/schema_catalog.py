@@ -19,9 +19,8 @@ from inlay.pml import Schema
 from inlay.policy import BEST
 from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.server.limits import Tenant
-from inlay.server.prewarm import PrewarmTask
 from inlay.server.schema_documents import SchemaBody, Source, of_schema, read_source
-from inlay.server.schema_record import SchemaRecord, SchemaVersion
+from inlay.server.schema_record import PrewarmTask, SchemaRecord, SchemaVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a client sends to make a schema: options, and a schema as PML or as JSON, which becomes nodes."""
+"""What a client sends to make a schema, and what the OpenAPI document says of that: options, and PML or JSON."""
 
 from __future__ import annotations
 
@@ -47,6 +47,40 @@ class SchemaBody(SchemaOptions):
 
 
 _OPTIONS = frozenset(SchemaOptions.model_fields)
+
+
+#: Of routes that take a schema, and of one that takes none, for the OpenAPI document; and what each status means.
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": SchemaBody.model_json_schema() | {"oneOf": [{"required": ["pml"]}, {"required": ["schema"]}]}
+            },
+            "application/xml": {"schema": {"type": "string", "description": "PML; options stand in the query"}},
+        },
+    },
+    "parameters": [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        for name in SchemaOptions.model_fields
+    ],
+}
+NO_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"enum": [{}]}}}}}
+_WRONG = {
+    400: "A field or the schema is wrong; error.problems lists what is wrong with the schema.",
+    401: "The key is wrong.",
+    403: "More than the key or the server allows.",
+    404: "There is no such schema.",
+    408: "The body came too slowly.",
+    409: "There is one of that name; or it was deleted or replaced while it was encoded.",
+    412: "If-Match names another version.",
+    413: "The body is too large.",
+    415: "The body is neither JSON nor XML, or there is none and no Content-Type.",
+    429: "Too many requests.",
+    503: "The server is stopping.",
+    507: "There is no memory for what is to be encoded.",
+}
+RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says} for status, says in _WRONG.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +159,14 @@ def read_source(body: SchemaBody) -> Source:
     if wrong is not None:
         raise BodyError(f"a server's schemas are named like modules, and {wrong}", param="name", code="invalid_name")
     return source
+
+
+def check_name(source: Source, name: str) -> None:
+    """Raises BodyError for a schema of another name than that of its path."""
+    given = source.schema.name
+    if given != name:
+        message = f"the schema is named {given!r:.100} and the path says {name!r:.100}; write the same name in both"
+        raise BodyError(message, param="name", code="invalid_name")
 
 
 def _texts(value: Any) -> Iterator[str]:

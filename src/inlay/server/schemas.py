@@ -16,14 +16,13 @@ from inlay.pml.problems import JSONPlace
 from inlay.policy import BEST, CONTEXTS, ReusePolicy
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
-from inlay.server.prewarm import PrewarmTask, encoding
 from inlay.server.schema_catalog import SchemaCatalog
-from inlay.server.schema_documents import GivenSchema, SchemaBody, SchemaOptions, Source
-from inlay.server.schema_record import MODULES, Page, SchemaRecord, detail, summary
+from inlay.server.schema_documents import BODY, NO_BODY, RESPONSES, GivenSchema, SchemaOptions, check_name
+from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord, detail, encoding, summary
 from inlay.server.threads import json_response
 
 if TYPE_CHECKING:
-    from inlay.server.limits import Admission
+    from inlay.server.meter import Admission
     from inlay.server.service import Service
 
 router = APIRouter(prefix="/v1/schemas")
@@ -33,41 +32,10 @@ Modules = Annotated[int, Query(ge=1, le=MODULES, description="how many modules t
 After = Annotated[str, Query(description="the module behind which to begin")]
 Public = Annotated[bool | None, Query(description="true for the public schema of that name, false for your own")]
 
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": SchemaBody.model_json_schema() | {"oneOf": [{"required": ["pml"]}, {"required": ["schema"]}]}
-            },
-            "application/xml": {"schema": {"type": "string", "description": "PML; options stand in the query"}},
-        },
-    },
-    "parameters": [
-        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
-        for name in SchemaOptions.model_fields
-    ],
-}
-_NOTHING = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"enum": [{}]}}}}}
 _MODULE_BYTES = 200  # of a module in a response, about
-_WRONG = {
-    400: "A field or the schema is wrong; error.problems lists what is wrong with the schema.",
-    401: "The key is wrong.",
-    403: "More than the key or the server allows.",
-    404: "There is no such schema.",
-    408: "The body came too slowly.",
-    409: "There is one of that name; or it was deleted or replaced while it was encoded.",
-    412: "If-Match names another version.",
-    413: "The body is too large.",
-    415: "The body is neither JSON nor XML, or there is none and no Content-Type.",
-    429: "Too many requests.",
-    503: "The server is stopping.",
-    507: "There is no memory for what is to be encoded.",
-}
-_RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says} for status, says in _WRONG.items()}
 
 
-@router.post("", status_code=201, openapi_extra=_BODY, responses=_RESPONSES)
+@router.post("", status_code=201, openapi_extra=BODY, responses=RESPONSES)
 async def create(request: Request) -> Response:
     service, tenant = _asking(request)
     given = GivenSchema(request.scope["state"], request.query_params)
@@ -84,7 +52,7 @@ async def create(request: Request) -> Response:
         return await _response(service.schemas, record, status=201)
 
 
-@router.get("", responses=_RESPONSES)
+@router.get("", responses=RESPONSES)
 async def all_schemas(request: Request, limit: Limit = 20, after: str = "") -> Response:
     service, tenant = _asking(request, only=("limit", "after"))
     async with service.meter.request(tenant, tokens=False):
@@ -96,7 +64,7 @@ async def all_schemas(request: Request, limit: Limit = 20, after: str = "") -> R
     )
 
 
-@router.get("/{name}", responses=_RESPONSES)
+@router.get("/{name}", responses=RESPONSES)
 async def one_schema(
     request: Request,
     name: str,
@@ -111,7 +79,7 @@ async def one_schema(
         return await _response(service.schemas, record, source=source, page=Page(after, limit))
 
 
-@router.put("/{name}", openapi_extra=_BODY, responses=_RESPONSES)
+@router.put("/{name}", openapi_extra=BODY, responses=RESPONSES)
 async def replace(request: Request, name: str) -> Response:
     service, tenant = _asking(request)
     given = GivenSchema(request.scope["state"], request.query_params)
@@ -121,7 +89,7 @@ async def replace(request: Request, name: str) -> Response:
         admission.hold(tokens=_to_encode(given, reuse, tenant))
         try:
             source = await service.schemas.read(given.taken(), tenant)
-            _check_name(source, name)
+            check_name(source, name)
             record = await service.schemas.replace(
                 before,
                 source,
@@ -135,7 +103,7 @@ async def replace(request: Request, name: str) -> Response:
         return await _response(service.schemas, record)
 
 
-@router.delete("/{name}", responses=_RESPONSES)
+@router.delete("/{name}", responses=RESPONSES)
 async def delete(request: Request, name: str, public: Public = None) -> Response:
     service, tenant = _asking(request, only=("public",))
     record = service.schemas.own(name, tenant, public=public)
@@ -143,7 +111,7 @@ async def delete(request: Request, name: str, public: Public = None) -> Response
     return JSONBytes({"object": "schema.deleted", "name": name, "public": record.public, "deleted": True})
 
 
-@router.post("/{name}/warm", openapi_extra=_NOTHING, responses=_RESPONSES)
+@router.post("/{name}/warm", openapi_extra=NO_BODY, responses=RESPONSES)
 async def warm(request: Request, name: str, public: Public = None, stream: bool = False) -> Response:
     _check_meant(request)
     service, tenant = _asking(request, only=("public", "stream"), body=({}, None))
@@ -218,13 +186,6 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
         return None
     service.llm.positions_for(str(policy), body.positions)
     return str(policy)
-
-
-def _check_name(source: Source, name: str) -> None:
-    given = source.schema.name
-    if given != name:
-        message = f"the schema is named {given!r:.100} and the path says {name!r:.100}; write the same name in both"
-        raise BodyError(message, param="name", code="invalid_name")
 
 
 def _to_encode(given: GivenSchema, reuse: str | None, tenant: Tenant) -> int:

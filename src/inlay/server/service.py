@@ -14,7 +14,7 @@ from inlay.async_llm import AsyncLLM
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.server.drain import InFlight
-from inlay.server.limits import Meter
+from inlay.server.meter import Meter
 from inlay.server.metrics import Metrics
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_record import SchemaRecord
@@ -39,7 +39,7 @@ class Service:
     def __init__(self, llm: AsyncLLM, settings: ServerSettings, schemas: Sequence[Schema] = ()) -> None:
         self.llm = llm
         self.settings = settings
-        self.tenants = Tenants.open() if settings.keys_file is None else Tenants.from_file(settings.keys_file)
+        self.tenants = Tenants(settings.keys_file, settings.api_keys)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.body_workers = BodyWorkers(16 * settings.max_body_bytes)

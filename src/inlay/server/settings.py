@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from inlay.api.tools.formats import FORMATS
@@ -11,6 +12,7 @@ from inlay.config import check_choice
 from inlay.errors import ParameterError
 from inlay.policy import ReusePolicy
 from inlay.server.limits import CEILINGS
+from inlay.server.tenants import check_api_key
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -23,8 +25,10 @@ class ServerSettings:
     host, port: where it listens; port 0 takes a free one.
     served_names: what requests may call the model; the first is what answers call it.
     reuse: the policy of requests that bring none. max_reuse: the most reuse that a request may ask for.
-    keys_file: of ``inlay keys``; None answers everybody.
+    keys_file: of ``inlay keys``. api_keys: further ones, of the operator. Without either, everybody is answered.
     open_to_network: whether it may listen elsewhere than on this machine without keys.
+    uds: whether it listens on a Unix domain socket, in place of host and port.
+    root_path: in front of all paths where a proxy has it there, like "/llm"; "" for none.
     cors_origins: of web pages whose scripts may call it; "*" for all.
     max_body_bytes, max_nesting: of a request's body.
     timeout_s: after which a request ends, unless it asks for another time; None for never.
@@ -45,7 +49,10 @@ class ServerSettings:
     reuse: str = "exact"
     max_reuse: str = "modular"
     keys_file: Path | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     open_to_network: bool = False
+    uds: bool = False
+    root_path: str = ""
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 2**20
     max_nesting: int = 64
@@ -72,6 +79,12 @@ class ServerSettings:
                 f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
                 "policy out; lower the one or raise the other"
             )
+        for key in self.api_keys:
+            check_api_key(key)
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ParameterError(
+                f"root_path is {self.root_path!r:.80}; write it like '/llm', without a slash at the end"
+            )
         if not self.served_names or not all(self.served_names):
             raise ParameterError("served_names has no name, or an empty one; give the model one that clients can write")
         for name in ("max_body_bytes", "max_nesting", "stream_interval", "default_max_tokens"):
@@ -82,6 +95,11 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ParameterError(f"{name} is {value:g}; it must be a finite number of seconds above 0")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether those who have none are refused."""
+        return self.keys_file is not None or bool(self.api_keys)
 
     @property
     def longest_s(self) -> float | None:

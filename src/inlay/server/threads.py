@@ -36,6 +36,7 @@ _MIB = 2**20
 _RETRY_S = 1.0
 _TRIMMED_BYTES = _MIB  # of bodies, behind which it is worth some milliseconds to give their memory back
 _TRIM_AFTER_S = 1.0
+_TRIM_AGAIN_S = 8.0  # behind that, for what was made of these bodies: grammars, prompts, answers
 
 
 class BodyWorkers:
@@ -69,6 +70,7 @@ class _Lane:
         self._turns: dict[str, asyncio.Lock] = {}
         self._ended = 0  # bytes of bodies since memory was given back
         self._trim: asyncio.TimerHandle | None = None
+        self._trims_soon = False
 
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
@@ -102,11 +104,16 @@ class _Lane:
         self._turns[tenant].release()
         self._left(tenant, size)
         self._ended += size
-        if self._ended >= _TRIMMED_BYTES and self._trim is None:  # later: the request goes on with what was made of it
+        if self._ended >= _TRIMMED_BYTES and not self._trims_soon:  # later: the request goes on with what was made
+            if self._trim is not None:
+                self._trim.cancel()
+            self._trims_soon = True
             self._trim = asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._give_back)
 
     def _give_back(self) -> None:
-        self._trim, self._ended = None, 0
+        again = self._trims_soon
+        self._trims_soon, self._ended = False, 0
+        self._trim = asyncio.get_running_loop().call_later(_TRIM_AGAIN_S, self._give_back) if again else None
         self._threads.submit(give_memory_back)
 
     def _left(self, tenant: str, size: int) -> None:

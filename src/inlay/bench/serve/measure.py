@@ -69,16 +69,17 @@ async def run_clients(url: str, load: Load, cases: list[Case], progress: Progres
     return {"clients": load.clients, **_seen(results, took), **_said(before, after, took), "rss_mib": sizes}
 
 
+_LABELS_OF_ALL = re.compile(r'(?<=[{,])(model_name|engine)="[^"]*",?')
 _RSS = "process_resident_memory_bytes"
 
 
 async def numbers(url: str, key: str | None = None) -> dict[str, float]:
-    """The server's own metrics, by name and labels but for the model's."""
+    """The server's own metrics, by name and labels but for the model's and the engine's."""
     wire = Wire(url, key)
     _, text = await wire.ask("GET", "/metrics")
     wire.leave()
     lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if line and not line.startswith("#")]
-    return {re.sub(r'model_name="[^"]*"', "", name): float(value) for name, value in lines}
+    return {_LABELS_OF_ALL.sub("", name): float(value) for name, value in lines}
 
 
 async def _at_rest(url: str, key: str | None) -> dict[str, float]:

@@ -243,6 +243,8 @@ def _why_not(row: Row, raw: float, adjusted: float) -> InlayError | None:
         if math.isnan(best) or best == math.inf:
             held = "NaN" if math.isnan(best) else "+inf"
             return InlayError(f"{where} hold {held}; the model's weights or inputs are damaged")
+    if row.guide is not None and row.guide.failure is not None:
+        return row.guide.failure
     if adjusted == -math.inf:
         return InlayError(f"{where} leave no token to choose: every one is -inf or forbidden")
     return None

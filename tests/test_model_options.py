@@ -1,0 +1,70 @@
+"""What callers change about a model: its chat template, and how long its context is."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
+from inlay.models.load import LoadedModel
+
+from .conftest import tiny
+
+TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}!"
+CHAT = [{"role": "user", "content": "Hello"}]
+ONE = SamplingParams(temperature=0, max_tokens=1)
+
+
+def made(**options: object) -> LLM:
+    return LLM(tiny("llama"), kv_memory="16MiB", **options)
+
+
+def test_a_chat_template_in_place_of_the_models_own():
+    theirs, own = made(chat_template=TEMPLATE), made()
+    (output,) = theirs.chat(CHAT, ONE)
+    assert theirs.tokenizer.decode(output.prompt_token_ids).endswith("[user]Hello!")
+    assert theirs.model_name == own.model_name
+    assert "[user]" not in own.tokenizer.decode(own.chat(CHAT, ONE)[0].prompt_token_ids), "it is not another caller's"
+    schema = Schema.from_string('<schema name="s"><user>Hello <module name="m">there</module></user></schema>')
+    theirs.add_schema(schema)
+    laid_out = theirs.lay_out(Prompt.from_string('<prompt schema="s"><m/></prompt>'))
+    assert "[user]Hello there" in theirs.tokenizer.decode(laid_out.ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "chat_template: it shows no messages; give the text of a chat template in Jinja"),
+        ("my-template.jinja", "chat_template: it shows no messages"),
+        ("{% for message in messages %}\n{{ message.role }}\n{% endfro %}", "chat_template:3: Encountered unknown tag"),
+        ("{{ messages", "chat_template:1: unexpected end of template"),
+    ],
+)
+def test_what_is_no_chat_template(text, sentence):
+    with pytest.raises(ParameterError) as caught:
+        made(chat_template=text)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_shorter_context():
+    model: LoadedModel = tiny("llama")
+    llm = made(max_model_len=16)
+    assert llm.loaded.spec.max_positions == 16
+    assert model.spec.max_positions == made().loaded.spec.max_positions == 2048
+    answer = llm.generate([3] * 10, SamplingParams(temperature=0, ignore_eos=True))[0].outputs[0]
+    assert (len(answer.token_ids), answer.finish_reason) == (6, "length")
+    with pytest.raises(ContextError, match="the prompt ends at position 15 and the model's context is 16 tokens long"):
+        llm.generate([3] * 16, ONE)
+
+
+@pytest.mark.parametrize(
+    ("length", "sentence"),
+    [
+        (2049, "max_model_len is 2049, and the model has 2048 positions; give at most that"),
+        (1, "max_model_len is 1; it must be None or a whole number of at least 2"),
+        (True, "max_model_len is True; it must be None or a whole number of at least 2"),
+    ],
+)
+def test_contexts_that_no_model_has(length, sentence):
+    with pytest.raises(ParameterError) as caught:
+        made(max_model_len=length)
+    assert str(caught.value) == sentence
