@@ -48,7 +48,7 @@ class Job:
     output: Path
     names: Sequence[str]
     schemas: Sequence[Schema] = ()
-    reuse: str = "anchored"
+    reuse: str | None = None
     seed: int = 0
     default_max_tokens: int | None = None
     tool_parser: str | None = None

@@ -27,7 +27,7 @@ def ttft(
         bool, typer.Option("--sweep", help="From 256 to 16,384 cached tokens, with curves fitted to the times.")
     ] = False,
     dtype: DType = "auto",
-    reuse: Annotated[str, typer.Option(help="isolated or anchored.")] = "isolated",
+    reuse: Annotated[str, typer.Option(help="isolated, anchored or modular.")] = "isolated",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,
     baseline: Annotated[str, typer.Option(help="transformers: the stock model's full prefill; none: skip it.")] = (
@@ -42,7 +42,7 @@ def ttft(
 ) -> None:
     """Time to first token with cached modules, against a full prefill and against the new tokens alone."""
     for name, value, allowed in (
-        ("--reuse", reuse, CONTEXTS),
+        ("--reuse", reuse, (*CONTEXTS, "modular")),
         ("--baseline", baseline, ("transformers", "none")),
     ):
         if value not in allowed:

@@ -15,6 +15,7 @@ from inlay.errors import Place, PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
+from inlay.wording import counted, html_table
 
 Owner = tuple[str, ...]
 
@@ -71,7 +72,7 @@ class Extent:
     tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SchemaLayout:
     """A schema as token ids and positions.
 
@@ -93,6 +94,14 @@ class SchemaLayout:
     hole_of: dict[int, int]
     turn_pieces: tuple[str, ...]
     by_owner: dict[Owner, tuple[TextRun | Hole, ...]]
+
+    def __repr__(self) -> str:
+        tokens = sum(len(run.ids) for run in self.runs)
+        return f"<SchemaLayout of {self.schema!r}, {counted(tokens, 'token')}>"
+
+    def _repr_html_(self) -> str:
+        rows = ((name, extent.tokens, f"{extent.start}…{extent.end}") for name, extent in self.extents.items())
+        return html_table(f"schema {self.schema.name}", ("module", "tokens", "positions"), rows)
 
     @property
     def runs(self) -> Iterator[TextRun]:
