@@ -96,6 +96,7 @@ def batch(
         generation_config=generation_config,
         chat_template=template,
         max_model_len=max_model_len,
+        loading={"model": model, "dtype": dtype, "weights": weights, "quantization": quantization},
     )
 
     def load() -> AsyncLLM:

@@ -62,7 +62,7 @@ def schema_file(path: Path) -> Schema:
         with suppress(PMLError):
             prompt = Prompt.from_file(path)
             raise ParameterError(
-                f"{error.problems[0].place}: this is a prompt, of schema '{prompt.schema}'; give the file of that schema "
+                f"{error.problems[0].place}: this is a prompt, of schema '{prompt.schema}'; give that schema's file "
                 "here (inlay run takes both: SCHEMA --prompt PROMPT)"
             ) from None
         raise
@@ -83,7 +83,8 @@ def prompt_file(path: str) -> Prompt:
         with suppress(PMLError):
             schema = Schema.from_file(path)
             raise ParameterError(
-                f"{error.problems[0].place}: this is the schema '{schema.name}', and --prompt takes a prompt of it; write one, such as "
+                f"{error.problems[0].place}: this is the schema '{schema.name}', and --prompt takes a prompt of it; "
+                "write one, such as "
                 f'<prompt schema="{schema.name}">…</prompt>'
             ) from None
         raise

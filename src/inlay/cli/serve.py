@@ -10,13 +10,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Quantization, Reuse, Weights, read_template, schema_file
 from inlay.errors import ParameterError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from inlay.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -154,39 +160,52 @@ def serve(
         if keys is not None:
             Tenants.from_file(keys)
         first = [schema_file(file) for file in schema or []]
-        from transformers.utils.logging import disable_progress_bar
-
-        from inlay.async_llm import AsyncLLM
-        from inlay.server.app import build_app
         from inlay.server.log_format import configure
         from inlay.server.run import Server
+        from inlay.server.starting import Loading, StartingApp
 
         configure(format=log_format, level=log_level)
-        disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
-        llm = AsyncLLM(
-            model,
-            reuse=reuse,
-            kv_memory=kv_memory,
-            max_num_seqs=max_num_seqs,
-            max_waiting=max_waiting,
-            max_pass_s=max_pass or None,
-            max_model_len=max_model_len,
-            chat_template=template,
-            seed=seed,
-            dtype=dtype,
-            weights=weights,
-            quantization=quantization,
-            generation_config=generation_config,
-        )
-        try:
-            app = build_app(llm, settings, first)
+        running: list[AsyncLLM] = []
+
+        def load(loading: Loading) -> FastAPI:
+            """On a thread, while probes are answered."""
+            from transformers.utils.logging import disable_progress_bar
+
+            from inlay.async_llm import AsyncLLM
+            from inlay.models.load import weights_progress
+            from inlay.server.app import build_app
+
+            disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
+            loading.report("its model")
+            with weights_progress(partial(loading.report, "its weights")):
+                llm = AsyncLLM(
+                    model,
+                    reuse=reuse,
+                    kv_memory=kv_memory,
+                    max_num_seqs=max_num_seqs,
+                    max_waiting=max_waiting,
+                    max_pass_s=max_pass or None,
+                    max_model_len=max_model_len,
+                    chat_template=template,
+                    seed=seed,
+                    dtype=dtype,
+                    weights=weights,
+                    quantization=quantization,
+                    generation_config=generation_config,
+                )
+            running.append(llm)
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
-            where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
+            return build_app(llm, settings, first)
+
+        where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
+        try:
+            app = StartingApp(load, root_path, slow_client)
             Server(app, lambda: _ready(where), tls).run([listener])
         finally:
             gc.unfreeze()  # so that the end of the process finds what is to be taken apart
-            llm.shutdown()
+            for llm in running:
+                llm.shutdown()
     return 0
 
 

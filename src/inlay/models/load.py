@@ -9,7 +9,7 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+    set_tqdm_hook,
+)
 
 from inlay.errors import ModelError, ParameterError
 from inlay.models.families import check_config, describe
@@ -217,12 +222,36 @@ def _progress_on_terminals() -> Iterator[None]:
     """Bars of transformers on a terminal alone: in a log or a pipe they are lines of noise."""
     shown = is_progress_bar_enabled()
     if shown and not sys.stderr.isatty():
-        disable_progress_bar()  # type: ignore[no-untyped-call]
+        disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            enable_progress_bar()  # type: ignore[no-untyped-call]
+            enable_progress_bar()
+
+
+@contextmanager
+def weights_progress(report: Callable[[int, int], None]) -> Iterator[None]:
+    """Within the block: tell how many parts of a model's weights are loaded, and how many there are."""
+
+    def counted(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bar = factory(*args, **kwargs)
+        if kwargs.get("desc") != "Loading weights" or not args or not hasattr(args[0], "__len__"):
+            return bar
+        return _counted(bar, len(args[0]), report)
+
+    before = set_tqdm_hook(counted)
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
+
+
+def _counted(items: Iterable[Any], total: int, report: Callable[[int, int], None]) -> Iterator[Any]:
+    for done, item in enumerate(items):
+        report(done, total)
+        yield item
+    report(total, total)
 
 
 def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:

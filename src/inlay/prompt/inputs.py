@@ -167,7 +167,7 @@ def has_modules(prompt: Any) -> bool:
     messages = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
     if not is_conversation(messages):
         return False
-    contents = (message.get("content") for message in messages)
+    contents = (message.get("content") for message in messages or ())
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
     return any(isinstance(part, Mapping) and bool(part.get("cache_control")) for part in parts)
 

@@ -107,6 +107,11 @@ class SchemaLayout:
     def runs(self) -> Iterator[TextRun]:
         return (entry for entry in self.entries if isinstance(entry, TextRun))
 
+    @property
+    def roles(self) -> list[str]:
+        """Of the schema's turns."""
+        return _roles(self.schema)
+
     def text_of(self, order: int) -> str:
         """A text node as it is laid out: a chat template may strip the ends of a turn."""
         return self._texts.get(order, "")
@@ -121,6 +126,10 @@ class SchemaLayout:
         return sorted(before, key=lambda entry: entry.index)
 
 
+def _roles(schema: Schema) -> list[str]:
+    return [child.role for child in schema.children if isinstance(child, Turn)]
+
+
 def lay_out_schema(
     schema: Schema, encoder: TextEncoder, template: ChatTemplate, *, vocabulary: int | None = None
 ) -> SchemaLayout:
@@ -129,7 +138,7 @@ def lay_out_schema(
     vocabulary: how many tokens the model knows; None where there is no model that the ids could reach.
     Raises PMLError (a default that is too long, a token that the model does not know), ContextError and ModelError.
     """
-    roles = [child.role for child in schema.children if isinstance(child, Turn)]
+    roles = _roles(schema)
     walk = _SchemaWalk(encoder, vocabulary)
     if roles:
         walk.turn_pieces, walk.trims = template.opening_pieces(roles), template.opening_trims(roles)
