@@ -156,6 +156,8 @@ class DecodeSetting:
     context: int = 64
     tokens: int = 32
     dtype: str = "auto"
+    weights: str = "packed"
+    quantization: str | None = None
     baselines: tuple[str, ...] = BASELINES
     runs: int = 5
     quick: bool = False
@@ -190,6 +192,8 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
     return {
         "model": setting.model,
         "dtype": dtype_name(dtype),
+        "weights": setting.weights,
+        "quantization": setting.quantization,
         "context": setting.context,
         "tokens": setting.tokens,
         "weight_bytes_per_token": read,
@@ -203,7 +207,7 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
 
 
 def _load(setting: DecodeSetting) -> LLM:
-    llm = LLM(setting.model, dtype=setting.dtype, seed=0)
+    llm = LLM(setting.model, dtype=setting.dtype, weights=setting.weights, quantization=setting.quantization, seed=0)
     longest = llm.loaded.spec.max_positions
     if setting.context + setting.tokens + 1 >= longest:
         raise ContextError(
