@@ -12,11 +12,13 @@ BIN := $(VENV)/bin
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "1/2 Making $(VENV), and installing into it: a few minutes, most of them for torch (see README.md, Installing)."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: install
+	@echo "2/2 Answering a prompt over 8 of 12 documents, from cached modules and then without reuse."
 	$(BIN)/inlay run examples/records/records.xml --prompt examples/records/prompt.xml --compare
 
 check: install

@@ -205,7 +205,9 @@ def test_the_encoding_of_a_schema_that_is_not_wanted_any_more_ends(change):
         if change == "removed":
             assert llm.remove_schema("many")
         elif change == "replaced":
-            await llm.add_schema(Schema.from_string("<schema name='many'>Other text.</schema>"), encode=False)
+            await llm.add_schema(
+                Schema.from_string("<schema name='many'>Other text.</schema>"), encode=False, replace=True
+            )
         else:
             encoding.cancel()
         with pytest.raises(asyncio.CancelledError if change == "given up" else AbortedError) as caught:

@@ -20,7 +20,7 @@ SOURCE = Path(inlay.__file__).parent
 #: From the ground up: a module imports from rows below its own, and from its own part; parts of one row leave each
 #: other alone. A part is a module or a package; the longest name counts, so ``kv.identity`` is not ``kv``.
 LAYERS = (
-    ("errors", "slots", "wording"),
+    ("errors", "slots", "wording", "distribution"),
     ("types", "policy", "strict_json", "kv.identity"),
     ("pml", "kv", "events"),
     ("prompt", "attention"),

@@ -122,7 +122,10 @@ def test_warm_encodes_what_the_prompt_reads_and_no_more(llm):
 def test_a_schema_of_the_same_name_takes_the_place(llm):
     llm.add_schema(SCHEMA)
     other = Schema.from_string('<schema name="s"><module name="z">New.</module></schema>')
-    llm.add_schema(other)
+    with pytest.raises(ParameterError, match="there is another schema 's'; give replace=True to put this one in its"):
+        llm.add_schema(other)
+    llm.add_schema(Schema.from_json(SCHEMA.to_json()))  # the same once more, as when a cell of a notebook is run again
+    llm.add_schema(other, replace=True)
     with pytest.raises(PMLError, match=r"<a/> is not a module|unknown module|no module"):
         llm.generate(SCHEMA.prompt().use("a").text("?"))
     (output,) = llm.generate(other.prompt().use("z").text("?"), GREEDY)

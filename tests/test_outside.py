@@ -18,8 +18,9 @@ SOURCE = Path(inlay.__file__).parent
 TESTS = Path(__file__).parent
 FOLDERS = (TESTS, TESTS.parent / "benchmarks", SOURCE / "bench")
 
-#: Of other packages, without public ones: how a stock model attends, the caller's frame, what ours is timed against.
-OF_OTHERS = {"_attn_implementation", "_getframe", "_scaled_dot_product_flash_attention_for_cpu"}
+#: Of other packages, without public ones: how a stock model attends, the caller's frame, what ours is timed against;
+#: what notebooks ask objects for.
+OF_OTHERS = {"_attn_implementation", "_getframe", "_scaled_dot_product_flash_attention_for_cpu", "_repr_html_"}
 #: No attributes: the file of our kernel, which a test has missing; endings of metrics; a name looked for in source.
 OTHERWISE = {"_kernel", "_sum", "_count", "_total", "_tokens", "_stop"}
 

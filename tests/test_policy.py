@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import ParameterError
-from inlay.policy import BEST, LEVELS, POSITIONS, REUSE, WORDS, ReusePolicy
+from inlay.policy import BEST, CONTEXTS, LEVELS, POSITIONS, WORDS, ReusePolicy, default_policy
+
+REUSE = ("off", "exact", *CONTEXTS)
 
 written = st.sampled_from(WORDS)
 
@@ -31,7 +33,7 @@ def test_modular_is_the_best_context_there_is():
 
 @pytest.mark.parametrize("word", ["", "Exact", None, 3, ["off"]])
 def test_what_is_no_policy_is_told_so(word):
-    with pytest.raises(ParameterError, match=r"^reuse is .*; use one of off, exact, isolated, anchored$"):
+    with pytest.raises(ParameterError, match=r"^reuse is .*; use one of off, exact, isolated, anchored, modular$"):
         ReusePolicy.parse(word)
     with pytest.raises(ParameterError, match=r"^positions is .*; use one of schema, packed$"):
         ReusePolicy.parse("off", word if word is not None else "")
@@ -59,3 +61,8 @@ def test_positions_are_the_best_that_a_model_allows():
     assert ReusePolicy.parse("off", "packed").settled("it turns").packed
     with pytest.raises(ParameterError, match="positions 'packed' with reuse 'isolated' reads segments at a shift"):
         ReusePolicy.parse("isolated", "packed").settled("it turns")
+
+
+def test_the_default_goes_by_whether_there_are_modules():
+    assert default_policy(modules=True) == BEST
+    assert default_policy(modules=False) == ReusePolicy.parse("exact")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -50,6 +51,16 @@ def test_commands(command):
     result = run(command)
     assert result.returncode == 0, result.stderr
     assert result.stdout
+    if "--json" in command.split() and " run " in command:
+        assert json.loads(result.stdout)["cached_tokens"] > 0
+
+
+def said_by_the_clients_python(base: str) -> list[str]:
+    code = blocks("python")[0].replace("http://127.0.0.1:8000/v1", base)
+    assert base in code
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("command", SERVE)
@@ -66,6 +77,10 @@ def test_serve_answers_and_stops(command):
             )
             assert answer.choices[0].message.content
             assert answer.usage.prompt_tokens
+            first, second = said_by_the_clients_python(base)
+            assert "of" in first.split()
+            cached, of = second.split()[-3::2]
+            assert int(of) // 2 < int(cached) < int(of), "the documents, in another order"
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0, server.stderr.read().decode()
@@ -98,6 +113,8 @@ def test_long_commands(command):
 def test_make_demo_is_the_first_command_of_the_readme():
     """`make demo` installs and runs this; `make test` is what runs these tests."""
     plan = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--quiet" not in (ROOT / "Makefile").read_text(), "pip says what it does"
+    assert "Answering a prompt" in plan
     demo = next(line for line in plan.splitlines() if "inlay run" in line)
     assert demo.replace(".venv/bin/", "").split()[:2] == ["inlay", "run"]
     assert any(command.split() == demo.replace(".venv/bin/", "").split() for command in INLAY)
@@ -105,7 +122,7 @@ def test_make_demo_is_the_first_command_of_the_readme():
 
 def test_the_python(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    (code,) = blocks("python")
+    (_, code) = blocks("python")
     exec(compile(code, "README.md", "exec"), {})
     assert "cached_tokens=" in capsys.readouterr().out
 

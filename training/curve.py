@@ -1,4 +1,4 @@
-"""Draw a training run: ``python -m training.curve DIRECTORY/log.jsonl --out curve.svg`` (needs ``inlay[plots]``)."""
+"""Draw a training run: ``python -m training.curve DIRECTORY/log.jsonl --out curve.svg`` (needs matplotlib)."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class AsyncLLM(Base):
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         _check_arguments(params, request_id, priority, stream_interval)
         timeout_s = check_seconds("timeout_s", timeout_s)
-        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        policy, salt = self.policy_for(prompt, reuse, positions), check_salt(cache_salt)
         began = time.perf_counter() if arrival is None else arrival
         deadline = None if timeout_s is None else began + timeout_s
         name, under_way = self._begin(request_id)
@@ -146,6 +146,7 @@ class AsyncLLM(Base):
         schema: Schema,
         *,
         encode: bool = True,
+        replace: bool = False,
         reuse: str | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
@@ -160,7 +161,8 @@ class AsyncLLM(Base):
         tenant, weight: as in ``generate``.
         """
         policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
-        layout, specs = await self.pools.schemas.run(self.schemas.add, schema, policy, salt, owner=cache_salt)
+        add = partial(self.schemas.add, replace=replace)
+        layout, specs = await self.pools.schemas.run(add, schema, policy, salt, owner=cache_salt)
         if encode:
             encoding = self.schemas.encoding(layout, specs, salt=salt, tenant=tenant, weight=weight)
             await self._encode(encoding, progress)

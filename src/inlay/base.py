@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
 from inlay.attention.storage import KVStorage
 from inlay.client import EngineClient, InProcessClient, Prepared
 from inlay.config import EngineConfig
+from inlay.distribution import other_project
 from inlay.engine.forward import StepObserver
 from inlay.engine.workpool import WorkPools
 from inlay.kv.store import SegmentStore
 from inlay.models.generation import sampling_defaults
-from inlay.models.load import LoadedModel, as_loaded, changed
+from inlay.models.load import GivenModel, adjusted, as_loaded
 from inlay.output.processor import OutputProcessor, RequestState
-from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import check_salt, check_template
+from inlay.policy import ReusePolicy, default_policy
+from inlay.prompt.inputs import check_salt, check_template, has_modules
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placement import PromptLayout
 from inlay.prompt.processor import PromptProcessor
 from inlay.prompt.tokens import TextEncoder
 from inlay.schemas import SchemaManager
 from inlay.types import EngineStats, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -41,20 +47,23 @@ class Base:
 
     def __init__(
         self,
-        model: str | LoadedModel = "demo",
+        model: GivenModel = "demo",
         *,
         dtype: str = "auto",
         seed: int | None = None,
         weights: str | None = None,
         quantization: str | None = None,
         chat_template: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **settings: Any,
     ) -> None:
+        if wrong := other_project():
+            logger.warning("%s", wrong)
         self.config = EngineConfig.of(settings)
         if chat_template is not None:
             check_template(chat_template)
-        loaded = as_loaded(model, dtype, seed or 0, weights, quantization)
-        self.loaded = loaded = changed(loaded, chat_template, self.config.max_model_len)
+        loaded = as_loaded(model, dtype, seed or 0, weights, quantization, tokenizer)
+        self.loaded = loaded = adjusted(loaded, chat_template, self.config.max_model_len)
         #: What requests get that do not say otherwise: fields of SamplingParams.
         self.sampling_defaults = sampling_defaults(loaded) if self.config.generation_config == "auto" else {}
         self.tokenizer = loaded.tokenizer
@@ -103,10 +112,18 @@ class Base:
         """What a request gets that brings no ``sampling_params``: the model's own defaults."""
         return SamplingParams(**self.sampling_defaults)
 
-    def policy(self, reuse: str | None = None, positions: str | None = None) -> ReusePolicy:
-        """The policy that a request gets that asks for this; None for the engine's defaults. Raises ParameterError."""
-        asked = ReusePolicy.parse(reuse or self.config.reuse, self.config.positions if positions is None else positions)
+    def policy(self, reuse: str | None = None, positions: str | None = None, *, modules: bool = True) -> ReusePolicy:
+        """The policy that a request gets that asks for this; None for the engine's defaults. Raises ParameterError.
+
+        modules: whether the request has any, by which the default goes.
+        """
+        written = reuse if reuse is not None else self.config.reuse or str(default_policy(modules=modules))
+        asked = ReusePolicy.parse(written, self.config.positions if positions is None else positions)
         return asked.settled(self.client.model.why_not_shift)
+
+    def policy_for(self, prompt: Any, reuse: str | None = None, positions: str | None = None) -> ReusePolicy:
+        """The policy that this prompt gets, in whatever form it is; arguments and errors as of ``policy``."""
+        return self.policy(reuse, positions, modules=has_modules(prompt))
 
     def positions_for(self, reuse: str, positions: str | None = None) -> str:
         """The position policy that a request with this reuse gets. Raises ParameterError."""
@@ -143,7 +160,7 @@ class Base:
         cache_salt: str | None = None,
     ) -> PromptLayout:
         """A prompt as token ids and positions, without running it. Arguments as in ``LLM.generate``."""
-        return self.processor.lay_out(prompt, self.policy(reuse, positions), check_salt(cache_salt))
+        return self.processor.lay_out(prompt, self.policy_for(prompt, reuse, positions), check_salt(cache_salt))
 
     def shutdown(self) -> None:
         """End the engine's thread. Requests under way end with an error; later calls are refused."""

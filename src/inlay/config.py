@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from inlay.errors import ParameterError
-from inlay.policy import ReusePolicy
+from inlay.policy import BEST, ReusePolicy
 from inlay.wording import show
 
 PLACEHOLDERS = ("none", "unk")
@@ -24,7 +24,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class EngineConfig:
     """Settings of an engine; checked once, here. Raises ParameterError.
 
-    reuse: the default reuse policy of requests.
+    reuse: the reuse policy of requests that bring none; None for that of ``policy.default_policy``.
     positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
     kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB.
     chunk_size: tokens of one chunk of the pool.
@@ -42,7 +42,7 @@ class EngineConfig:
         nothing; "off": the defaults of SamplingParams are.
     """
 
-    reuse: str = "anchored"
+    reuse: str | None = None
     positions: str | None = None
     kv_memory: int | str | None = None
     chunk_size: int = 64
@@ -58,7 +58,7 @@ class EngineConfig:
     generation_config: str = "auto"
 
     def __post_init__(self) -> None:
-        ReusePolicy.parse(self.reuse, self.positions)
+        ReusePolicy.parse(self.reuse or str(BEST), self.positions)
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):

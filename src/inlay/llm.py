@@ -16,11 +16,10 @@ from tqdm import tqdm
 from inlay.base import Asked, Base, Progress
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.events import EncodeEvent, TokenEvent
-from inlay.models.load import LoadedModel
+from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import Message, PromptInput, check_ids, check_params, check_salt, is_several
+from inlay.prompt.inputs import Message, PromptInput, as_conversations, check_ids, check_params, check_salt, is_several
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
 from inlay.schemas import removed
@@ -30,7 +29,8 @@ from inlay.types import RequestOutput, SamplingParams
 class LLM(Base):
     """A language model that computes the attention states of every piece of text once.
 
-    model: a local directory, a hub name, ``random:<shape>``, ``demo``, or a LoadedModel.
+    model: a local directory, a hub name, ``random:<shape>``, ``demo``, a LoadedModel, or a model of transformers.
+    tokenizer: that of a model of transformers; others bring theirs.
     dtype: "auto", "float32" or "bfloat16".
     seed: of random weights, and of requests that bring no seed of their own; None draws the latter afresh.
     weights, quantization: how a model that is given by name keeps its weights, as in ``load_model``; None for its
@@ -39,7 +39,7 @@ class LLM(Base):
     Further settings: see EngineConfig. Raises ModelError, ParameterError, CapacityError.
     """
 
-    def __init__(self, model: str | LoadedModel = "demo", **settings: Any) -> None:
+    def __init__(self, model: GivenModel = "demo", **settings: Any) -> None:
         super().__init__(model, **settings)
         self._numbers = count()  # of requests
 
@@ -48,6 +48,7 @@ class LLM(Base):
         schema: Schema,
         *,
         encode: bool = True,
+        replace: bool = False,
         reuse: str | None = None,
         positions: str | None = None,
         progress: Progress | None = None,
@@ -56,6 +57,7 @@ class LLM(Base):
         """Make a schema known under its name, and encode its modules, packed, so that prompts find them.
 
         encode: False leaves each segment to the first prompt that needs it.
+        replace: whether it may take the place of another schema of its name; ParameterError if not.
         reuse, positions: the policy to encode for; None for the engine's defaults.
         progress: called with how many of the schema's tokens are encoded, and how many there are.
         cache_salt: makes it private: only requests with this salt know it, and theirs goes before a public one of the
@@ -63,7 +65,7 @@ class LLM(Base):
         Raises PMLError, ParameterError, CapacityError, and AbortedError where it is removed or replaced meanwhile.
         """
         policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
-        layout, specs = self.schemas.add(schema, policy, salt)
+        layout, specs = self.schemas.add(schema, policy, salt, replace=replace)
         if encode:
             self._encode(self.schemas.encoding(layout, specs, salt=salt), progress)
         return layout
@@ -126,7 +128,7 @@ class LLM(Base):
         Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt; and
         when all have ended for one that failed, with the others' outputs in the error's ``outputs``.
         """
-        asked = self._asked(prompts, sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
+        asked = self._asked(prompts, sampling_params, reuse, positions, check_salt(cache_salt))
         with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(asked):
                 bar.update()
@@ -142,7 +144,7 @@ class LLM(Base):
         cache_salt: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
-        (asked,) = self._asked([prompt], sampling_params, self.policy(reuse, positions), check_salt(cache_salt))
+        (asked,) = self._asked([prompt], sampling_params, reuse, positions, check_salt(cache_salt))
         return self._listen(asked)
 
     def chat(
@@ -165,7 +167,7 @@ class LLM(Base):
         continue_final_message: whether the answer goes on with the last message, one of the assistant's.
         The rest is as in ``generate``. Raises ParameterError for what the template does not know.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        conversations = as_conversations(messages)
         asked = {
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
@@ -174,8 +176,8 @@ class LLM(Base):
             "continue_final_message": continue_final_message or None,
         }
         given = {name: value for name, value in asked.items() if value is not None}
-        prompts = [{"messages": one, **given} for one in conversations] if given else list(conversations)
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)  # type: ignore[arg-type]
+        prompts = [{"messages": one, **given} for one in conversations] if given else conversations
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def distributions(
         self,
@@ -201,7 +203,7 @@ class LLM(Base):
             raise ParameterError("a continuation is empty; give at least one token id")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        asked = self._asked(prompts, params, self.policy(reuse, positions), forced=forced)
+        asked = self._asked(prompts, params, reuse, positions, forced=forced)
         for _ in self._run(asked):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
@@ -210,7 +212,8 @@ class LLM(Base):
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        policy: ReusePolicy,
+        reuse: str | None,
+        positions: str | None,
         salt: str = "",
         forced: Sequence[Sequence[int]] | None = None,
     ) -> list[Asked]:
@@ -221,9 +224,10 @@ class LLM(Base):
             check_params(one)
         if len(each) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
+        policies = [self.policy_for(prompt, reuse, positions) for prompt in several]
         return [
             self._request(prompt, p, policy, salt, request_id=str(next(self._numbers)), forced=ids)
-            for prompt, p, ids in zip(several, each, forced or [()] * len(several), strict=True)
+            for prompt, p, policy, ids in zip(several, each, policies, forced or [()] * len(several), strict=True)
         ]
 
     def _run(self, requests: Sequence[Asked]) -> Iterator[RequestState]:

@@ -13,9 +13,6 @@ LEVELS = ("off", "exact", "modular")
 #: What a module sees when it is encoded: itself alone; or also the always-present text before it (prompt/contexts.py).
 CONTEXTS = ("isolated", "anchored")
 
-#: The words that messages offer for a policy, each with its level and context.
-REUSE = ("off", "exact", *CONTEXTS)
-
 #: Where modules stand: where their schema has them, or one right behind the other.
 POSITIONS = ("schema", "packed")
 
@@ -27,7 +24,7 @@ _WRITTEN: dict[str, tuple[str, str | None]] = {
     "modular": ("modular", "anchored"),  # the better one of the two that are (docs/quality.md)
 }
 
-#: All words that are a policy's written form, or stand for one.
+#: All words that are a policy's written form, or stand for one: the same on every face.
 WORDS = tuple(_WRITTEN)
 
 
@@ -47,7 +44,7 @@ class ReusePolicy:
     def parse(cls, reuse: object, positions: object = None) -> ReusePolicy:
         """The policy that is written so. Raises ParameterError."""
         if not isinstance(reuse, str) or reuse not in _WRITTEN:
-            raise ParameterError(f"reuse is {show(reuse)}; use one of {', '.join(REUSE)}")
+            raise ParameterError(f"reuse is {show(reuse)}; use one of {', '.join(WORDS)}")
         if positions is None:
             return cls(*_WRITTEN[reuse])
         if not isinstance(positions, str) or positions not in POSITIONS:
@@ -124,5 +121,15 @@ class ReusePolicy:
         return LEVELS.index(self.level)
 
 
+EXACT = ReusePolicy.parse("exact")
+
 #: What modules are encoded for where nobody says.
 BEST = ReusePolicy.parse("modular")
+
+
+def default_policy(*, modules: bool) -> ReusePolicy:
+    """The policy of a request that does not say, on every face (docs/reuse.md).
+
+    modules: whether the request has any: it is of a schema, or marks parts of messages.
+    """
+    return BEST if modules else EXACT

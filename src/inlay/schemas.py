@@ -25,10 +25,12 @@ class SchemaManager:
         self._lock = threading.Lock()  # of which schemas are known, and which of them are being encoded
         self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
 
-    def add(self, schema: Schema, policy: ReusePolicy, salt: str = "") -> tuple[SchemaLayout, list[SegmentSpec]]:
+    def add(
+        self, schema: Schema, policy: ReusePolicy, salt: str = "", *, replace: bool = False
+    ) -> tuple[SchemaLayout, list[SegmentSpec]]:
         """Make a schema known; returns its layout and the segments that can be encoded beforehand.
 
-        Raises ParameterError and PMLError.
+        replace: whether it may take the name of another one. Raises ParameterError and PMLError.
         """
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
@@ -36,6 +38,12 @@ class SchemaManager:
         layout = processor.lay_out_schema(schema, salt)
         check_lengths(layout, processor.model.max_positions)
         with self._lock:
+            known = processor.schemas.get(schema.name, salt)
+            if not replace and known is not None and not _same(known.layout.schema, schema):
+                raise ParameterError(
+                    f"there is another schema '{schema.name}'; give replace=True to put this one in its place, or name "
+                    "it differently"
+                )
             processor.add_schema(layout, salt)
             self._end_encodings()
         return layout, processor.all_specs(layout, policy, salt)
@@ -84,6 +92,11 @@ class SchemaManager:
         """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
         known = self._processor.schema(layout.schema.name, salt)
         return known is not None and known.schema is layout.schema
+
+
+def _same(one: Schema, other: Schema) -> bool:
+    """Whether two schemas say the same, wherever they were read."""
+    return one is other or one.to_json() == other.to_json()
 
 
 def removed(encoding: EncodeRequest) -> AbortedError:

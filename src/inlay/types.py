@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inlay.errors import ParameterError
-from inlay.wording import show
+from inlay.wording import counted, html_table, show
 
 # Below it, dividing by the temperature tells nothing apart but rounding errors.
 _GREEDY_BELOW = 1e-5
@@ -342,7 +342,7 @@ class EngineStats:
     busy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RequestOutput:
     """A request with its answers, finished or so far.
 
@@ -363,6 +363,19 @@ class RequestOutput:
 
     def __post_init__(self) -> None:
         assert len(self.prompt_positions) == len(self.prompt_token_ids), "every prompt token has one position"
+
+    def __repr__(self) -> str:
+        texts = ", ".join(show(answer.text) for answer in self.outputs)
+        state = "" if self.finished else ", unfinished"
+        return f"<RequestOutput {self.request_id}: {texts}{state}; {self._counts()}>"
+
+    def _repr_html_(self) -> str:
+        rows = ((answer.index, answer.text, answer.finish_reason or "") for answer in self.outputs)
+        return html_table(self._counts(), ("", "answer", "finish reason"), rows)
+
+    def _counts(self) -> str:
+        usage = self.usage
+        return f"{counted(usage.prompt_tokens, 'prompt token')}, {usage.cached_tokens:,} of them cached"
 
     @property
     def num_cached_tokens(self) -> int:

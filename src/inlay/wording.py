@@ -6,6 +6,7 @@ import os
 import reprlib
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from html import escape
 from itertools import islice
 from typing import Any
 
@@ -24,6 +25,11 @@ def clip(text: str, most: int = SHOWN) -> str:
 def quote(text: str) -> str:
     """The text in quotation marks, on one line, shortened where it is long."""
     return '"' + " ".join(clip(text).splitlines()) + '"'
+
+
+def counted(number: int, thing: str) -> str:
+    """How many of something there are, as in ``1 module`` and ``2 modules``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def listed(names: Iterable[str]) -> str:
@@ -94,6 +100,19 @@ def show(value: object) -> str:
     """A value as ``repr`` writes it, on one line and in at most 100 characters, whatever its size."""
     text = _Repr().repr(value).replace("\n", " ")
     return text if len(text) <= _SHOWN_PYTHON else f"{text[:_SHOWN_PYTHON]}…"
+
+
+def html_table(title: str, header: Iterable[str], rows: Iterable[Iterable[object]], most: int = 50) -> str:
+    """A table as notebooks show it. rows: of values, which may be any text; ``most`` of them are shown."""
+    listed = [list(row) for row in islice(rows, most + 1)]
+    body = "".join(_html_row("td", row) for row in listed[:most]) + (
+        _html_row("td", ["…"]) if len(listed) > most else ""
+    )
+    return f"<table><caption>{escape(title)}</caption>{_html_row('th', header)}{body}</table>"
+
+
+def _html_row(tag: str, cells: Iterable[object]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
 
 
 def shown_path(path: str) -> str:

@@ -176,7 +176,7 @@ def test_matplotlib_is_optional(monkeypatch):
         return real(name, *arguments, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ParameterError, match=r"install it with: pip install 'inlay\[plots\]'"):
+    with pytest.raises(ParameterError, match=r"install it with: pip install 'inlay-llm\[plots\]'"):
         check_plot_file(Path("a.png"))
 
 

@@ -273,3 +273,13 @@ def test_a_schema_mended_after_a_batch_that_it_ended(tmp_path: Path):
     assert run(source, tmp_path / "out", schemas=[SCHEMA]).answered == 1
     with pytest.raises(ParameterError, match="holds answers of another set of schemas"):
         run(source, tmp_path / "out", schemas=[long])
+
+
+def test_a_finished_batch_is_not_that_of_another_model(tmp_path: Path):
+    source = write(tmp_path / "in", [line("a", prompt="Hello")])
+    run(source, tmp_path / "out", loading={"model": "one"})
+    before = (tmp_path / "out").read_bytes()
+    with pytest.raises(ParameterError, match="holds answers of another model or dtype; give another output"):
+        run(source, tmp_path / "out", model=tiny("qwen2"), loading={"model": "two"})
+    assert run(source, tmp_path / "out", loading={"model": "./one"}).answered == 1, "the same by another name"
+    assert (tmp_path / "out").read_bytes() == before

@@ -29,7 +29,7 @@ COMMANDS = {
 @pytest.fixture(autouse=True)
 def quick_model(monkeypatch) -> None:
     """Models are a tiny one that is in memory already; tests/cli/test_cli.py runs a command with its own."""
-    for module in ("inlay.base", "inlay.bench.stock", "inlay.bench.throughput.measure"):
+    for module in ("inlay.models.load", "inlay.bench.stock", "inlay.bench.throughput.measure"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 
 

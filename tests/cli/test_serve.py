@@ -142,7 +142,7 @@ def load(*_):
     print("loading", flush=True)
     time.sleep(60)
 
-inlay.base._loaded = load
+inlay.base.as_loaded = load
 sys.exit(main(["serve", "random:tiny", "--port", "0"]))
 """
 
@@ -171,7 +171,7 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(number):
         ),
         (["--port", "70000"], "--port is 70000; it must be a number from 1 to 65535"),
         (["--reuse", "some"], "reuse is 'some'; use one of"),
-        (["--max-reuse", "off"], "reuse is 'exact' and max_reuse is 'off'"),
+        (["--reuse", "exact", "--max-reuse", "off"], "reuse is 'exact' and max_reuse is 'off'"),
         (["--slow-client", "nan"], "slow_client_s is nan; it must be a finite number of seconds above 0"),
         (["--timeout", "-1"], "timeout_s is -1; it must be"),
         (["--stream-interval", "0"], "stream_interval is 0; it must be at least 1"),

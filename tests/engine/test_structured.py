@@ -278,7 +278,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(ParameterError) as caught:
         llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))
     assert str(caught.value) == (
-        "structured_outputs needs the package llguidance; install it with pip install 'inlay[structured]'."
+        "structured_outputs needs the package llguidance; install it with pip install 'inlay-llm[structured]'."
     )
     llm.generate("x", SamplingParams())
 

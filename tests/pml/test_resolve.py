@@ -1,6 +1,6 @@
 import pytest
 
-from inlay.errors import Place
+from inlay.errors import Place, PMLError
 from inlay.pml import Filled, NewText, Prompt, Schema, SchemaText, TurnEnd, TurnStart, resolve
 from tests.pml.helpers import ALONE, LEVELS, TRAVEL, resolve_problems, resolved, shorthand
 
@@ -304,3 +304,15 @@ LOOSE = {
 @pytest.mark.parametrize(("schema", "body"), LOOSE.keys())
 def test_what_may_not_stand_beside_or_inside_turns(schema: str, body: str) -> None:
     assert resolve_problems(schema, prompt(body)) == LOOSE[schema, body]
+
+
+def test_arguments_that_are_missing_are_told_together():
+    schema = Schema.from_string(
+        '<schema name="s"><module name="customer"><param name="name" len="4"/><param name="plan" len="4"/>'
+        '<param name="city" len="4" default="Bravel"/></module></schema>'
+    )
+    with pytest.raises(PMLError) as caught:
+        resolve(schema, Prompt.from_string('<prompt schema="s"><customer/></prompt>', source="p.xml"))
+    assert [str(problem) for problem in caught.value.problems] == [
+        'p.xml:1:20: <customer/> needs "name", "plan", which have no defaults; write <customer name="…" plan="…"/>'
+    ]

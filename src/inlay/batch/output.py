@@ -57,11 +57,18 @@ class Output:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._close()
 
-    def begin(self, fingerprint: bytes) -> None:
-        """Say which model the answers come from. Raises ParameterError where others came from another one."""
+    def asked_of(self, loading: Settings) -> bool:
+        """Whether the answers that are there come from a model that was asked for in just this way."""
+        return self._state.get("loading") == loading
+
+    def begin(self, fingerprint: bytes, loading: Settings | None = None) -> None:
+        """Say which model the answers come from. Raises ParameterError where others came from another one.
+
+        loading: how the model was asked for, in values of JSON.
+        """
         known = self._state.get("model")
         if known is None:
-            self._state = {**self._settings, "model": fingerprint.hex()}
+            self._state = {**self._settings, "model": fingerprint.hex(), "loading": loading or {}}
             os.ftruncate(self._state_file, 0)
             self._write(self._state_file, self._state_path, self._state)
         elif known != fingerprint.hex():

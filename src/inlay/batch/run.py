@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,13 +45,15 @@ class Job:
     default_max_tokens: see ``api.dialect.Dialect.translate``. tool_parser: see ``api.tools.formats.model_tools``.
     reasoning_parser: see ``api.reasoning.model_reasoning``.
     generation_config, chat_template, max_model_len: those of the model, which ``load`` is to make with them.
+    loading: what else ``load`` goes by, in values of JSON: a finished batch is taken up without its model where this
+        has not changed.
     """
 
     input: Path
     output: Path
     names: Sequence[str]
     schemas: Sequence[Schema] = ()
-    reuse: str = "anchored"
+    reuse: str | None = None
     seed: int = 0
     default_max_tokens: int | None = None
     tool_parser: str | None = None
@@ -59,6 +61,7 @@ class Job:
     generation_config: str = "auto"
     chat_template: str | None = None
     max_model_len: int | None = None
+    loading: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
@@ -89,11 +92,13 @@ def run_batch(job: Job, load: Callable[[], AsyncLLM], progress: Progress, counts
     """
     with Index(job.input, progress) as index, Output(job.output, index, job.settings(), counts) as output:
         counts.requests = index.requests
-        if counts.done == index.requests:
+        if counts.done == index.requests and output.asked_of(job.loading):
             return
-        llm = load()
+        llm = load()  # also where all is done, perhaps by another model
         try:
-            output.begin(llm.loaded.fingerprint)
+            output.begin(llm.loaded.fingerprint, job.loading)
+            if counts.done == index.requests:
+                return
             asyncio.run(_Batch(job, llm, index, output, progress, counts).run())
         finally:
             llm.shutdown()

@@ -39,6 +39,8 @@ class EncodeSetting:
     modules: int = 64
     tokens: int = 256
     dtype: str = "auto"
+    weights: str = "packed"
+    quantization: str | None = None
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     runs: int = 3
     quick: bool = False
@@ -67,6 +69,8 @@ def measure_encode(setting: EncodeSetting, progress: Progress | None = None) -> 
     return {
         "model": setting.model,
         "dtype": dtype,
+        "weights": setting.weights,
+        "quantization": setting.quantization,
         "modules": len(ids),
         "tokens": tokens,
         "tokens_s": round(ours, 1),
@@ -122,7 +126,14 @@ def _rates(model: PreTrainedModel, ids: list[tuple[int, ...]], batches: tuple[in
 
 
 def _load(setting: EncodeSetting) -> LLM:
-    llm = LLM(setting.model, dtype=setting.dtype, reuse="isolated", seed=0)
+    llm = LLM(
+        setting.model,
+        dtype=setting.dtype,
+        weights=setting.weights,
+        quantization=setting.quantization,
+        reuse="isolated",
+        seed=0,
+    )
     longest = llm.loaded.spec.max_positions
     if setting.tokens >= longest:
         raise ContextError(f"modules of {setting.tokens} tokens do not fit the model's context of {longest}; use fewer")

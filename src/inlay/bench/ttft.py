@@ -62,6 +62,8 @@ class TTFTSetting:
     model: str
     rows: tuple[Setting, ...]
     dtype: str = "auto"
+    weights: str = "packed"
+    quantization: str | None = None
     reuse: str = "isolated"
     positions: str | None = None
     runs: int = 7
@@ -77,7 +79,15 @@ class TTFTSetting:
 
 def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict[str, Any]:
     """Measure every row; returns ``{"rows": […], "skipped": […], "fits": …, "machine": …}``. Raises InlayError."""
-    llm = LLM(setting.model, dtype=setting.dtype, reuse=setting.reuse, positions=setting.positions, seed=0)
+    llm = LLM(
+        setting.model,
+        dtype=setting.dtype,
+        weights=setting.weights,
+        quantization=setting.quantization,
+        reuse=setting.reuse,
+        positions=setting.positions,
+        seed=0,
+    )
     dtype = dtype_name(llm.loaded.model.dtype)
     if not setting.sweep:  # an error now, not behind minutes of measuring
         for row in setting.rows:
@@ -102,6 +112,8 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
         "fits": _fits(rows) if setting.sweep else None,
         "model": setting.model,
         "dtype": dtype,
+        "weights": setting.weights,
+        "quantization": setting.quantization,
         "quick": setting.quick,
         "ceilings": ceilings.report(),
         "machine": describe_machine(),

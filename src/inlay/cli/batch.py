@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Model, read_template
+from inlay.cli.options import (
+    ChatTemplate,
+    DType,
+    MaxModelLen,
+    Model,
+    Quantization,
+    Reuse,
+    Weights,
+    read_template,
+    schema_file,
+)
 from inlay.errors import ParameterError
 from inlay.pml import Schema
 
@@ -34,9 +44,9 @@ def batch(
         list[Path] | None,
         typer.Option(help="A schema (PML or JSON) that requests may name. Several times for several."),
     ] = None,
-    reuse: Annotated[
-        str, typer.Option(help="off, exact, isolated or anchored, for requests that do not say.")
-    ] = "anchored",
+    quantization: Quantization = None,
+    weights: Weights = "packed",
+    reuse: Reuse = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
     ] = None,
@@ -91,6 +101,7 @@ def batch(
         generation_config=generation_config,
         chat_template=template,
         max_model_len=max_model_len,
+        loading={"model": model, "dtype": dtype, "weights": weights, "quantization": quantization},
     )
 
     def load() -> AsyncLLM:
@@ -99,6 +110,8 @@ def batch(
         llm = AsyncLLM(
             model,
             dtype=dtype,
+            weights=weights,
+            quantization=quantization,
             seed=seed,
             reuse=reuse,
             kv_memory=kv_memory,
@@ -127,7 +140,7 @@ def _schemas(files: Sequence[Path]) -> list[Schema]:
     found: dict[str, Path] = {}
     schemas = []
     for file in files:
-        schema = Schema.from_file(file)
+        schema = schema_file(file)
         if schema.name in found:
             raise ParameterError(f"{file}: its schema is named '{schema.name}' as is that of {found[schema.name]}")
         found[schema.name] = file

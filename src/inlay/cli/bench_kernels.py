@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
-from inlay.cli.options import AsJson, DType, Model, Plot, Quick, Runs, check_plot, counts, words
+from inlay.cli.options import AsJson, DType, Model, Plot, Quantization, Quick, Runs, Weights, check_plot, counts, words
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -147,6 +147,8 @@ def decode(
     context: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(help="Tokens of the answer that are timed, behind its first.")] = 32,
     dtype: DType = "auto",
+    weights: Weights = "packed",
+    quantization: Quantization = None,
     baselines: Annotated[str, typer.Option(help="Of transformers, llama.cpp; none for inlay alone.")] = (
         "transformers,llama.cpp"
     ),
@@ -163,6 +165,8 @@ def decode(
         context=context,
         tokens=min(tokens, 8) if quick else tokens,
         dtype=dtype,
+        weights=weights,
+        quantization=quantization,
         baselines=() if baselines == "none" else words(baselines),
         runs=1 if quick else runs,
         quick=quick,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
-from inlay.cli.options import AsJson, DType, Model, Plot, Quick, Runs, check_plot, counts
+from inlay.cli.options import AsJson, DType, Model, Plot, Quantization, Quick, Runs, Weights, check_plot, counts
 from inlay.errors import ParameterError
 from inlay.policy import CONTEXTS
 
@@ -27,7 +27,9 @@ def ttft(
         bool, typer.Option("--sweep", help="From 256 to 16,384 cached tokens, with curves fitted to the times.")
     ] = False,
     dtype: DType = "auto",
-    reuse: Annotated[str, typer.Option(help="isolated or anchored.")] = "isolated",
+    weights: Weights = "packed",
+    quantization: Quantization = None,
+    reuse: Annotated[str, typer.Option(help="isolated, anchored or modular.")] = "isolated",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,
     baseline: Annotated[str, typer.Option(help="transformers: the stock model's full prefill; none: skip it.")] = (
@@ -42,7 +44,7 @@ def ttft(
 ) -> None:
     """Time to first token with cached modules, against a full prefill and against the new tokens alone."""
     for name, value, allowed in (
-        ("--reuse", reuse, CONTEXTS),
+        ("--reuse", reuse, (*CONTEXTS, "modular")),
         ("--baseline", baseline, ("transformers", "none")),
     ):
         if value not in allowed:
@@ -60,6 +62,8 @@ def ttft(
         model=model,
         rows=tuple(Setting(count, new) for count in lengths or ((128,) if quick else (2048,))),
         dtype=dtype,
+        weights=weights,
+        quantization=quantization,
         reuse=reuse,
         positions=positions,
         runs=1 if quick else runs,
@@ -102,6 +106,8 @@ def encode(
     tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 256,
     batches: Annotated[str, typer.Option(help="The stock model's batch sizes; the best one counts.")] = "1,2,4,8,16",
     dtype: DType = "auto",
+    weights: Weights = "packed",
+    quantization: Quantization = None,
     runs: Runs = 3,
     quick: Quick = False,
     as_json: AsJson = False,
@@ -117,6 +123,8 @@ def encode(
         tokens=min(tokens, 32) if quick else tokens,
         batches=sizes,
         dtype=dtype,
+        weights=weights,
+        quantization=quantization,
         runs=1 if quick else runs,
         quick=quick,
     )

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import AsJson, DType, Model, Quantization, words
+from inlay.cli.options import AsJson, DType, Model, Quantization, Weights, words
 from inlay.cli.output import check_outputs, output_file
+from inlay.policy import WORDS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +32,7 @@ def _eval() -> None:
 @app.command(name="modular-qa")
 def modular_qa(
     model: Model = "demo",
-    reuse: Annotated[str, typer.Option(help="Of off, exact, isolated, anchored: one, or several with commas.")] = (
+    reuse: Annotated[str, typer.Option(help=f"Of {', '.join(WORDS)}: one, or several with commas.")] = (
         "off,isolated,anchored"
     ),
     positions: Annotated[
@@ -51,6 +52,7 @@ def modular_qa(
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
     dtype: DType = "auto",
     quantization: Quantization = None,
+    weights: Weights = "packed",
     answers: Annotated[
         Path | None, typer.Option(help="Write every answer to this file, one JSON object on each line.")
     ] = None,
@@ -72,7 +74,7 @@ def modular_qa(
         seed=seed,
     )
     check_outputs((answers,), force)
-    llm = LLM(model, dtype=dtype, quantization=quantization, seed=seed)
+    llm = LLM(model, dtype=dtype, quantization=quantization, weights=weights, seed=seed)
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress, ExitStack() as files:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.options import Tokenizer
-from inlay.errors import Place, PMLError, Problem
+from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Prompt, Schema
 from inlay.pml.problems import JSONPlace
 
@@ -95,7 +95,6 @@ def _check_names(prompts: list[Prompt], names: list[str], *, complete: bool) -> 
 
 def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[Prompt], small: int) -> None:
     from inlay.advice.lint import lint_schema
-    from inlay.advice.memory.estimate import config_named
     from inlay.models.load import load_tokenizer
     from inlay.prompt.chat import ChatTemplate
     from inlay.prompt.layout import lay_out_schema
@@ -103,7 +102,7 @@ def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[P
 
     tokenizer = load_tokenizer(model)
     encoder, template = TextEncoder(tokenizer), ChatTemplate(tokenizer)
-    longest = getattr(config_named(model), "max_position_embeddings", None)
+    longest = _context(model)
     for report, schema in schemas:
         mine = [prompt for prompt in prompts if prompt.schema == schema.name]
         try:
@@ -111,6 +110,16 @@ def _lint_all(schemas: list[tuple[_Report, Schema]], model: str, prompts: list[P
             report.findings = lint_schema(layout, encoder, mine, max_positions=longest, small=small)
         except PMLError as error:
             report.problems = error.problems
+
+
+def _context(model: str) -> int | None:
+    """The positions that a model has; None where nothing says: a folder may hold a tokenizer alone."""
+    from inlay.advice.memory.estimate import config_named
+
+    try:
+        return getattr(config_named(model), "max_position_embeddings", None)
+    except ModelError:
+        return None
 
 
 def _print(reports: list[_Report]) -> None:

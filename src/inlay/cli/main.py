@@ -20,6 +20,7 @@ from inlay.cli.program import app as program_app
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
+from inlay.distribution import other_project
 from inlay.errors import InlayError
 
 # Typer carries its own copy of click and exports this one of its errors, from which the base is found.
@@ -64,10 +65,13 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 for problems in checked files, 2 for every other error."""
     logging.basicConfig(level=logging.WARNING, format="inlay: %(message)s", stream=sys.stderr)
+    if wrong := other_project():
+        print(f"inlay: {wrong}", file=sys.stderr)
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     try:
-        status = typer.main.get_command(app).main(args=arguments, prog_name="inlay", standalone_mode=False)
+        given = [_at_home(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+        status = typer.main.get_command(app).main(args=given, prog_name="inlay", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
@@ -80,6 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _at_home(argument: str) -> str:
+    """A path below ~ in full, as shells write it: they leave it as it is in quotation marks, and behind --option=."""
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return f"{option}{equals}{os.path.expanduser(value)}" if value.startswith("~") else argument
 
 
 def _sentence(error: Exception) -> str:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from inlay.errors import ParameterError
+from inlay.errors import ParameterError, PMLError
+from inlay.pml import Prompt, Schema
+from inlay.policy import WORDS
+from inlay.wording import clip
 
 Model = Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")]
 Tokenizer = Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")]
 DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 Quantization = Annotated[
     str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")
+]
+Weights = Annotated[str, typer.Option(help="packed for speed, or stock for the model as transformers makes it.")]
+Reuse = Annotated[
+    str | None,
+    typer.Option(
+        help=f"For prompts that do not say: {', '.join(WORDS[:-1])} or {WORDS[-1]}. If not given, modular for prompts "
+        "with modules, exact for others (docs/reuse.md)."
+    ),
 ]
 ChatTemplate = Annotated[
     Path | None, typer.Option(help="A file with a chat template (Jinja), in place of the model's own.")
@@ -38,6 +52,42 @@ def counts(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: 1024,2048") from None
+
+
+def schema_file(path: Path) -> Schema:
+    """The schema of a file. Raises PMLError, and ParameterError for a prompt that stands in its place."""
+    try:
+        return Schema.from_file(path)
+    except PMLError as error:
+        with suppress(PMLError):
+            prompt = Prompt.from_file(path)
+            raise ParameterError(
+                f"{error.problems[0].place}: this is a prompt, of schema '{prompt.schema}'; give that schema's file "
+                "here (inlay run takes both: SCHEMA --prompt PROMPT)"
+            ) from None
+        raise
+
+
+def prompt_file(path: str) -> Prompt:
+    """The prompt of a file, or of standard input for "-". Raises PMLError, and ParameterError for what is no prompt."""
+    if path == "-":
+        return Prompt.from_string(sys.stdin.read(), source="<stdin>")
+    if not os.path.exists(path):
+        raise ParameterError(
+            f"{clip(path)}: no such file; --prompt takes a file that holds a prompt, such as "
+            '<prompt schema="…"><module/>Who?</prompt>, or - for standard input'
+        )
+    try:
+        return Prompt.from_file(path)
+    except PMLError as error:
+        with suppress(PMLError):
+            schema = Schema.from_file(path)
+            raise ParameterError(
+                f"{error.problems[0].place}: this is the schema '{schema.name}', and --prompt takes a prompt of it; "
+                "write one, such as "
+                f'<prompt schema="{schema.name}">…</prompt>'
+            ) from None
+        raise
 
 
 def read_template(path: Path | None) -> str | None:

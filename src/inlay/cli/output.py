@@ -51,7 +51,8 @@ def _told(path: Path) -> Iterator[None]:
 def token_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that counts tokens; yields a function of (done, total). Shown on a terminal only."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
 
         def report(done: int, total: int) -> None:

@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Model, Quantization, read_template
+from inlay.cli.options import (
+    ChatTemplate,
+    DType,
+    MaxModelLen,
+    Model,
+    Quantization,
+    Reuse,
+    Weights,
+    prompt_file,
+    read_template,
+    schema_file,
+)
 from inlay.errors import ParameterError
-from inlay.pml import Prompt, Schema, resolve
+from inlay.pml import Prompt, resolve
 
 if TYPE_CHECKING:
     from inlay.llm import LLM
+    from inlay.policy import ReusePolicy
     from inlay.types import RequestOutput, SamplingParams
 
 Row = dict[str, Any]
@@ -30,7 +42,8 @@ def run(
     chat_template: ChatTemplate = None,
     max_model_len: MaxModelLen = None,
     quantization: Quantization = None,
-    reuse: Annotated[str, typer.Option(help="off, exact, isolated or anchored.")] = "anchored",
+    weights: Weights = "packed",
+    reuse: Reuse = None,
     positions: Annotated[
         str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
     ] = None,
@@ -47,10 +60,9 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
 ) -> None:
     """Answer a prompt from cached modules: the answer as it comes, then what was reused and how long it took."""
-    parsed_schema = Schema.from_file(schema)
-    parsed_prompt = (
-        Prompt.from_string(sys.stdin.read(), source="<stdin>") if prompt == "-" else Prompt.from_file(prompt)
-    )
+    if max_tokens < 1:
+        raise ParameterError(f"max_tokens is {max_tokens}; it must be at least 1: write --max-tokens 1, or more")
+    parsed_schema, parsed_prompt = schema_file(schema), prompt_file(prompt)
     template = read_template(chat_template)
     resolve(parsed_schema, parsed_prompt, moves=True)  # what is wrong is said before a model is loaded
     from inlay.llm import LLM
@@ -64,6 +76,7 @@ def run(
         model,
         dtype=dtype,
         quantization=quantization,
+        weights=weights,
         reuse=reuse,
         positions=positions,
         seed=seed,
@@ -78,12 +91,12 @@ def run(
     encode_ms = _warm(llm, parsed_prompt)
 
     echo: Callable[[str], None] | None = None if as_json else _write
-    row = _answer(llm, parsed_prompt, params, reuse, positions, echo)
+    row = _answer(llm, parsed_prompt, params, llm.policy_for(parsed_prompt), echo)
     row["encode_ms"] = encode_ms
     if compare:
         if echo:
             echo("\n\n— without reuse —\n")
-        row["baseline"] = _answer(llm, parsed_prompt, params, "off", "packed", echo)
+        row["baseline"] = _answer(llm, parsed_prompt, params, llm.policy("off", "packed"), echo)
     if as_json:
         print(json.dumps(row, ensure_ascii=False))
     else:
@@ -105,13 +118,12 @@ def _answer(
     llm: LLM,
     prompt: Prompt,
     params: SamplingParams,
-    reuse: str,
-    positions: str | None,
+    policy: ReusePolicy,
     echo: Callable[[str], None] | None,
 ) -> Row:
     said = ""
     output: RequestOutput | None = None
-    for output in llm.stream(prompt, params, reuse=reuse, positions=positions):
+    for output in llm.stream(prompt, params, reuse=str(policy), positions=policy.positions):
         text = output.outputs[0].text
         if echo is not None:
             echo(text[len(said) :])
@@ -130,8 +142,8 @@ def _answer(
         "shifted_tokens": output.usage.shifted_tokens,
         "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
         "model": llm.model_name,
-        "reuse": reuse,
-        "positions": llm.positions_for(reuse, positions),
+        "reuse": str(policy),
+        "positions": policy.positions,
     }
 
 

@@ -11,7 +11,7 @@ import typer
 
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
-from inlay.cli.options import Plot, Tokenizer, check_plot
+from inlay.cli.options import Plot, Tokenizer, check_plot, schema_file
 from inlay.errors import PMLError
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 
@@ -51,7 +51,7 @@ def show(
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
     check_plot(plot)
-    schema = Schema.from_file(file)
+    schema = schema_file(file)
     from inlay.models.load import load_tokenizer
     from inlay.prompt.chat import ChatTemplate
     from inlay.prompt.layout import lay_out_schema
@@ -106,12 +106,18 @@ def _node(node: Text | Param | Module | Union | Turn, layout: SchemaLayout) -> l
         {
             "kind": "union" if isinstance(node, Union) else node.role,
             "name": "",
-            "tokens": sum(child["tokens"] for child in children),
+            "tokens": sum(map(_tokens, children)),
             "start": min(child["start"] for child in children),
             "end": max(child["end"] for child in children),
             "children": children,
         }
     ]
+
+
+def _tokens(node: Node) -> int:
+    """All tokens of a node of the tree; a module's count is of its own text, without modules inside."""
+    inside = node["children"] if node["kind"] == "module" else ()
+    return int(node["tokens"]) + sum(_tokens(child) for child in inside if child["kind"] in ("module", "union"))
 
 
 def _text(node: Text, layout: SchemaLayout) -> list[Node]:

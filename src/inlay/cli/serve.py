@@ -10,13 +10,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import ChatTemplate, MaxModelLen, read_template
+from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Quantization, Reuse, Weights, read_template, schema_file
 from inlay.errors import ParameterError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from inlay.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +31,11 @@ _NETWORK = "Listen elsewhere than on this machine although there are no keys: ev
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(metavar="[MODEL]", help="A directory, a hub name, random:<shape>, or demo.")
-    ] = "demo",
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A directory, a hub name, random:<shape>, or demo; or as --model."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The same as MODEL; demo, if neither is given.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of this machine.")] = _ADDRESS[0],
     port: Annotated[int, typer.Option(help="The port to listen on; 0 for any that is free.")] = _ADDRESS[1],
     uds: Annotated[
@@ -46,7 +54,7 @@ def serve(
             help="What requests call the model, in place of MODEL (of a directory, its last name). Several times."
         ),
     ] = None,
-    reuse: Annotated[str, typer.Option(help="For requests that do not say: off, exact, isolated, anchored.")] = "exact",
+    reuse: Reuse = None,
     max_reuse: Annotated[
         str, typer.Option(help="The most that requests may ask for: off, exact, modular.")
     ] = "modular",
@@ -74,9 +82,9 @@ def serve(
     ] = 0.25,
     max_model_len: MaxModelLen = None,
     chat_template: ChatTemplate = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    weights: Annotated[str, typer.Option(help="packed, or stock for the model as transformers makes it.")] = "packed",
-    quantization: Annotated[str | None, typer.Option(help="int8 or int4, for smaller weights.")] = None,
+    dtype: DType = "auto",
+    weights: Weights = "packed",
+    quantization: Quantization = None,
     seed: Annotated[
         int | None, typer.Option(help="Of requests that bring none, and of random weights; drawn, if not given.")
     ] = None,
@@ -119,6 +127,7 @@ def serve(
     """
     from inlay.server.run import listen, listen_unix, tls_context, url
 
+    model = _one_model(name, model)
     # All that can be wrong is looked at before the model, which may take minutes to load.
     tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs, ssl_cert_reqs)
     template = read_template(chat_template)
@@ -126,7 +135,6 @@ def serve(
         raise ParameterError("--uds is in place of --host and --port; give one or the other")
     network = keys is not None or bool(api_key) or open_to_network
     with listen_unix(uds) if uds is not None else listen(host, port, network=network) as listener, _stopped_at_once():
-        from inlay.pml import Schema
         from inlay.server.settings import ServerSettings, public_name
         from inlay.server.tenants import Tenants
 
@@ -156,41 +164,61 @@ def serve(
         )
         if keys is not None:
             Tenants.from_file(keys)
-        first = [Schema.from_file(file) for file in schema or []]
-        from transformers.utils.logging import disable_progress_bar
-
-        from inlay.async_llm import AsyncLLM
-        from inlay.server.app import build_app
+        first = [schema_file(file) for file in schema or []]
         from inlay.server.log_format import configure
         from inlay.server.run import Server
+        from inlay.server.starting import Loading, StartingApp
 
         configure(format=log_format, level=log_level)
-        disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
-        llm = AsyncLLM(
-            model,
-            reuse=reuse,
-            kv_memory=kv_memory,
-            max_num_seqs=max_num_seqs,
-            max_waiting=max_waiting,
-            max_pass_s=max_pass or None,
-            max_model_len=max_model_len,
-            chat_template=template,
-            seed=seed,
-            dtype=dtype,
-            weights=weights,
-            quantization=quantization,
-            generation_config=generation_config,
-        )
-        try:
-            app = build_app(llm, settings, first)
+        running: list[AsyncLLM] = []
+
+        def load(loading: Loading) -> FastAPI:
+            """On a thread, while probes are answered."""
+            from transformers.utils.logging import disable_progress_bar
+
+            from inlay.async_llm import AsyncLLM
+            from inlay.models.load import weights_progress
+            from inlay.server.app import build_app
+
+            disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
+            loading.report("its model")
+            with weights_progress(partial(loading.report, "its weights")):
+                llm = AsyncLLM(
+                    model,
+                    reuse=reuse,
+                    kv_memory=kv_memory,
+                    max_num_seqs=max_num_seqs,
+                    max_waiting=max_waiting,
+                    max_pass_s=max_pass or None,
+                    max_model_len=max_model_len,
+                    chat_template=template,
+                    seed=seed,
+                    dtype=dtype,
+                    weights=weights,
+                    quantization=quantization,
+                    generation_config=generation_config,
+                )
+            running.append(llm)
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
-            where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
+            return build_app(llm, settings, first)
+
+        where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
+        try:
+            app = StartingApp(load, root_path, slow_client)
             Server(app, lambda: _ready(where), tls).run([listener])
         finally:
             gc.unfreeze()  # so that the end of the process finds what is to be taken apart
-            llm.shutdown()
+            for llm in running:
+                llm.shutdown()
     return 0
+
+
+def _one_model(name: str | None, option: str | None) -> str:
+    """The model, which may be given in two ways. Raises ParameterError where they differ."""
+    if name is not None and option is not None and name != option:
+        raise ParameterError(f"MODEL is {name} and --model is {option}; give one of them")
+    return name or option or "demo"
 
 
 @contextmanager

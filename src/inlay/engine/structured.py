@@ -258,7 +258,7 @@ def _library() -> Any:
         import llguidance
     except ImportError as error:
         raise ParameterError(
-            "structured_outputs needs the package llguidance; install it with pip install 'inlay[structured]'."
+            "structured_outputs needs the package llguidance; install it with pip install 'inlay-llm[structured]'."
         ) from error
     return llguidance
 

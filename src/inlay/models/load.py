@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +24,18 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+    set_tqdm_hook,
+)
 
 from inlay.errors import ModelError, ParameterError
 from inlay.models.families import check_config, describe
 from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
+from inlay.models.location import check_folder, check_location, check_pointers, model_name
 from inlay.models.random import build_random, bytes_tokenizer, check_shape
 from inlay.models.spec import ModelSpec, dtype_name
 from inlay.models.weights import STOCK, WeightForm, prepare
@@ -58,7 +69,12 @@ class LoadedModel:
 
 
 def load_model(
-    name: str, *, dtype: str = "auto", seed: int = 0, weights: str = "packed", quantization: str | None = None
+    name: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    seed: int = 0,
+    weights: str = "packed",
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a model for the CPU.
 
@@ -70,6 +86,7 @@ def load_model(
     quantization: "int8" or "int4" keep the linear layers' weights in so many bits; None in the model's dtype.
     Raises ModelError with the reason, ParameterError.
     """
+    name = model_name(name)
     form = WeightForm(weights, quantization)
     if dtype != "auto" and dtype not in DTYPES:
         raise ParameterError(f"dtype is '{dtype}'; use 'auto', 'float32' or 'bfloat16'")
@@ -81,20 +98,64 @@ def load_model(
     return _checkpoint(name, dtype, form)
 
 
+GivenModel = str | os.PathLike[str] | LoadedModel | PreTrainedModel
+
+
 def as_loaded(
-    model: str | LoadedModel, dtype: str, seed: int, weights: str | None, quantization: str | None
+    model: GivenModel,
+    dtype: str,
+    seed: int,
+    weights: str | None,
+    quantization: str | None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
-    """A model that is given by name, loaded, or one that is, as it is. Arguments and errors: see ``load_model``."""
-    if isinstance(model, str):
+    """A model that is given by name, loaded, or one that is, as it is. Arguments and errors: see ``load_model``.
+
+    tokenizer: that of a transformers model.
+    """
+    if tokenizer is not None and not isinstance(model, PreTrainedModel):
+        raise ParameterError("tokenizer is for a model of transformers that is loaded; this one brings its own")
+    if isinstance(model, str | os.PathLike):
         return load_model(model, dtype=dtype, seed=seed, weights=weights or "packed", quantization=quantization)
+    if not isinstance(model, LoadedModel | PreTrainedModel):
+        merged = ", merged with merge_and_unload()" if type(model).__name__.startswith("Peft") else ""
+        raise ParameterError(
+            f"model is a {type(model).__name__}; give a name, a folder, or a model of transformers{merged}, with its "
+            "tokenizer"
+        )
     for name, value in (("weights", weights), ("quantization", quantization)):
         if value is not None:
             raise ParameterError(f"{name} is for a model given by name; this one is loaded: give it to load_model")
-    return model
+    return model if isinstance(model, LoadedModel) else _from_transformers(model, dtype, tokenizer)
 
 
-def changed(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:
-    """A model with another chat template, or a shorter context; None for its own. Raises ParameterError."""
+def _from_transformers(model: PreTrainedModel, dtype: str, tokenizer: PreTrainedTokenizerBase | None) -> LoadedModel:
+    """A model that the caller has loaded. It stays as it is, and may be used beside. Raises ParameterError."""
+    if tokenizer is None:
+        raise ParameterError(
+            "a model of transformers needs its tokenizer: write "
+            "LLM(model, tokenizer=AutoTokenizer.from_pretrained(…)), or give the model's name or folder instead"
+        )
+    wrong = {
+        f"its weights are {dtype_name(model.dtype)}; load it with dtype=torch.bfloat16 or torch.float32": (
+            model.dtype not in DTYPES.values()
+        ),
+        f"dtype is '{dtype}' and its weights are {dtype_name(model.dtype)}; convert it, or leave dtype out": (
+            dtype != "auto" and DTYPES.get(dtype) is not model.dtype
+        ),
+        f"it is on the device {model.device}; move it with model.to('cpu')": model.device.type != "cpu",
+        "it is being trained; call model.eval() first": model.training,
+        "its tokenizer has no fast form; save it with a tokenizer.json": not getattr(tokenizer, "is_fast", False),
+    }
+    for sentence, so in wrong.items():
+        if so:
+            raise ParameterError(f"the model of transformers cannot be served: {sentence}")
+    name = str(model.config.name_or_path or type(model).__name__)
+    return LoadedModel(name, model, tokenizer, describe(model), fingerprint(model))
+
+
+def adjusted(loaded: LoadedModel, chat_template: str | None, max_model_len: int | None) -> LoadedModel:
+    """The model with another chat template, or a shorter context. Raises ParameterError."""
     if chat_template is not None:
         tokenizer = copy.copy(loaded.tokenizer)  # a model that is loaded already is its caller's
         tokenizer.chat_template = chat_template
@@ -109,14 +170,14 @@ def changed(loaded: LoadedModel, chat_template: str | None, max_model_len: int |
     return loaded
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, without its weights. name: as in ``load_model``. Raises ModelError."""
+def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model of any family, without its weights. name: as in ``load_model``. Raises ModelError."""
+    name = model_name(name)
     if name == "demo":
         return _read_tokenizer(str(MODEL_DIRECTORY))
     if name.startswith("random:"):
         check_shape(name.removeprefix("random:"))
         return bytes_tokenizer()
-    check_config(read_config(name))
     return _read_tokenizer(name)
 
 
@@ -156,11 +217,49 @@ def _read_weights(name: str, config: PretrainedConfig, dtype: str) -> PreTrained
     return _read_model(name, config, wanted)
 
 
+@contextmanager
+def _progress_on_terminals() -> Iterator[None]:
+    """Bars of transformers on a terminal alone: in a log or a pipe they are lines of noise."""
+    shown = is_progress_bar_enabled()
+    if shown and not sys.stderr.isatty():
+        disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
+
+@contextmanager
+def weights_progress(report: Callable[[int, int], None]) -> Iterator[None]:
+    """Within the block: tell how many parts of a model's weights are loaded, and how many there are."""
+
+    def counted(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bar = factory(*args, **kwargs)
+        if kwargs.get("desc") != "Loading weights" or not args or not hasattr(args[0], "__len__"):
+            return bar
+        return _counted(bar, len(args[0]), report)
+
+    before = set_tqdm_hook(counted)
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
+
+
+def _counted(items: Iterable[Any], total: int, report: Callable[[int, int], None]) -> Iterator[Any]:
+    for done, item in enumerate(items):
+        report(done, total)
+        yield item
+    report(total, total)
+
+
 def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -> PreTrainedModel:
     try:
-        read: Any = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
-        )
+        with _progress_on_terminals():
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                name, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+            )
     except Exception as error:
         raise ModelError(f"{name}: the weights cannot be loaded: {_first_line(error)}") from error
     model: PreTrainedModel
@@ -173,11 +272,9 @@ def _read_model(name: str, config: PretrainedConfig, dtype: torch.dtype | str) -
 
 def read_config(name: str) -> PretrainedConfig:
     """The configuration of a local directory or of a hub name. Raises ModelError."""
+    name = model_name(name)
+    check_location(name)
     path = Path(name)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(f"{name}: the directory holds no config.json; give the folder of a Hugging Face checkpoint")
-    if not path.is_dir() and (path.exists() or name.startswith(("/", "./", "../", "~"))):
-        raise ModelError(f"{name}: no such directory; give the folder of a Hugging Face checkpoint")
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
@@ -190,8 +287,10 @@ def read_config(name: str) -> PretrainedConfig:
 
 
 def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    check_folder(name)
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(f"{name}: the directory holds no tokenizer; add its tokenizer.json")
+    check_pointers(Path(name))
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:

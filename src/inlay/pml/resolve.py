@@ -258,9 +258,9 @@ class _Resolver:
             elif argument.name in arguments:
                 self._problems.add(argument.place, sentences.argument_twice(node.name, argument.name))
             arguments[argument.name] = argument
-        for name, param in level.params.items():
-            if name not in arguments and param.default is None:
-                self._problems.add(node.place, sentences.no_argument(node.name, name))
+        missing = [name for name, param in level.params.items() if name not in arguments and param.default is None]
+        if missing:
+            self._problems.add(node.place, sentences.no_arguments(node.name, missing))
         return arguments
 
     def _fixed(self, piece: Text | Param | Border, owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from inlay.errors import Place
 from inlay.pml.attributes import TAGS, is_name
@@ -31,9 +31,12 @@ def unknown_parameter(module: str, name: str, near: str | None, params: Iterable
     return f"{_tag(module)} has no parameter {quote(name)}; {remedy}"
 
 
-def no_argument(module: str, name: str) -> str:
-    """A parameter without a default gets no argument."""
-    return f'{_tag(module)} needs {quote(name)}, which has no default; write <{clip(module)} {clip(name)}="…"/>'
+def no_arguments(module: str, names: Sequence[str]) -> str:
+    """Parameters without a default get no argument."""
+    needed = ", ".join(map(quote, names[:8])) + (", …" if len(names) > 8 else "")
+    written = " ".join(f'{clip(name)}="…"' for name in names[:8]) + (" …" if len(names) > 8 else "")
+    have = "has no default" if len(names) == 1 else "have no defaults"
+    return f"{_tag(module)} needs {needed}, which {have}; write <{clip(module)} {written}/>"
 
 
 def argument_twice(module: str, name: str) -> str:

@@ -25,7 +25,7 @@ from inlay.pml.rules import Level, levels_of
 from inlay.pml.scopes import ByPath, path_of
 from inlay.pml.sources import Folder, document_from_file, document_from_string, is_json
 from inlay.pml.writer import write_prompt, write_schema
-from inlay.wording import lone_surrogate, quote, shown_path
+from inlay.wording import clip, counted, html_table, lone_surrogate, quote, shown_path
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _caller() -> Place:
     return Place(shown_path(frame.f_code.co_filename), frame.f_lineno)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schema:
     """A schema in document order; every node in it has an ``order`` of its own, from 0.
 
@@ -233,6 +233,16 @@ class Schema:
         parts = read_schema_json(document_from_json(document, source), source, files)
         return cls(parts.name, parts.children, parts.scaffolds, source, parts.meta)
 
+    def __repr__(self) -> str:
+        return f"<Schema {quote(self.name)} of {self.source}: {counted(len(self.modules), 'module')}>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            ("/".join((*self.parents[name], name)), ", ".join(self.levels[name].params), clip(_beginning(module)))
+            for name, module in self.modules.items()
+        )
+        return html_table(f"schema {self.name}", ("module", "parameters", "text"), rows)
+
     @cached_property
     def modules(self) -> ByPath[Module]:
         """All modules by path, in document order."""
@@ -271,6 +281,10 @@ class Schema:
         from inlay.pml.json_writer import write_schema_json
 
         return write_schema_json(self.name, self.children, self.scaffolds, self.meta)
+
+
+def _beginning(module: Module) -> str:
+    return next((" ".join(child.text.split()) for child in module.children if isinstance(child, Text)), "")
 
 
 def _modules(

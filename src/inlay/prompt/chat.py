@@ -33,6 +33,7 @@ _SENTINELS = re.compile(r"7310946([0-9]{4,6})9512683")
 _BEFORE, _AFTER = "\n\t\n", "\n \n"  # white space around a body, to see what the template leaves of it
 _STRIPPED = ("", "\n", None)
 _END = f"{secrets.randbelow(10**24):024d}"  # behind a message that is continued; nobody outside knows these digits
+_CLOCK = "strftime_now"  # the one way to it that transformers gives templates
 _ROLES_SHOWN = 20  # in a sentence
 _REMEMBERED_VARIABLES = 64  # sets of them, of as many characters each
 _REMEMBERED_TURNS = 256  # of turns longer than this the pieces are not kept: anybody can send many such
@@ -118,6 +119,13 @@ class ChatTemplate:
         return str(self._tokenizer.get_chat_template(tools=[_TOOL]))
 
     @cached_property
+    def tells_time(self) -> bool:
+        """Whether the template asks for the time, so that what it writes today is not what it writes tomorrow."""
+        templates = self._tokenizer.chat_template
+        texts = templates.values() if isinstance(templates, Mapping) else [templates]
+        return any(_CLOCK in str(text) for text in texts)
+
+    @cached_property
     def shows_tools(self) -> bool:
         """Whether the template tells the model which tools there are."""
         try:
@@ -166,7 +174,7 @@ class ChatTemplate:
         With tools or whole messages, pieces can have seams: split them with ``at_seams``.
         Raises ModelError where the tokenizer has no template, or its template refuses the turns or drops a body.
         """
-        if _is_short(turns, tools):
+        if _is_short(turns, tools) and not self.tells_time:
             return self._pieces(tuple(turns), generation)  # one of few: there are no texts of users in it
         return self._split(turns, generation, tools)
 

@@ -178,6 +178,32 @@ def is_conversation(prompt: Any) -> bool:
     )
 
 
+def as_conversations(messages: Any) -> list[Any]:
+    """What ``chat`` is given as a list of conversations. Raises ParameterError for what is no list of messages."""
+    if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
+        if not messages or is_conversation(messages):
+            return [messages] if messages else []
+        if all(is_conversation(one) for one in messages):
+            return list(messages)
+        messages = next(one for one in messages if not is_conversation(one))
+    raise ParameterError(
+        f"chat takes a list of messages, or several, and this is {_shown(messages)}; write "
+        "[{'role': 'user', 'content': …}]"
+    )
+
+
+def has_modules(prompt: Any) -> bool:
+    """Whether a prompt, in whatever form, has modules: it is of a schema, or marks parts of its messages."""
+    if isinstance(prompt, (Prompt, PromptBuilder)):
+        return True
+    messages = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
+    if not is_conversation(messages):
+        return False
+    contents = (message.get("content") for message in messages or ())
+    parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
+    return any(isinstance(part, Mapping) and bool(part.get("cache_control")) for part in parts)
+
+
 def is_several(prompts: Any) -> bool:
     """Whether this is a list of prompts, not one prompt that happens to be a list."""
     if isinstance(prompts, (str, Mapping, Prompt, PromptBuilder)) or not isinstance(prompts, Sequence):

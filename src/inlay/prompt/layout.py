@@ -16,7 +16,8 @@ from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.pml.scopes import ByPath, path_of
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
-from inlay.prompt.turns import Seen, bos_text, closing, has_turns, opening, speaks, split
+from inlay.prompt.turns import Seen, bos_text, closing, has_turns, opening, openings, speaks, split
+from inlay.wording import counted, html_table
 
 Owner = tuple[str, ...]
 
@@ -79,7 +80,7 @@ class Extent:
     tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SchemaLayout:
     """A schema as token ids and positions.
 
@@ -92,6 +93,7 @@ class SchemaLayout:
     hole_of: order of a parameter → index of its hole.
     turn_of: order of a turn → its number.
     turn_pieces: the chat template's pieces in front of the schema's turns.
+    openings: see ``turns.openings``.
     """
 
     schema: Schema
@@ -104,7 +106,16 @@ class SchemaLayout:
     hole_of: dict[int, int]
     turn_of: dict[int, int]
     turn_pieces: tuple[str, ...]
+    openings: tuple[str, ...]
     by_owner: dict[Owner, tuple[TextRun | Hole, ...]]
+
+    def __repr__(self) -> str:
+        tokens = sum(len(run.ids) for run in self.runs)
+        return f"<SchemaLayout of {self.schema!r}, {counted(tokens, 'token')}>"
+
+    def _repr_html_(self) -> str:
+        rows = ((name, extent.tokens, f"{extent.start}…{extent.end}") for name, extent in self.extents.items())
+        return html_table(f"schema {self.schema.name}", ("module", "tokens", "positions"), rows)
 
     @property
     def runs(self) -> Iterator[TextRun]:
@@ -340,6 +351,7 @@ class _SchemaWalk:
             hole_of={entry.param.order: entry.index for entry in entries if isinstance(entry, Hole)},
             turn_of=self.turn_of,
             turn_pieces=tuple(self.turn_pieces),
+            openings=openings(self.template, schema),
             by_owner={owner: tuple(entries) for owner, entries in by_owner.items()},
         )
 

@@ -26,6 +26,7 @@ from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart
 from inlay.prompt.splice import Cached, open_end, splice_parts
 from inlay.prompt.tokens import TextEncoder, at_seams, beyond_vocabulary
+from inlay.prompt.turns import openings
 from inlay.types import SamplingParams
 from inlay.wording import show
 
@@ -141,6 +142,11 @@ class PromptProcessor:
             known = self.schemas.get(name, owner)
             if known is None or known.layout is not layout:
                 self.schemas.put(name, owner, KnownSchema(layout, owner))
+        if self.template.tells_time and layout.schema.has_turns:
+            self.template.warn_once(
+                "the chat template writes the date or time in front of what schemas hold: when that changes, it and "
+                "modules that were encoded behind it are computed anew; with reuse='isolated', that text alone"
+            )
 
     def schema(self, name: str, salt: str = "") -> SchemaLayout | None:
         """The layout of the schema of that name, as requests with this salt see it."""
@@ -236,7 +242,7 @@ class PromptProcessor:
         return lay_out_ids([token for text in texts for token in self.encoder.template(text)], "".join(texts))
 
     def _lay_out_pml(self, prompt: Prompt, policy: ReusePolicy, salt: str) -> PromptLayout:
-        known = self.schemas.find(prompt.schema, salt)
+        known = self._current(self.schemas.find(prompt.schema, salt))
         if known is None:
             message = f"schema '{prompt.schema}' is not known; add it with add_schema first"
             raise PMLError([Problem(Place(prompt.source), message)])
@@ -257,6 +263,17 @@ class PromptProcessor:
             else PromptPart(part.ids, part.start, owned, (specs.spec(part.origin, layout.imported),), encode=True)
             for part in layout.parts
         )
+
+    def _current(self, known: KnownSchema | None) -> KnownSchema | None:
+        """A schema as the chat template writes it now: one that tells the time may write something else by then."""
+        if known is None or openings(self.template, known.layout.schema) == known.layout.openings:
+            return known
+        fresh = lay_out_schema(known.layout.schema, self.encoder, self.template, vocabulary=self.model.vocab_size)
+        with self._adding:
+            if self.schemas.get(fresh.schema.name, known.owner) is known:
+                known = KnownSchema(fresh, known.owner)
+                self.schemas.put(fresh.schema.name, known.owner, known)
+        return known
 
     def _known(self, layout: SchemaLayout, owner: str) -> KnownSchema:
         """What is known of a schema; of one that has been forgotten meanwhile, for this request alone."""

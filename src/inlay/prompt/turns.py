@@ -7,12 +7,12 @@ then what stands before a turn is known when a prompt is, and a schema is laid o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from inlay.errors import ModelError
-from inlay.pml import Module, Param, Text, Turn, Union
+from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder
 
@@ -55,6 +55,23 @@ def opening(template: ChatTemplate, roles: tuple[str, ...]) -> tuple[str, Trim] 
         return template.opening_pieces(roles)[-1], template.opening_trims(roles)[-1]
     except ModelError:
         return None
+
+
+def openings(template: ChatTemplate, schema: Schema) -> tuple[str, ...]:
+    """What a template that tells the time writes now in front of a schema's turns; nothing of any other template."""
+    if not template.tells_time:
+        return ()
+    always = [child.role for child in schema.children if isinstance(child, Turn)]
+    in_modules = dict.fromkeys(_roles(child for child in schema.children if not isinstance(child, Turn)))
+    asked = [tuple(always[: count + 1]) for count in range(len(always))] + [(role,) for role in in_modules]
+    return tuple("" if found is None else found[0] for found in (opening(template, roles) for roles in asked))
+
+
+def _roles(children: Iterable[_Node]) -> Iterator[str]:
+    for child in children:
+        if isinstance(child, Turn):
+            yield child.role
+        yield from _roles(_inside(child))
 
 
 def closing(template: ChatTemplate, roles: tuple[str, ...]) -> str:

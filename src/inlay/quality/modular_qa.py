@@ -230,7 +230,7 @@ def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, l
     expected: list[Tensor] = []
     for mode in modes:
         schema = each.schema(scaffolds=mode.scaffold)
-        llm.add_schema(schema, encode=not mode.scaffold, reuse=mode.reuse, positions=mode.positions)
+        llm.add_schema(schema, encode=not mode.scaffold, replace=True, reuse=mode.reuse, positions=mode.positions)
         if mode.scaffold:  # what prompts read, rather than each document alone
             for prompt in prompts:
                 llm.warm(prompt, reuse=mode.reuse, positions=mode.positions)

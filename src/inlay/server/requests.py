@@ -17,7 +17,8 @@ from inlay.api.call import Call
 from inlay.api.dialect import dialect_of
 from inlay.api.failures import BodyError, cut
 from inlay.pml import Prompt
-from inlay.policy import ReusePolicy
+from inlay.policy import ReusePolicy, default_policy
+from inlay.prompt.inputs import has_modules
 from inlay.server.limits import Tenant
 from inlay.server.settings import ServerSettings
 
@@ -169,12 +170,18 @@ def policy_of(call: Call, tenant: Tenant, settings: ServerSettings) -> str:
     """The policy of a request; one that does not say gets the server's default, or less where less is allowed."""
     ceiling = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
     asked = None if call.reuse is None else ReusePolicy.parse(call.reuse)
-    policy = ReusePolicy.bounded(asked, ReusePolicy.parse(settings.reuse), ceiling)
+    policy = ReusePolicy.bounded(asked, _default(call, settings), ceiling)
     if policy is not None:
         return str(policy)
     whose = "this server" if ceiling == ReusePolicy.parse(settings.max_reuse) else "your key"
     message = f"reuse is {call.reuse!r:.100} and {whose} allows no more than '{ceiling}'; ask for that, or leave it out"
     raise BodyError(message, param="reuse", code="reuse_not_allowed", status=403)
+
+
+def _default(call: Call, settings: ServerSettings) -> ReusePolicy:
+    if settings.reuse is not None:
+        return ReusePolicy.parse(settings.reuse)
+    return default_policy(modules=any(map(has_modules, call.prompts)))
 
 
 def _timeout(given: str | None, settings: ServerSettings) -> float | None:

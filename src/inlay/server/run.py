@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import ssl
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import h11
 import uvicorn
@@ -24,7 +26,10 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from inlay.errors import ParameterError
-from inlay.server.service import Service
+from inlay.server.starting import StartingApp
+
+if TYPE_CHECKING:  # torch takes seconds to read, and probes are answered before
+    from inlay.server.service import Service
 
 _LAST_PORT = 65535
 _LONGEST_MS = 2**31 - 1
@@ -200,6 +205,7 @@ class PromptHeads(H11Protocol):
         super().connection_lost(exc)
 
 
+_UVICORN = logging.getLogger("uvicorn.error")
 _KEEP_ALIVE_S = 75  # longer than proxies keep idle connections, so that it is they who close them
 _LAST_S = 3.0  # behind a second signal: for errors to reach those who are still told
 _CLOSING_S = 2  # for connections to close when nothing is under way any more
@@ -208,11 +214,12 @@ _CLOSING_S = 2  # for connections to close when nothing is under way any more
 class Server(uvicorn.Server):
     """Uvicorn; but at the first signal requests under way may go on, and at the second they end.
 
-    ready: called when the model answers. tls: see ``tls_context``; None for connections in the clear.
+    app: the application, or one that is being loaded. ready: called when the model answers.
+    tls: see ``tls_context``; None for connections in the clear.
     """
 
     def __init__(
-        self, app: FastAPI, ready: Callable[[], None] = lambda: None, tls: ssl.SSLContext | None = None
+        self, app: FastAPI | StartingApp, ready: Callable[[], None] = lambda: None, tls: ssl.SSLContext | None = None
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -228,7 +235,13 @@ class Server(uvicorn.Server):
             )
         )
         self.fault: Exception | None = None
-        self._service: Service = app.state.service
+        self._starting = app if isinstance(app, StartingApp) else None
+        self._service: Service | None = None
+        if isinstance(app, StartingApp):
+            self._slow_client_s = app.slow_client_s
+        else:
+            self._service = app.state.service
+            self._slow_client_s = app.state.service.settings.slow_client_s
         self._ready = ready
         self._tasks: list[asyncio.Task[None]] = []
         self._signals = 0
@@ -236,14 +249,17 @@ class Server(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal ends it. sockets: that listen already. Raises what keeps it from starting."""
         for listener in sockets or ():
-            drop_sleepers(listener, self._service.settings.slow_client_s)
+            drop_sleepers(listener, self._slow_client_s)
         super().run(sockets)
         if self.fault is not None:
             raise self.fault
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
-        await self._service.open()  # before the lifespan does, in which an error could not be told as one sentence
+        if self._service is None:
+            _UVICORN.setLevel(logging.WARNING)  # it would say that it has started
+        else:
+            await self._service.open()  # before the lifespan does, in which an error could not be told as one sentence
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -253,10 +269,14 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On a signal; nothing is safe here but to tell the event loop.
 
-        At the second one the process ends in a moment, whatever its threads are doing: what runs outside the
+        While the model loads there is nothing to bring to an end, and a load cannot be interrupted: the process ends.
+        At the second signal the process ends in a moment, whatever its threads are doing: what runs outside the
         interpreter cannot be ended, and neither the event loop nor the engine may be waited for.
         """
         self._signals += 1
+        if self._service is None:
+            print("inlay: stopped before it was ready", file=sys.stderr, flush=True)
+            _leave()
         if self._signals == 2:
             end = threading.Timer(_LAST_S, _leave)
             end.daemon = True
@@ -269,6 +289,8 @@ class Server(uvicorn.Server):
 
     async def _start(self) -> None:
         try:
+            if self._service is None:
+                self._service = await self._loaded()
             await self._service.warm_up()
         except Exception as error:  # a server that is never ready is of no use to anybody
             self.fault = error
@@ -276,7 +298,20 @@ class Server(uvicorn.Server):
         else:
             self._ready()
 
+    async def _loaded(self) -> Service:
+        """The service of the application that is being loaded, which answers from then on."""
+        assert self._starting is not None, "where there is no service, one is being loaded"
+        app = await self._starting.loaded()
+        service: Service = app.state.service
+        await service.open()
+        _UVICORN.setLevel(logging.NOTSET)
+        self._starting.become(app)
+        return service
+
     async def _stop(self) -> None:
+        if self._service is None:
+            self.should_exit = True
+            return
         first = not self._service.in_flight.stopping
         await self._service.stop()
         if first:

@@ -168,7 +168,7 @@ class SchemaCatalog:
         self, source: Source, salt: str | None, reuse: str | None, positions: str | None, past: Sequence[SchemaVersion]
     ) -> SchemaRecord:
         schema = source.schema
-        layout = await self._llm.add_schema(schema, encode=False, cache_salt=salt)
+        layout = await self._llm.add_schema(schema, encode=False, replace=True, cache_salt=salt)
         number = past[-1].version + 1 if past else 1
         versions = (*past, SchemaVersion(number, self._clock(), source.sha256))[-self._quotas.versions :]
         tokens = sum(len(run.ids) for run in layout.runs)

@@ -234,6 +234,7 @@ class PrewarmTask:
             if record.reuse is not None:
                 await llm.add_schema(
                     record.layout.schema,
+                    replace=True,
                     reuse=record.reuse,
                     positions=record.positions,
                     progress=self._report,

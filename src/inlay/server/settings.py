@@ -25,7 +25,8 @@ class ServerSettings:
 
     host, port: where it listens; port 0 takes a free one.
     served_names: what requests may call the model; the first is what answers call it.
-    reuse: the policy of requests that bring none. max_reuse: the most reuse that a request may ask for.
+    reuse: the policy of requests that bring none; None for that of ``policy.default_policy``.
+    max_reuse: the most reuse that a request may ask for.
     keys_file: of ``inlay keys``. api_keys: further ones, of the operator. Without either, everybody is answered.
     open_to_network: whether it may listen elsewhere than on this machine without keys.
     uds: whether it listens on a Unix domain socket, in place of host and port.
@@ -47,7 +48,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_names: tuple[str, ...] = ("demo",)
-    reuse: str = "exact"
+    reuse: str | None = None
     max_reuse: str = "modular"
     keys_file: Path | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -70,14 +71,14 @@ class ServerSettings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        reuse = ReusePolicy.parse(self.reuse)
+        reuse = None if self.reuse is None else ReusePolicy.parse(self.reuse)
         check_choice("max_reuse", self.max_reuse, CEILINGS)
         if self.tool_parser is not None:
             check_choice("tool_parser", self.tool_parser, tuple(row.name for row in FORMATS))
         check_parser(self.reasoning_parser)
         check_choice("log_format", self.log_format, LOG_FORMATS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
-        if not reuse.within(ReusePolicy.parse(self.max_reuse)):
+        if reuse is not None and not reuse.within(ReusePolicy.parse(self.max_reuse)):
             raise ParameterError(
                 f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
                 "policy out; lower the one or raise the other"

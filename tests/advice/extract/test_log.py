@@ -149,3 +149,11 @@ def test_progress_in_bytes(log):
     seen: list[tuple[int, int]] = []
     assert len(list(LogReader(path, progress=lambda done, total: seen.append((done, total))))) == 2
     assert seen[-1] == (16, 16)
+
+
+def test_the_content_of_a_call_is_null(tmp_path):
+    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    (tmp_path / "log").write_text(json.dumps({"messages": messages}))
+    (prompt,) = LogReader(tmp_path / "log")
+    assert [(turn.role, turn.text) for turn in prompt.turns] == [("user", "Hi"), ("assistant", "")]

@@ -173,6 +173,8 @@ def _message(message: Any, number: int) -> LoggedTurn:
     if not isinstance(role, str) or role not in _ROLES:
         raise _BadLineError(f"{what} has the role {_clipped(role)}, for which PML has no turn; use {', '.join(ROLES)}")
     content = message.get("content")
+    if content is None and message.get("tool_calls"):  # the answer is the call
+        content = ""
     if isinstance(content, list):
         return LoggedTurn(_ROLES[role], "".join(_part(part, what) for part in content))
     return LoggedTurn(_ROLES[role], _text(content, f"the content of {what}"))

@@ -31,7 +31,7 @@ def check_plot_file(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise ParameterError("drawing needs matplotlib; install it with: pip install 'inlay[plots]'") from None
+        raise ParameterError("drawing needs matplotlib; install it with: pip install 'inlay-llm[plots]'") from None
 
 
 def save(figure: Figure, path: Path) -> None:

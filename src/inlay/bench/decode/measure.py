@@ -158,6 +158,8 @@ class DecodeSetting:
     context: int = 64
     tokens: int = 32
     dtype: str = "auto"
+    weights: str = "packed"
+    quantization: str | None = None
     baselines: tuple[str, ...] = BASELINES
     runs: int = 5
     quick: bool = False
@@ -194,6 +196,8 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
     return {
         "model": setting.model,
         "dtype": dtype_name(dtype),
+        "weights": setting.weights,
+        "quantization": setting.quantization,
         "context": setting.context,
         "tokens": setting.tokens,
         "weight_bytes_per_token": read,
@@ -214,7 +218,7 @@ def _floor(llm: LLM, setting: DecodeSetting, rates: Rates) -> Floor | None:
 
 
 def _load(setting: DecodeSetting) -> LLM:
-    llm = LLM(setting.model, dtype=setting.dtype, seed=0)
+    llm = LLM(setting.model, dtype=setting.dtype, weights=setting.weights, quantization=setting.quantization, seed=0)
     longest = llm.loaded.spec.max_positions
     if setting.context + setting.tokens + 1 >= longest:
         raise ContextError(

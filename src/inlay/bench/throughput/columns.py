@@ -91,7 +91,7 @@ class Ours:
         """Make the schema known, and with reuse compute what is to be resident; the seconds that took."""
         started = time.perf_counter()
         if workload.schema is not None:
-            await self._llm.add_schema(workload.schema, encode=False, reuse=REUSE, positions=POSITIONS)
+            await self._llm.add_schema(workload.schema, encode=False, replace=True, reuse=REUSE, positions=POSITIONS)
         for prompt in workload.resident if self._reuse else ():
             await self._store(prompt)
         return time.perf_counter() - started

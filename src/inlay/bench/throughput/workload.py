@@ -124,7 +124,9 @@ class Modules:
         """Make them of texts, and known, and encode none."""
         modules = "".join(f'<module name="m{number}">{each}</module>' for number, each in enumerate(texts))
         schema = Schema.from_string(f'<schema name="bench">{modules}</schema>', source="bench.xml")
-        return cls(llm, schema, await llm.add_schema(schema, encode=False, reuse=REUSE, positions=POSITIONS))
+        return cls(
+            llm, schema, await llm.add_schema(schema, encode=False, replace=True, reuse=REUSE, positions=POSITIONS)
+        )
 
     def ask(self, order: Sequence[int], question: str, stored: Collection[int]) -> Ask:
         """A prompt of these modules and a question. stored: the modules whose KV is there by then."""

@@ -1,0 +1,104 @@
+"""A server while its model loads: the process lives, and says how far it is; everything else is told to wait.
+
+Imports nothing that takes long: it answers before torch has been read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_RETRY_S = 1
+
+
+@dataclass
+class Loading:
+    """How far the loading of a model is: what is done now, and how much of that. Written by one thread, read by others.
+
+    what: as in "the server loads …". done, total: 0 where nobody counts.
+    """
+
+    what: str = "its libraries"
+    done: int = 0
+    total: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def report(self, what: str, done: int = 0, total: int = 0) -> None:
+        self.what, self.done, self.total = what, done, total
+
+    def __str__(self) -> str:
+        counted = f", {self.done:,} of {self.total:,}" if self.total else ""
+        seconds = time.monotonic() - self.began
+        return f"the server loads {self.what}{counted} ({seconds:.0f} s so far); try again in a moment"
+
+
+class StartingApp:
+    """An ASGI application that becomes another one as soon as that is there.
+
+    load: makes it, on a thread of its own, and tells how far it is. root_path, slow_client_s: see ServerSettings.
+    """
+
+    def __init__(self, load: Callable[[Loading], FastAPI], root_path: str = "", slow_client_s: float = 30.0) -> None:
+        self.loading = Loading()
+        self.slow_client_s = slow_client_s
+        self._load = load
+        self._root = root_path
+        self._app: ASGIApp | None = None
+
+    async def loaded(self) -> FastAPI:
+        """The application, once it is loaded. Raises what keeps it from that.
+
+        The thread is not waited for at the end of the process: a load cannot be interrupted.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[FastAPI] = loop.create_future()
+
+        def run() -> None:
+            try:
+                app = self._load(self.loading)
+            except BaseException as error:
+                loop.call_soon_threadsafe(future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(future.set_result, app)
+
+        threading.Thread(target=run, name="loader", daemon=True).start()
+        return await future
+
+    def become(self, app: ASGIApp) -> None:
+        """Let another application answer from now on."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":  # the application behind is opened by hand
+            await _lifespan(receive, send)
+        elif self._app is not None:
+            await self._app(scope, receive, send)
+        else:
+            await self._answer(scope["path"])(scope, receive, send)
+
+    def _answer(self, path: str) -> Response:
+        if path.removeprefix(self._root) == "/health":
+            return Response(b'{"status":"alive"}', media_type="application/json")
+        error = {"message": str(self.loading), "type": "server_error", "param": None, "code": "not_ready"}
+        return Response(
+            json.dumps({"error": error}), 503, {"Retry-After": str(_RETRY_S)}, media_type="application/json"
+        )
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
