@@ -14,6 +14,7 @@ from inlay.engine import core as engine_module
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.runner import Runner
+from inlay.events import TokenEvent
 
 from ..conftest import tiny
 from .driving import Driver, ids
@@ -303,6 +304,28 @@ def test_an_encoding_is_cut_into_passes_of_bounded_time(monkeypatch):
     assert len(clock.passes) == len(told)
     assert max(clock.passes) <= 0.25
     assert clock.passes[3] > 0.2
+
+
+def test_who_was_put_out_of_the_line_and_given_up_ends_nobody_who_goes_by_its_name():
+    driver = Driver(record=False, max_num_seqs=1, max_waiting=3)
+    client, llm = driver.llm.client, driver.llm
+    heard: dict[str, list[TokenEvent]] = {}
+
+    def submit(name: str, request_id: str, tenant: str) -> None:
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        made = llm.processor.process([1, 2, 3], params, llm.policy(), request_id=request_id, tenant=tenant)
+        client.submit(client.prepare(made), heard.setdefault(name, []).extend)
+
+    for n in range(3):
+        submit(f"a{n}", f"a{n}", "a")
+    submit("b", "b", "b")  # puts out the last one of a
+    client.cancel("a2")
+    client.cancel("a1")
+    submit("again", "a2", "b")
+    while driver.engine.busy:
+        client.pump()
+    assert heard["a2"] == []
+    assert [event.error for event in heard["again"]] == [None] * 3
 
 
 def test_a_listener_that_fails_before_a_pass_ends_nobody_who_is_in_it():

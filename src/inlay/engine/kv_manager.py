@@ -6,6 +6,7 @@ that it owns; as soon as a part is computed the store keeps it, so that everybod
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,8 @@ from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.slots import SlotRange, cut
+
+logger = logging.getLogger(__name__)
 
 #: The part of the pool that encodings may hold while they compute; a single module, with its context, may hold more.
 _ENCODING_SHARE = 1 / 8
@@ -146,28 +149,38 @@ class KVCacheManager:
         """Take back a request's slots; what it has computed stays in the store until others need the room.
 
         That is also a prompt that is computed in part, unless the request has failed; a module stays as a whole alone.
-        Nothing stays of a request whose logits were damaged: its keys and values may be, too.
+        Nothing stays of a request whose logits were damaged: its keys and values may be, too. Where keeping fails, its
+        slots come back all the same: it was to save others work, and nobody waits for it.
         """
-        allocation = task.allocation
+        allocation, task.allocation = task.allocation, SequenceAllocation()
+        if task is self.encoding:
+            self.encoding = None
         for prefill in allocation.prefill:
             self.pending.remove(prefill)
+        try:
+            self._keep(task, allocation)
+        except Exception:
+            logger.exception("what request %s has computed could not be kept", task.id)
+        finally:
+            self._give_back(task, allocation)
+
+    def _keep(self, task: Task, allocation: SequenceAllocation) -> None:
+        """Let the store keep what a task has computed of its prompt, and said."""
+        for prefill in allocation.prefill:
             begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # a failed pass would have computed some of it, and did not
                 self._store.insert(*begun)
         if isinstance(task, Request):
-            self._release_answer(task)
+            self._keep_answer(task, allocation)
+
+    def _give_back(self, task: Task, allocation: SequenceAllocation) -> None:
         self._store.pool.free(allocation.modules)
         self._store.pool.free(allocation.tail)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
         self._store.discard(suspect)
-        task.allocation = SequenceAllocation()
-        if task is self.encoding:
-            self.encoding = None
 
-    def _release_answer(self, request: Request) -> None:
-        """Let the store keep what a request has said."""
-        allocation = request.allocation
+    def _keep_answer(self, request: Request, allocation: SequenceAllocation) -> None:
         kept = None if request.damaged else allocation.kept(tuple(request.token_ids[request.tokens_attached :]))
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
             self._store.insert(*kept)

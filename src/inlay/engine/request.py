@@ -260,12 +260,13 @@ class Request:
             member.answer.heard()
             member.error_told = member.error
         if self.scores is not None:
-            self.scores.told = True
+            self.scores.told = self.scores.complete
 
     def _report(self, event: TokenEvent) -> None:
         """Say with an event how the prompt came about, where that has changed."""
-        if self.scores is not None and not self.scores.told and self.error is None:
-            event.prompt_logprobs = self.scores.entries
+        scores = self.scores  # another answer may have its first token before the prompt is scored
+        if scores is not None and scores.complete and not scores.told and self.error is None:
+            event.prompt_logprobs = scores.entries
         prefill, admitted = self.prefill, self.prefill.admitted_at
         first = self.answer.first_token_at
         if self.followers:
