@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from inlay.engine.allocation import Prefill, SequenceAllocation
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.lookup import Lookup, allocation_of, readable_tokens, tail_tokens, wanted_runs
-from inlay.engine.pending import PendingPrefills
+from inlay.engine.pending import PendingPrefills, Wait
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
@@ -69,14 +69,14 @@ class KVCacheManager:
 
     def _admit_encoding(self, encoding: Encoding) -> Admission:
         """Room for the next batch. One encoding at a time has some, so that all of them together hold no more."""
-        if self.encoding is not None:
+        if self.encoding is not None or self._still_waits(encoding):
             return Admission.LATER
         pool = self._store.pool
         batch = encoding.batch(self._is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
         if not batch:
             return Admission.DONE
         lookup = self._look_up_modules(batch)
-        if self._somebody_computes((), lookup):
+        if self._somebody_computes(encoding, (), lookup):
             return Admission.LATER
         if self._chunks_needed((), lookup) > pool.chunks:  # as below
             lookup = self._look_up_modules(batch, find=False)
@@ -96,13 +96,15 @@ class KVCacheManager:
 
     def _admit_request(self, request: Request) -> Admission:
         """The request's splice and its usage are those of its first admission."""
+        if self._still_waits(request):
+            return Admission.LATER
         since = time.perf_counter()
         request.prompt.choose(self.stored)
         splice = request.splice_now()
         lookup = self._look_up(splice)
         if self._publish(splice, lookup):
             lookup = self._look_up(splice)
-        if self._somebody_computes(splice, lookup):
+        if self._somebody_computes(request, splice, lookup):
             return Admission.LATER
         if self._chunks_needed(splice, lookup) > self._store.pool.chunks:
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
@@ -246,12 +248,20 @@ class KVCacheManager:
         before = splice[-2] if len(splice) > 1 else None  # open_end took the last token of this module
         return isinstance(before, Cached) and lookup.modules[before.spec.key][1].tokens == len(before.spec.ids)
 
-    def _somebody_computes(self, splice: Splice, lookup: Lookup) -> bool:
-        return any(
-            prefill.computed < common
-            for run, done, most in wanted_runs(splice, lookup)
-            for prefill, common in self.pending.computing(run, done, most)
-        )
+    def _somebody_computes(self, task: Task, splice: Splice, lookup: Lookup) -> bool:
+        for run, done, most in wanted_runs(splice, lookup):
+            for prefill, common in self.pending.computing(run, done, most):
+                if prefill.computed < common and prefill.pending is not None:
+                    task.waits_for = Wait(prefill, prefill.pending, common)
+                    return True
+        return False
+
+    def _still_waits(self, task: Task) -> bool:
+        """Whether what a task was told to wait for goes on: all who wait are asked at every step, and to look for a
+        long prompt in the store and among those that are computed takes time."""
+        if task.waits_for is not None and not self.pending.goes_on(task.waits_for):
+            task.waits_for = None
+        return task.waits_for is not None
 
     def _publish(self, splice: Splice, lookup: Lookup) -> bool:
         """Keep what others have computed by now, where that is all that this splice shares with them.
