@@ -27,6 +27,13 @@ def test_stop_tokens_are_few():
     assert str(caught.value) == "stop_token_ids has 2,000,000 tokens, and at most 1,024 may end an answer; give fewer."
 
 
+def test_stop_strings_are_few():
+    assert len(SamplingParams(stop=[str(number) for number in range(256)]).stops) == 256
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(stop=["x"] * 100_000)
+    assert str(caught.value) == "stop has 100,000 texts, and at most 256 may end an answer; give fewer."
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -17,6 +17,7 @@ _MAX_LOGPROBS = 20
 _MAX_ANSWERS = 128
 _MAX_BIAS = 100
 _MAX_STOP_IDS = 1024  # each is looked at behind every token
+_MAX_STOPS = 256  # each is looked for behind every token
 _MAX_BAD_WORDS = 256  # each is looked for behind every token
 _MAX_BAD_WORD = 256  # characters; and of a mark
 _MAX_PENALTY = 2
@@ -48,7 +49,7 @@ class SamplingParams:
         bad_words: texts that the answer must not hold, at most 256: the last token of one may not follow the others.
         allowed_token_ids: the only tokens that may come; None for all.
         seed: of the request's draws, 0 to 2**64 - 1; None takes one from the engine.
-        stop: text that ends the answer, one string or several; read it back as ``stops``.
+        stop: text that ends the answer, one string or several, at most 256; read it back as ``stops``.
         stop_token_ids: tokens that end the answer, at most 1,024; read them back as ``stop_ids``.
         include_stop_str_in_output: whether the answer keeps the stop string that ended it.
         ignore_eos: whether to go on after the model's end-of-sequence token.
@@ -187,6 +188,10 @@ class SamplingParams:
         texts = self.stop is None or isinstance(self.stop, str) or _is_list(self.stop)
         texts = texts and all(isinstance(text, str) and text for text in self.stops)
         _require(texts, "stop", self.stop, "None, a string or a list of strings, none of them empty")
+        if len(self.stops) > _MAX_STOPS:
+            raise ParameterError(
+                f"stop has {len(self.stops):,} texts, and at most {_MAX_STOPS} may end an answer; give fewer."
+            )
         _require(self.detokenize or not self.stops, "stop", self.stop, "None where detokenize is False")
         if _is_list(self.stop_token_ids) and len(self.stop_token_ids) > _MAX_STOP_IDS:
             raise ParameterError(

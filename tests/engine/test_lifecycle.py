@@ -361,6 +361,34 @@ def test_a_fault_while_a_request_gets_its_place_ends_it_alone_and_loses_no_room(
     assert driver.all_free()
 
 
+@pytest.mark.parametrize("step", ["insert", "longest"])
+def test_a_fault_while_what_a_request_computed_is_kept_harms_nobody_and_loses_no_room(step):
+    """It comes as a request ends, and as one is given up in the middle of its prompt."""
+    driver = Driver(max_num_batched_tokens=32)
+    ending, begun, other = driver.request(ids(20), 3), driver.request(ids(90, 1)), driver.request(ids(20, 2), 8)
+    driver.add(ending, begun, other)
+    driver.step()
+    works, release = getattr(driver.store, step), driver.engine.kv_manager.release
+
+    def broken(*_: object, **how: object) -> None:
+        raise RuntimeError("broken")
+
+    def broken_release(task) -> None:
+        setattr(driver.store, step, broken)
+        release(task)
+        setattr(driver.store, step, works)
+
+    driver.engine.kv_manager.release = broken_release
+    driver.engine.release(begun)
+    while not ending.finished:
+        driver.step()
+    assert ending.error is None
+    driver.finish()
+    assert len(driver.engine.kv_manager.pending) == 0
+    check_stock(driver, other)
+    assert driver.all_free()
+
+
 def test_a_failed_forward_pass_ends_those_in_it_and_nobody_else():
     driver = Driver(max_num_seqs=2)
     run = driver.engine.runner.run

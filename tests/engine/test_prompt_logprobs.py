@@ -13,6 +13,7 @@ from inlay.engine.runner import Runner
 
 from ..conftest import tiny
 from ..equivalence.oracle import prefill
+from .driving import Driver
 
 IDS = [(7 * n) % 256 for n in range(40)]
 SCHEMA = Schema.from_string(
@@ -105,6 +106,16 @@ def test_several_answers_share_one_report(llm):
     assert len(output.outputs) == 3
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_an_answer_that_is_sooner_than_the_report_of_its_prompt_does_not_cut_it(tokens):
+    """Of two answers to a long prompt the second gets most of every pass, and has its first token before the first."""
+    llm = LLM(tiny("llama"), kv_memory="16MiB", seed=0, max_num_batched_tokens=64, prefill_chunk=32)
+    params = SamplingParams(n=2, seed=1, max_tokens=tokens, ignore_eos=True, prompt_logprobs=1)
+    (output,) = llm.generate([(IDS * 8)[:300]], params)
+    check(llm, output, top=1)
+    assert [len(answer.token_ids) for answer in output.outputs] == [tokens, tokens]
+
+
 def test_a_preempted_request_is_scored_once_more_to_the_same_end():
     llm = LLM(tiny("llama"), kv_memory="64KiB", seed=0, chunk_size=8)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, prompt_logprobs=1)
@@ -132,6 +143,18 @@ def test_a_pass_holds_no_more_logits_than_it_may(monkeypatch):
     seen.clear()
     llm.generate([IDS], SamplingParams(max_tokens=1))
     assert seen == [1]  # in one pass, as soon as nobody is scored
+
+
+def test_who_has_its_report_slows_no_other_prompt_down_while_it_answers(monkeypatch):
+    driver = Driver(max_num_batched_tokens=64)
+    monkeypatch.setattr(inlay.engine.prompt_scores, "PASS_LOGITS", 8 * driver.llm.vocab_size)
+    scored, other = driver.request(IDS, tokens=20, prompt_logprobs=0), driver.request(IDS[:30], tokens=1)
+    driver.add(scored)
+    while not scored.token_ids:
+        driver.step()
+    driver.add(other)
+    driver.step()
+    assert other.token_ids  # in one pass
 
 
 def test_damaged_logits_end_one_request(llm, monkeypatch):

@@ -376,6 +376,33 @@ def test_who_left_is_not_kept_until_its_deadline():
     assert len(jobs) < 100
 
 
+@pytest.mark.parametrize("way", ["remove", "requeue", "preempt"])
+def test_a_fault_while_memory_is_taken_back_leaves_no_half_of_a_job(way):
+    scheduler, memory = make()
+    first, second = jobs((4, 2), (4, 2))
+    add(scheduler, first, second)
+    run(scheduler, memory, scheduler.step(0))
+    release = memory.release
+
+    def broken(job) -> None:
+        release(job)
+        raise RuntimeError("broken")
+
+    memory.release = broken
+    with pytest.raises(RuntimeError, match="broken"):
+        scheduler.preempt(first, Step()) if way == "preempt" else getattr(scheduler, way)(first)
+    memory.release = release
+    assert scheduler.waiting == ([] if way == "remove" else [first])
+    scheduler.remove(first)
+    while scheduler.busy:
+        run(scheduler, memory, scheduler.step(0))
+    assert second.said == 2
+    assert not memory.held
+    again = jobs((4, 2))[0]
+    add(scheduler, again)
+    assert scheduler.waiting == [again]
+
+
 class _FailsOnce(list):
     """A list that fails at one of its methods, once."""
 

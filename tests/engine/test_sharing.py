@@ -151,6 +151,26 @@ def test_equal_prompts_wait_for_the_first_and_not_for_each_other():
     assert [request.usage.computed_tokens for request in requests] == [33] + [1] * 9
 
 
+def test_who_waits_for_a_long_prompt_is_not_looked_up_at_every_step(monkeypatch):
+    """That takes time with the length of each; and whoever waits goes on as soon as the other has been given up."""
+    driver = Driver(max_num_batched_tokens=32)
+    first, *waiting = [driver.request(ids(400), 2) for _ in range(12)]
+    driver.add(first, *waiting)
+    driver.step(2)
+    looked: list[object] = []
+    longest = driver.store.longest
+    monkeypatch.setattr(driver.store, "longest", lambda run, **how: looked.append(run) or longest(run, **how))
+    driver.step(5)
+    assert not looked
+    assert len(driver.engine.scheduler.waiting) == 11
+    driver.engine.release(first)
+    driver.step()
+    assert len(looked) > 0
+    driver.finish()
+    for request in waiting:
+        check_stock(driver, request)
+
+
 def test_several_answers_share_their_prompt():
     driver = Driver()
     leader = driver.request(ids(33), 4, n=3, temperature=1.0)

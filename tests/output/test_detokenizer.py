@@ -287,6 +287,19 @@ def test_a_long_answer_is_decoded_in_pieces():
     assert 0 < counting.longest < 40
 
 
+def test_a_long_run_of_byte_tokens_is_not_decoded_anew_for_every_stop_string():
+    """Nothing of a run is settled before it ends, and scripts that a vocabulary lacks are one run."""
+    tokenizer = TOKENIZERS["metaspace"]
+    counting = Counting(tokenizer.backend_tokenizer)
+    text = "አማርኛ" * 40
+    params = SamplingParams(stop=text[-9:] + "ሀ")
+    running = TextStream(SimpleNamespace(backend_tokenizer=counting), bytes_of(tokenizer, b"Hi"), params)
+    for token in bytes_of(tokenizer, (text + "ሀ" + text).encode()):
+        running.push(token)
+    assert (running.text, running.stopped) == (text[:-9], params.stop)
+    assert counting.longest < 20
+
+
 def test_white_space_is_not_cleaned_up():
     tokenizer = TOKENIZERS["byte_level"]
     assert stream(tokenizer, ids_of(tokenizer, "a , b .  do n't")).text == "a , b .  do n't"

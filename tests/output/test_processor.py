@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from inlay import InlayError, SamplingParams
 from inlay.events import Fault, TokenEvent
@@ -33,6 +35,24 @@ def begin(finished: list[tuple[str, int]], **params: Any) -> RequestState:
 
 def tokens(text: str) -> list[int]:
     return bytes_tokenizer().encode(text, add_special_tokens=False)
+
+
+def test_a_token_is_decoded_once_however_many_log_probabilities_tell_of_it(monkeypatch):
+    """Those of a long prompt are hundreds of thousands, and everybody waits while they are spelled."""
+    state, decoded = begin([], max_tokens=5, prompt_logprobs=2, logprobs=1), Counter[int]()
+    decode = PreTrainedTokenizerFast.decode
+
+    def counted(tokenizer, ids, **how):
+        decoded.update(ids)
+        return decode(tokenizer, ids, **how)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "decode", counted)
+    ranked = [(65, -0.5, 1), (66, -1.0, 2), (67, -2.0, 3)]
+    state.add([TokenEvent("r", 0, [65], 0, logprobs=[ranked], prompt_logprobs=[None, *[ranked] * 9])])
+    output = state.output()
+    assert [entry[66].decoded_token for entry in output.prompt_logprobs[1:]] == [decode(bytes_tokenizer(), [66])] * 9
+    assert output.outputs[0].logprobs[0][67].decoded_token == decode(bytes_tokenizer(), [67])
+    assert decoded == {65: 1, 66: 1, 67: 1}
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 99])

@@ -53,7 +53,7 @@ class Engine:
         )
         self.observers: list[StepObserver] = []
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
-        self._scoring: set[Task] = set()  # who waits or runs and is told the log-probabilities of its prompt
+        self._scoring: set[Task] = set()  # who waits or runs, and its prompt is still to be scored
         self._steps = self._preemptions = 0
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
@@ -95,7 +95,7 @@ class Engine:
             for member in task.family:
                 self.scheduler.remove(member)
             raise
-        if isinstance(task, Request) and task.scores is not None:
+        if isinstance(task, Request) and task.scores is not None and not task.scores.complete:
             self._scoring.add(task)
 
     @property
@@ -214,6 +214,8 @@ class Engine:
             logits = logits[len(rows) :]
             if request.error is not None:
                 self.release(request)
+            elif request.scores is not None and request.scores.complete:
+                self._scoring.discard(request)
         return [request for request, _, _ in made.scored if request.error is not None]
 
     def _end(self, made: ForwardPass) -> list[Request]:

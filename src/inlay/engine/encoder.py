@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inlay.engine.allocation import Prefill, SequenceAllocation
+from inlay.engine.pending import Wait
 from inlay.engine.request import Request
 from inlay.events import EncodeEvent, Fault
 from inlay.kv.identity import SegmentSpec
@@ -25,7 +26,7 @@ class Encoding:
 
     name: what messages call it. specs: the segments; context may be left out. id: what events call it.
     tenant, weight, sequences: see scheduler.Job. left: what is not known to be stored, by key. complete: whether all
-    has been. error: what ended it before its time.
+    has been. error: what ended it before its time. waits_for: see Request.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Encoding:
     sequences: int = 0
     allocation: SequenceAllocation = field(default_factory=SequenceAllocation)
     left: dict[bytes, SegmentSpec] = field(default_factory=dict)
+    waits_for: Wait | None = None
     complete: bool = False
     error: BaseException | None = None
     preemptions: int = 0

@@ -52,7 +52,7 @@ class ForwardPass:
             self.rows += each.part.rows
         if not isinstance(task, Request):
             return
-        if task.scores is not None:
+        if task.scores is not None and not task.scores.complete:
             first = task.computed_tokens - (self.rows - before)
             wanted = task.scores.wanted(first, self.rows - before)
             self.scored.append((task, first, range(before, before + wanted)))

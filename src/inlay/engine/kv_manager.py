@@ -6,6 +6,7 @@ that it owns; as soon as a part is computed the store keeps it, so that everybod
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from inlay.engine.allocation import Prefill, SequenceAllocation
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.lookup import Lookup, allocation_of, readable_tokens, tail_tokens, wanted_runs
-from inlay.engine.pending import PendingPrefills
+from inlay.engine.pending import PendingPrefills, Wait
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
@@ -23,6 +24,8 @@ from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.slots import SlotRange, cut
+
+logger = logging.getLogger(__name__)
 
 #: The part of the pool that encodings may hold while they compute; a single module, with its context, may hold more.
 _ENCODING_SHARE = 1 / 8
@@ -66,14 +69,14 @@ class KVCacheManager:
 
     def _admit_encoding(self, encoding: Encoding) -> Admission:
         """Room for the next batch. One encoding at a time has some, so that all of them together hold no more."""
-        if self.encoding is not None:
+        if self.encoding is not None or self._still_waits(encoding):
             return Admission.LATER
         pool = self._store.pool
         batch = encoding.batch(self._is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
         if not batch:
             return Admission.DONE
         lookup = self._look_up_modules(batch)
-        if self._somebody_computes((), lookup):
+        if self._somebody_computes(encoding, (), lookup):
             return Admission.LATER
         if self._chunks_needed((), lookup) > pool.chunks:  # as below
             lookup = self._look_up_modules(batch, find=False)
@@ -93,13 +96,15 @@ class KVCacheManager:
 
     def _admit_request(self, request: Request) -> Admission:
         """The request's splice and its usage are those of its first admission."""
+        if self._still_waits(request):
+            return Admission.LATER
         since = time.perf_counter()
         request.prompt.choose(self.stored)
         splice = request.splice_now()
         lookup = self._look_up(splice)
         if self._publish(splice, lookup):
             lookup = self._look_up(splice)
-        if self._somebody_computes(splice, lookup):
+        if self._somebody_computes(request, splice, lookup):
             return Admission.LATER
         if self._chunks_needed(splice, lookup) > self._store.pool.chunks:
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
@@ -146,28 +151,38 @@ class KVCacheManager:
         """Take back a request's slots; what it has computed stays in the store until others need the room.
 
         That is also a prompt that is computed in part, unless the request has failed; a module stays as a whole alone.
-        Nothing stays of a request whose logits were damaged: its keys and values may be, too.
+        Nothing stays of a request whose logits were damaged: its keys and values may be, too. Where keeping fails, its
+        slots come back all the same: it was to save others work, and nobody waits for it.
         """
-        allocation = task.allocation
+        allocation, task.allocation = task.allocation, SequenceAllocation()
+        if task is self.encoding:
+            self.encoding = None
         for prefill in allocation.prefill:
             self.pending.remove(prefill)
+        try:
+            self._keep(task, allocation)
+        except Exception:
+            logger.exception("what request %s has computed could not be kept", task.id)
+        finally:
+            self._give_back(task, allocation)
+
+    def _keep(self, task: Task, allocation: SequenceAllocation) -> None:
+        """Let the store keep what a task has computed of its prompt, and said."""
+        for prefill in allocation.prefill:
             begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # a failed pass would have computed some of it, and did not
                 self._store.insert(*begun)
         if isinstance(task, Request):
-            self._release_answer(task)
+            self._keep_answer(task, allocation)
+
+    def _give_back(self, task: Task, allocation: SequenceAllocation) -> None:
         self._store.pool.free(allocation.modules)
         self._store.pool.free(allocation.tail)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
         self._store.discard(suspect)
-        task.allocation = SequenceAllocation()
-        if task is self.encoding:
-            self.encoding = None
 
-    def _release_answer(self, request: Request) -> None:
-        """Let the store keep what a request has said."""
-        allocation = request.allocation
+    def _keep_answer(self, request: Request, allocation: SequenceAllocation) -> None:
         kept = None if request.damaged else allocation.kept(tuple(request.token_ids[request.tokens_attached :]))
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
             self._store.insert(*kept)
@@ -233,12 +248,20 @@ class KVCacheManager:
         before = splice[-2] if len(splice) > 1 else None  # open_end took the last token of this module
         return isinstance(before, Cached) and lookup.modules[before.spec.key][1].tokens == len(before.spec.ids)
 
-    def _somebody_computes(self, splice: Splice, lookup: Lookup) -> bool:
-        return any(
-            prefill.computed < common
-            for run, done, most in wanted_runs(splice, lookup)
-            for prefill, common in self.pending.computing(run, done, most)
-        )
+    def _somebody_computes(self, task: Task, splice: Splice, lookup: Lookup) -> bool:
+        for run, done, most in wanted_runs(splice, lookup):
+            for prefill, common in self.pending.computing(run, done, most):
+                if prefill.computed < common and prefill.pending is not None:
+                    task.waits_for = Wait(prefill, prefill.pending, common)
+                    return True
+        return False
+
+    def _still_waits(self, task: Task) -> bool:
+        """Whether what a task was told to wait for goes on: all who wait are asked at every step, and to look for a
+        long prompt in the store and among those that are computed takes time."""
+        if task.waits_for is not None and not self.pending.goes_on(task.waits_for):
+            task.waits_for = None
+        return task.waits_for is not None
 
     def _publish(self, splice: Splice, lookup: Lookup) -> bool:
         """Keep what others have computed by now, where that is all that this splice shares with them.

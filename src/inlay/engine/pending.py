@@ -6,6 +6,7 @@ Whoever comes while another computes the same text would else compute it a secon
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from inlay.engine.allocation import Prefill
 from inlay.kv.identity import TokenRun
@@ -14,6 +15,15 @@ from inlay.kv.store import SegmentStore
 
 #: So many tokens of what somebody else is computing are worth waiting for.
 _WORTH_WAITING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """For what somebody waits: the first ``tokens`` tokens of a run that a prefill computes for others."""
+
+    prefill: Prefill
+    run: TokenRun
+    tokens: int
 
 
 class PendingPrefills:
@@ -39,6 +49,12 @@ class PendingPrefills:
             self._by_first[first].remove(prefill)
             if not self._by_first[first]:
                 del self._by_first[first]
+
+    def goes_on(self, wait: Wait) -> bool:
+        """Whether it has not come so far, nor has been ended."""
+        prefill, run = wait.prefill, wait.run
+        still = prefill.pending is run and prefill.computed < wait.tokens
+        return still and prefill in self._by_first.get(run.ids[0], ())
 
     def computing(self, run: TokenRun, done: int, most: int) -> Iterator[tuple[Prefill, int]]:
         """Who computes enough of a run's tokens from ``done`` on, and how many; ``most``: of how many, read in all."""

@@ -33,6 +33,11 @@ class PromptScores:
         self.entries: list[list[RankedLogprob] | None] = [None] * len(ids)
         self.told = False
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of them are there: passes compute a prompt from its beginning on."""
+        return len(self.entries) == 1 or self.entries[-1] is not None
+
     def wanted(self, first: int, rows: int) -> int:
         """How many of the rows of tokens ``first`` and on are of use: not the last token's, nor those of an answer."""
         return max(0, min(rows, len(self._ids) - 1 - first))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inlay.engine.allocation import SequenceAllocation, Work
 from inlay.engine.answer import Answer, SamplingState
+from inlay.engine.pending import Wait
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.sampler.sampler import Sampled
 from inlay.errors import CapacityError, InlayError, ParameterError
@@ -76,6 +77,7 @@ class Request:
 
     index: which of the prompt's answers it is. priority: who goes first; a lower number does.
     deadline: when it ends in any case, on the clock of ``arrival``. tenant, weight, sequences: see scheduler.Job.
+    waits_for: what somebody else computes, where it was last found to need that.
     tokens_attached: how many tokens it had said when it was given its allocation.
     scores: the log-probabilities of its prompt's tokens, where they are asked for; the first answer has them.
     damaged: whether its logits were no numbers to choose from. error: what ended it before its time.
@@ -96,6 +98,7 @@ class Request:
     weight: float = 1.0
     sequences: int = 1
     allocation: SequenceAllocation = field(default_factory=SequenceAllocation)
+    waits_for: Wait | None = None
     tokens_attached: int = 0
     prefill: PrefillRecord = field(default_factory=PrefillRecord)
     preemptions: int = 0
@@ -260,12 +263,13 @@ class Request:
             member.answer.heard()
             member.error_told = member.error
         if self.scores is not None:
-            self.scores.told = True
+            self.scores.told = self.scores.complete
 
     def _report(self, event: TokenEvent) -> None:
         """Say with an event how the prompt came about, where that has changed."""
-        if self.scores is not None and not self.scores.told and self.error is None:
-            event.prompt_logprobs = self.scores.entries
+        scores = self.scores  # another answer may have its first token before the prompt is scored
+        if scores is not None and scores.complete and not scores.told and self.error is None:
+            event.prompt_logprobs = scores.entries
         prefill, admitted = self.prefill, self.prefill.admitted_at
         first = self.answer.first_token_at
         if self.followers:

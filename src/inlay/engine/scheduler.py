@@ -150,28 +150,35 @@ class Scheduler(Generic[J]):
     def remove(self, job: J) -> None:
         """Forget a job, wherever it stands, and take back what it has; nothing for one that is not known."""
         if job not in self._line:
+            self._refused = [(other, reason) for other, reason in self._refused if other is not job]
             return
-        if job in self.running:
-            self._leave(job)
-        else:
-            self._unqueue(job)
-            self._no_room.clear()
-            self._overtaken.pop(job, None)
-        del self._line[job]
-        self._begun.discard(job)
-        self._jobs[job.tenant] -= 1
-        if not self._jobs[job.tenant]:
-            del self._jobs[job.tenant]
+        try:
+            if job in self.running:
+                self._leave(job)
+            else:
+                self._unqueue(job)
+                self._no_room.clear()
+                self._overtaken.pop(job, None)
+        finally:  # a fault of the memory's must not leave half a job behind
+            del self._line[job]
+            self._begun.discard(job)
+            self._jobs[job.tenant] -= 1
+            if not self._jobs[job.tenant]:
+                del self._jobs[job.tenant]
 
     def requeue(self, job: J) -> None:
         """Take back what a running job has, and let it stand in line again as one that has just come."""
-        self._leave(job)
-        self._line_up(job)
+        try:
+            self._leave(job)
+        finally:
+            self._line_up(job)
 
     def preempt(self, job: J, step: Step[J]) -> None:
         """Take back what a running job has, and note in ``step`` that it waits again, at its old place in line."""
-        self._leave(job)
-        self._queue(job)
+        try:
+            self._leave(job)
+        finally:
+            self._queue(job)
         step.preempted.append(job)
 
     def step(self, now: float, max_prefill: int | None = None) -> Step[J]:
@@ -321,10 +328,12 @@ class Scheduler(Generic[J]):
             self._overtaken.pop(job, None)
             self._begun.add(job)
         except BaseException:  # Ctrl-C may come anywhere
-            self._memory.release(job)
-            if job in self.running:
-                self.running.remove(job)
-            self._queue(job)
+            try:
+                self._memory.release(job)
+            finally:
+                if job in self.running:
+                    self.running.remove(job)
+                self._queue(job)
             raise
 
     def _turn(self, job: J, counts: dict[str, tuple[int, float]]) -> tuple[float, float, tuple[int, float, int]]:
@@ -349,8 +358,8 @@ class Scheduler(Generic[J]):
 
     def _leave(self, job: J) -> None:
         self.running.remove(job)
-        self._memory.release(job)
         self._no_room.clear()
+        self._memory.release(job)
 
     def _line_up(self, job: J) -> None:
         """Give a job its place in line, and let it wait."""

@@ -275,12 +275,17 @@ class EngineThread:
         except Exception:  # whoever waits for it hears of its end all the same
             logger.exception("request %s could not be taken out of the engine", member.id)
 
+    def _listener_of(self, request: Task) -> Listener | None:
+        """Who hears of it; None where it was given up, though another one may go by its id by now."""
+        named, listener = self._listeners.get(request.id, (None, None))
+        return listener if named is request else None
+
     def _forget(self, request: Task) -> None:
-        if self._listeners.get(request.id, (None, None))[0] is request:
+        if self._listener_of(request) is not None:
             del self._listeners[request.id]
 
     def _tell(self, request: Task) -> None:
-        _, listener = self._listeners.get(request.id, (None, None))
+        listener = self._listener_of(request)
         if listener is not None:
             self._deliver(request, listener)
 
@@ -313,7 +318,7 @@ class EngineThread:
         """Tell of one that has left before the pass. Where that fails, it is told again behind the pass: its other
         answers may be in it, and must not be ended now."""
         request = member.leader or member
-        _, listener = self._listeners.get(request.id, (None, None))
+        listener = self._listener_of(request)
         if listener is None:
             return
         try:

@@ -127,6 +127,7 @@ class _Detokenizer:
         self._byte_fallback = decoder is not None and decoder.decode(["<0xC3>", "<0xA9>"]) == "\u00e9"
         self._window: list[int] = []
         self._run = bytearray()  # the byte tokens that the window ends in
+        self._before_run: str | None = None  # the text in front of it, once that is known
         for token_id in self._tail(prompt_ids):
             self.push(token_id)
         self._prompt = self._decode()
@@ -151,16 +152,19 @@ class _Detokenizer:
         byte = self._byte(token_id)
         if byte is None:
             self._run.clear()
+            self._before_run = None
         else:
             self._run.append(byte)
 
     def take(self, *, looked_at: bool) -> _Decoded:
         """The text that the last push settled; what else there is only if it is looked at."""
-        if self._run and not (looked_at and _is_utf8(self._run)):
-            return _Decoded("", "")
-        text = self._decode()
         if self._run:
+            run = _utf8(self._run) if looked_at else None
+            if run is None:
+                return _Decoded("", "")
+            text = self._with_run(run)
             return _Decoded("", text[self._start(text) :])
+        text = self._decode()
         # Bytes that may become a character are one U+FFFD until they do.
         settled = text.removesuffix(_REPLACEMENT)
         new = settled[self._start(settled) :]
@@ -168,6 +172,15 @@ class _Detokenizer:
         self._begun = self._begun or bool(new)
         self._shorten(unsettled=len(text) - len(settled))
         return _Decoded(new, "")
+
+    def _with_run(self, run: str) -> str:
+        """The window's text, where it ends in this one: a run may be as long as the answer, and grows by the token."""
+        if self._before_run is None:
+            text = self._decode()
+            if text.endswith(run):
+                self._before_run = text.removesuffix(run)
+            return text
+        return self._before_run + run
 
     def flush(self) -> str:
         text = self._decode()
@@ -228,12 +241,13 @@ def _held_back(text: str, stops: Sequence[str], longest: int) -> int:
 
 def _shared_length(left: str, right: str) -> int:
     """How many characters the two texts begin with in common."""
+    if right.startswith(left):
+        return len(left)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
-def _is_utf8(data: bytes | bytearray) -> bool:
+def _utf8(data: bytes | bytearray) -> str | None:
     try:
-        data.decode()
+        return data.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return None

@@ -28,23 +28,45 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, finish: Callable[[str, int], None]) -> None:
         self._tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
         self._finish = finish
 
     def begin(self, request: EngineRequest) -> RequestState:
         """The state of a request of which there is nothing yet."""
-        return RequestState(request, self._tokenizer, self._finish)
+        return RequestState(request, self._tokenizer, self._texts, self._finish)
+
+
+class TokenTexts(dict[int, str]):
+    """Tokens' texts, each decoded when it is first asked for.
+
+    A long prompt's log-probabilities ask for hundreds of thousands, many of them alike, while all others wait.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        text = self[token] = str(self._tokenizer.decode([token]))
+        return text
+
+    def spelled(self, ranked: Sequence[RankedLogprob]) -> dict[int, Logprob]:
+        """One token's log-probabilities with the texts of their tokens."""
+        return {token: Logprob(logprob, rank, self[token]) for token, logprob, rank in ranked}
 
 
 class AnswerState:
     """One answer as its caller reads it: its tokens, their text up to a stop string, and how it ended."""
 
-    def __init__(self, request: EngineRequest, index: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, request: EngineRequest, index: int, tokenizer: PreTrainedTokenizerBase, texts: TokenTexts
+    ) -> None:
         self.index = index
         self.token_ids: list[int] = []
         self.distributions: list[bytes] = []
         self.error: BaseException | None = None
         self.elapsed_s = 0.0
-        self._tokenizer = tokenizer
+        self._texts = texts
         self._stream = TextStream(tokenizer, request.ids, request.params)
         self._logprob: float | None = None
         self._logprobs: list[dict[int, Logprob]] | None = None if request.params.logprobs is None else []
@@ -88,7 +110,7 @@ class AnswerState:
         if event.logprobs and self._logprobs is not None:
             ranked = event.logprobs[at]
             self._logprob = (self._logprob or 0.0) + ranked[0][1]
-            self._logprobs.append(spelled(ranked, self._tokenizer))
+            self._logprobs.append(self._texts.spelled(ranked))
         if event.distributions:
             self.distributions.append(event.distributions[at])
         self._stream.push(token)
@@ -100,11 +122,6 @@ class AnswerState:
             self._finish_reason, self._stop_reason = "stop", self._stream.stopped
 
 
-def spelled(ranked: Sequence[RankedLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[int, Logprob]:
-    """One token's log-probabilities with the texts of their tokens."""
-    return {token: Logprob(logprob, rank, str(tokenizer.decode([token]))) for token, logprob, rank in ranked}
-
-
 class RequestState:
     """What a request has come to so far. ``add`` is called on one thread at a time, any may look.
 
@@ -112,16 +129,20 @@ class RequestState:
     """
 
     def __init__(
-        self, request: EngineRequest, tokenizer: PreTrainedTokenizerBase, finish: Callable[[str, int], None]
+        self,
+        request: EngineRequest,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: TokenTexts,
+        finish: Callable[[str, int], None],
     ) -> None:
         self.request = request
-        self.answers = [AnswerState(request, index, tokenizer) for index in range(request.params.n)]
+        self.answers = [AnswerState(request, index, tokenizer, texts) for index in range(request.params.n)]
         self.failure: BaseException | None = None
         self._finish = finish
         self._left = len(self.answers)
         self._usage: Usage | None = None
         self._metrics = RequestMetrics()
-        self._tokenizer = tokenizer
+        self._texts = texts
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
@@ -145,7 +166,7 @@ class RequestState:
                 self._usage, self._metrics = event.usage, event.metrics
             if event.prompt_logprobs is not None:
                 self._prompt_logprobs = [
-                    None if one is None else spelled(one, self._tokenizer) for one in event.prompt_logprobs
+                    None if one is None else self._texts.spelled(one) for one in event.prompt_logprobs
                 ]
             answer = self.answers[event.index]
             if event.error is not None:
