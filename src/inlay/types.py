@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from inlay.errors import ParameterError
@@ -155,7 +156,7 @@ class SamplingParams:
         allowed = f"a list of at most {_MAX_BAD_WORDS} texts of at most {_MAX_BAD_WORD} characters, none of them empty"
         _require(usable, "bad_words", words, allowed)
         only = self.allowed_token_ids
-        usable = only is None or (_is_list(only) and len(only) > 0 and all(_is_int(token, 0) for token in only))
+        usable = only is None or (_is_list(only) and len(only) > 0 and _are_tokens(only))
         _require(usable, "allowed_token_ids", only, "None or a list of token ids, at least one and none negative")
         kept = self.truncate_prompt_tokens
         usable = kept is None or kept == -1 or _is_int(kept, 1)
@@ -198,7 +199,7 @@ class SamplingParams:
                 f"stop_token_ids has {len(self.stop_token_ids):,} tokens, and at most {_MAX_STOP_IDS:,} may end an "
                 "answer; give fewer."
             )
-        tokens = _is_list(self.stop_token_ids) and all(_is_int(token, 0) for token in self.stop_token_ids)
+        tokens = _is_list(self.stop_token_ids) and _are_tokens(self.stop_token_ids)
         _require(tokens, "stop_token_ids", self.stop_token_ids, "a list of token ids, none of them negative")
         least = 1 if self.prompt_logprobs is None else 0  # who asks for no token wants to know something of the prompt
         bounded = self.max_tokens is None or _is_int(self.max_tokens, least)
@@ -225,6 +226,16 @@ class SamplingParams:
         """The tokens that end the answer, beside the model's own end-of-sequence tokens."""
         return tuple(self.stop_token_ids)
 
+    @cached_property
+    def largest_ids(self) -> Mapping[str, int]:
+        """The largest token id of every field that holds some; found once for all prompts of a request."""
+        fields = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": self.logit_bias or (),
+            "allowed_token_ids": self.allowed_token_ids or (),
+        }
+        return {name: max(tokens) for name, tokens in fields.items() if tokens}
+
 
 def _require(valid: bool, name: str, value: object, allowed: str) -> None:
     if not valid:
@@ -238,6 +249,12 @@ def _is_int(value: object, least: float, most: float = math.inf) -> bool:
 def _is_number(value: object, least: float, most: float) -> bool:
     # NaN fails both comparisons.
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _are_tokens(values: Sequence[object]) -> bool:
+    if set(map(type, values)) == {int}:
+        return min(values) >= 0  # type: ignore[type-var, operator]  # without a loop of Python's: they may be many
+    return all(_is_int(one, 0) for one in values)
 
 
 def _is_list(value: object) -> bool:

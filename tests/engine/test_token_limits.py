@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from inlay import LLM, ContextError, ParameterError, Prompt, SamplingParams, Schema
+from inlay.engine import factory
 from inlay.engine.sampler.bad_words import BadWords, tokenized
-from inlay.engine.sampler.row import adjust
+from inlay.engine.sampler.row import Row, adjust, seen_of
 from tests.engine.sampler.rows import row
 
 from ..conftest import tiny
@@ -129,3 +131,36 @@ def test_what_is_refused(changes, sentence):
 def test_a_token_beyond_the_vocabulary_is_refused(llm):
     with pytest.raises(ParameterError, match="allowed_token_ids holds token 9999, and the model knows tokens 0 to"):
         llm.generate("x", SamplingParams(allowed_token_ids=[9999]))
+
+
+def test_what_a_request_says_of_tokens_is_made_once_for_its_prompts_and_answers(llm, monkeypatch):
+    """It may be long, and a thousand answers are made of it while others wait."""
+    words, rules = Mock(wraps=factory.tokenized), Mock(wraps=factory.TokenRules)
+    monkeypatch.setattr(factory, "tokenized", words)
+    monkeypatch.setattr(factory, "TokenRules", rules)
+    params = SamplingParams(n=8, max_tokens=2, bad_words=["a b", "c"], allowed_token_ids=range(200), seed=1)
+    llm.generate(["Hello", "you", "all"], params)
+    assert len(words.mock_calls) == len(rules.mock_calls) == 1
+    llm.generate("Hello", replace(params))
+    assert len(rules.mock_calls) == 2
+
+
+def test_the_penalties_of_several_answers_share_the_prompt_and_nothing_else():
+    params = SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0)
+    begun = seen_of(params, [5, 3, 5])
+    assert begun is not None
+    one, other = (Row(params, 0, seen=begun) for _ in range(2))
+    for token in (3, 9, 3, 9):
+        one.take(token)
+    other.take(8)
+    counted = [
+        dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True)) for seen in (one.seen, other.seen, begun)
+    ]
+    assert counted == [{3: 2, 5: 0, 9: 2}, {3: 0, 5: 0, 8: 1}, {3: 0, 5: 0}]
+
+
+def test_a_request_that_forbids_every_token_is_told_so_and_others_go_on(llm):
+    nothing = replace(GREEDY, allowed_token_ids=[70], structured_outputs={"regex": "[0-9]+"})
+    with pytest.raises(ParameterError, match="allowed_token_ids, bad_words, min_tokens and structured_outputs forbid"):
+        llm.generate(["Hello", "Hello"], [nothing, GREEDY])
+    assert ids(llm, GREEDY)

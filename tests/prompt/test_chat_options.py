@@ -126,6 +126,12 @@ def test_a_template_without_variables_says_so():
         text(llm, [USER], documents=[])
 
 
+def test_what_a_template_calls_is_no_variable():
+    llm = model("{% for message in messages %}{{ message.content }}{% else %}{{ raise_exception('x') }}{% endfor %}")
+    with pytest.raises(ParameterError, match="'raise_exception', and this model's chat template takes none; leave it"):
+        text(llm, [USER], chat_template_kwargs={"raise_exception": "x"})
+
+
 def test_chat_takes_them_all():
     llm = model(THINKING)
     params = SamplingParams(temperature=0, max_tokens=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import count
 
 from inlay.engine.answer import Answer, SamplingState
@@ -9,8 +10,9 @@ from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.request import PromptState, Request
 from inlay.engine.sampler.bad_words import BadWords, tokenized
 from inlay.engine.sampler.later_guide import LaterGuide, ends_with
-from inlay.engine.sampler.row import Row
+from inlay.engine.sampler.row import Row, Seen, seen_of
 from inlay.engine.sampler.sampler import request_seed
+from inlay.engine.sampler.token_rules import TokenRules
 from inlay.engine.structured import Grammars, Guide
 from inlay.errors import ParameterError
 from inlay.models.load import LoadedModel, stop_ids
@@ -26,6 +28,7 @@ class RequestFactory:
         self._entropy = entropy
         self.stop_ids = stop_ids(loaded)
         self.grammars = Grammars(loaded.tokenizer, loaded.spec.vocab_size, self.stop_ids)
+        self._rules: dict[int, TokenRules] = {}  # by the identity of parameters that somebody still has
         self._numbers = count()  # of requests, for their seeds; on whatever thread
 
     def guide(self, params: SamplingParams, salt: str = "") -> Guide | None:
@@ -46,16 +49,38 @@ class RequestFactory:
             raise ParameterError("the request was prepared for another model; prepare it for this one")
         guide = guide or self.guide(prepared.params, prepared.salt)
         number, prompt = next(self._numbers), PromptState(prepared)
-        leader = self._answer(number, 0, prompt, guide)
+        rules, seen = self._rules_of(prepared.params), seen_of(prepared.params, prepared.ids)
+        leader = self._answer(number, 0, prompt, guide, rules, seen)
         if prepared.params.prompt_logprobs is not None:
             leader.scores = PromptScores(prepared.ids, prepared.params.prompt_logprobs)
         for index in range(1, prepared.params.n):
-            follower = self._answer(number, index, prompt, guide)
+            follower = self._answer(number, index, prompt, guide, rules, seen)
             follower.leader = leader
             leader.followers.append(follower)
         return leader
 
-    def _answer(self, number: int, index: int, prompt: PromptState, guide: Guide | None) -> Request:
+    def _rules_of(self, params: SamplingParams) -> TokenRules:
+        """Made once for the prompts that come with these parameters, whose fields may be long."""
+        rules = self._rules.get(id(params))
+        if rules is None:
+            words = tokenized(params.bad_words, self._loaded.tokenizer)
+            stops = () if params.ignore_eos else self.stop_ids
+            # A grammar offers end-of-sequence wherever the answer is whole; ignore_eos goes on while it can.
+            never = self.stop_ids if params.structured_outputs is not None and params.ignore_eos else ()
+            rules = TokenRules(params, stops, never, BadWords(words) if words else None)
+            self._rules[id(params)] = rules
+            weakref.finalize(params, self._rules.pop, id(params), None)
+        return rules
+
+    def _answer(
+        self,
+        number: int,
+        index: int,
+        prompt: PromptState,
+        guide: Guide | None,
+        rules: TokenRules,
+        seen: Seen | None,
+    ) -> Request:
         asked = prompt.request
         params, room = asked.params, self._loaded.spec.max_positions - asked.positions[-1] - 1
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
@@ -65,7 +90,7 @@ class RequestFactory:
             prompt=prompt,
             sampling=SamplingState(
                 params,
-                self._row(params, asked.ids, seed, guide),
+                self._row(params, asked.ids, seed, guide, rules, seen),
                 stop_ids=frozenset() if params.ignore_eos else self.stop_ids,
                 limit=min(limit, len(asked.forced)) if asked.forced else limit,
                 forced=asked.forced,
@@ -78,20 +103,18 @@ class RequestFactory:
             weight=asked.weight,
         )
 
-    def _row(self, params: SamplingParams, ids: tuple[int, ...], seed: int, guide: Guide | None) -> Row:
+    def _row(
+        self,
+        params: SamplingParams,
+        ids: tuple[int, ...],
+        seed: int,
+        guide: Guide | None,
+        rules: TokenRules,
+        seen: Seen | None,
+    ) -> Row:
         tokenizer, mark = self._loaded.tokenizer, params.reasoning_end
         own = None if guide is None else guide.copy()
         later: LaterGuide | None = None
         if own is not None and mark is not None and not ends_with(ids, mark, tokenizer):
             later, own = LaterGuide(own, mark, tokenizer), None
-        return Row(
-            params,
-            seed,
-            prompt_ids=ids,
-            stop_ids=() if params.ignore_eos else self.stop_ids,
-            # A grammar offers end-of-sequence wherever the answer is whole; ignore_eos goes on while it can.
-            never=self.stop_ids if guide is not None and params.ignore_eos else (),
-            guide=own,
-            later=later,
-            bad_words=BadWords(tokenized(params.bad_words, tokenizer)) if params.bad_words else None,
-        )
+        return Row(params, seed, guide=own, later=later, rules=rules, seen=seen)

@@ -19,6 +19,8 @@ _NAMES_SHOWN = 20  # in a sentence
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # a tag of transformers' own
 #: Variables that have a field of their own, or none, because the prompt is made of them.
 _OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
+#: What transformers gives every template to call.
+_FUNCTIONS = frozenset(("raise_exception", "strftime_now"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class ChatOptions:
         for name in self.variables:
             if name in _OWN:
                 raise ParameterError(f"chat_template_kwargs has {name!r}, which is a field of its own; write it there")
-            if name not in known or name in _reserved(tokenizer):
+            if name not in known or name in _reserved(tokenizer) or name in _FUNCTIONS:
                 raise ParameterError(f"chat_template_kwargs has {name!r:.80}, and {_offer(known, tokenizer)}")
         given = dict(self.variables)
         return given if self.documents is None else {**given, "documents": [dict(one) for one in self.documents]}
@@ -100,7 +102,7 @@ def _reserved(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 
 def _offer(known: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> str:
-    free = sorted(known - _OWN - _reserved(tokenizer) - {"raise_exception", "strftime_now"})
+    free = sorted(known - _OWN - _reserved(tokenizer) - _FUNCTIONS)
     if not free:
         return "this model's chat template takes none; leave it out"
     return f"this model's chat template takes {', '.join(free[:_NAMES_SHOWN])}; write one of these, or leave it out"

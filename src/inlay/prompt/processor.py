@@ -343,15 +343,9 @@ class PromptProcessor:
 
     def _check_tokens(self, params: SamplingParams) -> None:
         last = self.model.vocab_size - 1
-        named = {
-            "stop_token_ids": params.stop_ids,
-            "logit_bias": params.logit_bias or (),
-            "allowed_token_ids": params.allowed_token_ids or (),
-        }
-        for name, tokens in named.items():
-            for token in tokens:
-                if token > last:
-                    raise ParameterError(f"{name} holds token {show(token)}, and the model knows tokens 0 to {last}")
+        for name, token in params.largest_ids.items():
+            if token > last:
+                raise ParameterError(f"{name} holds token {show(token)}, and the model knows tokens 0 to {last}")
 
 
 def check_weight(weight: float) -> float:

@@ -26,6 +26,7 @@ CASES = [
     (QWEN, "<a>", "  <thin", "", "  <thin"),
     (QWEN, "<a><think>\n", "Well.</think>Yes.", "Well.", "Yes."),
     (QWEN, "<a><think>\n", "<think>Well.</think>Yes.", "Well.", "Yes."),
+    (QWEN, "<a><think>\n", "<think>\n<think>Well.</think>Yes.", "<think>Well.", "Yes."),
     (QWEN, "<a><think>\n\n</think>\n\n", "Yes. </think>", "", "Yes. </think>"),
     (QWEN, "<a>", "<think>It goes on </thin and on", "It goes on </thin and on", ""),
     (QWEN, "<a>", "<think></think>Yes.", "", "Yes."),

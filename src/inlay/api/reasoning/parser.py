@@ -88,6 +88,7 @@ class ReasoningParser:
         self._at = at
         self._rest = ""
         self._begun = False  # whether any reasoning was told
+        self._opened = False  # whether the one mark has come that may be left out
 
     def feed(self, text: str) -> Split:
         """What can be told now that this text has come."""
@@ -122,9 +123,9 @@ class ReasoningParser:
         opens, closes = self._marks.opens, self._marks.closes
         if not self._begun:
             self._rest = self._rest.lstrip()
-            if self._rest.startswith(opens):  # some write the mark that their template has written already
-                self._rest = self._rest[len(opens) :].lstrip()
-            elif opens.startswith(self._rest):
+            if not self._opened and self._rest.startswith(opens):  # some repeat the mark of their template
+                self._opened, self._rest = True, self._rest[len(opens) :].lstrip()
+            elif not self._opened and opens.startswith(self._rest):
                 return ""
         end = self._rest.find(closes)
         if end >= 0:

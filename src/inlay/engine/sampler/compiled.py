@@ -68,7 +68,7 @@ def choose(logits: Tensor, rows: Sequence[Row], draws: Bits, instruction_set: st
         *(np.ascontiguousarray(settings[name]) for name in ("inverse", "min_p", "top_k", "top_p")),
         np.stack([settings[name] for name in ("repetition", "frequency", "presence")], axis=1),
         *_lists([row.forbidden for row in rows]),
-        *_lists([row.bias_ids for row in rows]), _joined([row.biases for row in rows], np.float32),
+        *_lists([row.rules.bias_ids for row in rows]), _joined([row.rules.biases for row in rows], np.float32),
         *_lists([row.seen.ids for row in rows if row.seen], [row.seen is not None for row in rows]),
         _joined([row.seen.counts for row in rows if row.seen], np.float32),
         *_guided(rows, logits.shape[1]), logits.shape[1], *found, instruction_set, torch.get_num_threads(),
@@ -92,7 +92,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.
 
 def _guided(rows: Sequence[Row], vocabulary: int) -> tuple[Ids, npt.NDArray[np.uint32]]:
     """Every row's place among those that may have some tokens alone, or -1, and which they are, a bit each."""
-    held = [place for place, row in enumerate(rows) if row.guide is not None or row.allowed is not None]
+    held = [place for place, row in enumerate(rows) if row.guide is not None or row.rules.allowed is not None]
     guided = np.full(len(rows), -1, dtype=np.int64)
     if not held:
         return guided, _NO_BITS
@@ -102,13 +102,6 @@ def _guided(rows: Sequence[Row], vocabulary: int) -> tuple[Ids, npt.NDArray[np.u
     if guides:
         bits[[at for at, place in enumerate(held) if rows[place].guide is not None]] = allowed_bits(guides, vocabulary)
     for at, place in enumerate(held):
-        if (allowed := rows[place].allowed) is not None:
-            bits[at] &= _bits_of(allowed, bits.shape[1])
+        if (rules := rows[place].rules).allowed is not None:
+            bits[at] &= rules.allowed_bits(bits.shape[1])
     return guided, bits
-
-
-def _bits_of(ids: Ids, words: int) -> npt.NDArray[np.uint32]:
-    """A bit for each of these tokens, the lowest first, (words,)."""
-    flags = np.zeros(words * 32, dtype=np.uint8)
-    flags[ids] = 1
-    return np.packbits(flags, bitorder="little").view(np.uint32)

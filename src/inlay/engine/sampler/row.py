@@ -8,6 +8,7 @@ In vLLM's order (vllm/v1/sample/sampler.py): tokens that must not come (``allowe
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -17,12 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.engine.sampler.bad_words import BadWords
 from inlay.engine.sampler.later_guide import LaterGuide
+from inlay.engine.sampler.token_rules import Ids, TokenRules
 from inlay.engine.structured import Guide, allowed_tokens
 from inlay.types import SamplingParams
-
-Ids = npt.NDArray[np.int64]
 
 #: One row's numbers, so that a batch of rows becomes an array in one call.
 #: inverse: of the temperature, which logits are multiplied by; 0 for greedy rows.
@@ -51,7 +50,8 @@ class Row:
         never: tokens that must not be chosen at any step.
         guide: where the answer stands in its grammar, if it has one.
         later: the guide that it gets behind a mark, in place of one that it has.
-        bad_words: where it stands among words that it must not hold, if there are any.
+        rules: what the request says of tokens, made of ``params``, ``stop_ids`` and ``never`` where it is not given.
+        seen: the tokens of the prompt for the penalties, ``seen_of(params, prompt_ids)`` where it is not given.
     """
 
     def __init__(
@@ -63,16 +63,17 @@ class Row:
         stop_ids: Collection[int] = (),
         never: Collection[int] = (),
         guide: Guide | None = None,
-        bad_words: BadWords | None = None,
         later: LaterGuide | None = None,
+        rules: TokenRules | None = None,
+        seen: Seen | None = None,
     ) -> None:
         self.params = params
         self.seed = seed
         self.guide = guide
-        self.bad_words = bad_words
         self.later = later
-        allowed = params.allowed_token_ids
-        self.allowed: Ids | None = None if allowed is None else np.unique(np.array(allowed, dtype=np.int64))
+        self.rules = TokenRules(params, stop_ids, never) if rules is None else rules
+        self.seen = seen_of(params, prompt_ids) if seen is None else seen.copy()
+        self._bad_words = None if self.rules.bad_words is None else self.rules.bad_words.copy()
         self.step = 0  # how many tokens the answer has
         self.settings = (
             0.0 if params.greedy else float(np.float32(1) / np.float32(params.temperature)),
@@ -84,27 +85,22 @@ class Row:
             params.frequency_penalty,
             params.presence_penalty,
         )
-        biases = params.logit_bias or {}
-        self.bias_ids: Ids = np.fromiter(biases, np.int64, len(biases))
-        self.biases = np.fromiter(biases.values(), np.float32, len(biases))
-        self.seen = _seen(params, prompt_ids)
-        self._never = np.array(sorted(never), dtype=np.int64)
-        self._early = np.array(sorted({*never, *stop_ids, *params.stop_ids}), dtype=np.int64)
 
     @property
     def forbidden(self) -> Ids:
         """Tokens that must not come next."""
         # an answer that ends before its mark would be none in its language
-        never = self._early if self.step < self.params.min_tokens or self.later is not None else self._never
-        return never if self.bad_words is None else np.union1d(never, self.bad_words.next)
+        early = self.step < self.params.min_tokens or self.later is not None
+        never = self.rules.early if early else self.rules.never
+        return never if self._bad_words is None else np.union1d(never, self._bad_words.next)
 
     def take(self, token: int) -> None:
         """Note the token that was chosen. Raises InlayError where the row's grammar cannot follow it."""
         self.step += 1
         if self.seen is not None:
             self.seen.add(token)
-        if self.bad_words is not None:
-            self.bad_words.take(token)
+        if self._bad_words is not None:
+            self._bad_words.take(token)
         if self.guide is not None:
             self.guide.take(token)
         elif self.later is not None and self.later.take(token):
@@ -115,13 +111,23 @@ class Seen:
     """The tokens that penalties apply to, each once, and how often the answer holds them.
 
     A short list instead of a count for each token of the vocabulary: a step reads and changes these logits alone.
+    Those of a prompt are the same for all of its answers, which share them: a prompt is long, and answers are many.
     """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
-        self._ids = np.unique(np.asarray(prompt_ids, dtype=np.int64))
+        self._prompt = np.unique(np.asarray(prompt_ids, dtype=np.int64))  # never changed
+        self._ids = self._prompt
         self._counts = np.zeros(len(self._ids), dtype=np.float32)
         self._size = len(self._ids)
-        self._places = {int(token): place for place, token in enumerate(self._ids)}
+        self._places: dict[int, int] = {}  # of tokens that the prompt does not hold
+        self._owned = False  # whether the counts are this answer's alone
+
+    def copy(self) -> Seen:
+        """The same for another answer that has not begun."""
+        assert not self._owned, "this one has not begun either"
+        made = copy.copy(self)
+        made._places = {}
+        return made
 
     @property
     def ids(self) -> Ids:
@@ -134,7 +140,11 @@ class Seen:
 
     def add(self, token: int) -> None:
         """Count a token of the answer."""
-        place = self._places.setdefault(token, self._size)
+        if not self._owned:
+            self._counts, self._owned = self._counts.copy(), True
+        place = int(self._prompt.searchsorted(token))
+        if place == len(self._prompt) or self._prompt[place] != token:
+            place = self._places.setdefault(token, self._size)
         if place == self._size:
             if place == len(self._ids):
                 self._grow()
@@ -148,7 +158,8 @@ class Seen:
         self._counts = np.concatenate([self._counts, np.zeros(room, dtype=np.float32)])
 
 
-def _seen(params: SamplingParams, prompt_ids: Sequence[int]) -> Seen | None:
+def seen_of(params: SamplingParams, prompt_ids: Sequence[int]) -> Seen | None:
+    """What the penalties count of an answer that has not begun; None where there are no penalties."""
     if params.repetition_penalty != 1:
         return Seen(prompt_ids)
     return Seen(()) if params.presence_penalty or params.frequency_penalty else None
@@ -161,21 +172,21 @@ def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
     """
     guided = [place for place, row in enumerate(rows) if row.guide is not None]
     forbidden = [row.forbidden for row in rows]
-    biased = any(len(row.bias_ids) for row in rows)
+    biased = any(len(row.rules.bias_ids) for row in rows)
     penalized = [place for place, row in enumerate(rows) if row.seen is not None]
-    limited = [place for place, row in enumerate(rows) if row.allowed is not None]
+    limited = [place for place, row in enumerate(rows) if row.rules.allowed is not None]
     if not (guided or biased or penalized or limited or any(map(len, forbidden))):
         return scores
     scores = scores.clone()
     for place in limited:
-        _limit(scores[place], rows[place].allowed)
+        _limit(scores[place], rows[place].rules.allowed)
     if guided:
         _mask(scores, rows, guided, vocabulary)
     if any(map(len, forbidden)):
         scores[_places(forbidden, scores)] = -math.inf
     if biased:
-        places = _places([row.bias_ids for row in rows], scores)
-        scores[places] += _tensor(np.concatenate([row.biases for row in rows]), scores)
+        places = _places([row.rules.bias_ids for row in rows], scores)
+        scores[places] += _tensor(np.concatenate([row.rules.biases for row in rows]), scores)
     if penalized:
         _penalize(scores, rows, penalized)
     return scores

@@ -53,7 +53,7 @@ from inlay.engine.sampler.filters import (
     typical,
 )
 from inlay.engine.sampler.row import SETTINGS, Ids, Row, adjust
-from inlay.errors import InlayError
+from inlay.errors import InlayError, ParameterError
 from inlay.types import SamplingParams
 
 Bits = compiled.Bits
@@ -284,6 +284,11 @@ def _why_not(row: Row, raw: float, adjusted: float) -> InlayError | None:
             return InlayError(f"{where} hold {held}; the model's weights or inputs are damaged")
     if row.guide is not None and row.guide.failure is not None:
         return row.guide.failure
+    if raw > adjusted == -math.inf:
+        return ParameterError(
+            f"{where} leave no token to choose: allowed_token_ids, bad_words, min_tokens and structured_outputs forbid "
+            "all of them together; forbid less"
+        )
     if adjusted == -math.inf:
         return InlayError(f"{where} leave no token to choose: every one is -inf or forbidden")
     return None

@@ -1,0 +1,64 @@
+"""What a request says of single tokens, as arrays: made once, for all of its prompts and answers.
+
+One request may name hundreds of thousands of tokens and words, and ask for a thousand answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from inlay.engine.sampler.bad_words import BadWords
+from inlay.types import SamplingParams
+
+Ids = npt.NDArray[np.int64]
+
+
+class TokenRules:
+    """The fields of parameters that name tokens; rows only read them.
+
+    Arguments:
+        params: what the request asks for.
+        stop_ids: the tokens that end an answer, and that ``min_tokens`` therefore keeps back.
+        never: tokens that must not be chosen at any step.
+        bad_words: at the start of an answer; each answer goes on with a copy.
+
+    Attributes:
+        allowed: the only tokens that may come, each once and ascending, or None for all.
+        bias_ids, biases: ``logit_bias``.
+        never: ascending. early: what must not be chosen within ``min_tokens``.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_ids: Collection[int] = (),
+        never: Collection[int] = (),
+        bad_words: BadWords | None = None,
+    ) -> None:
+        self.allowed = None if params.allowed_token_ids is None else _each_once(params.allowed_token_ids)
+        biases = params.logit_bias or {}
+        self.bias_ids: Ids = np.fromiter(biases, np.int64, len(biases))
+        self.biases = np.fromiter(biases.values(), np.float32, len(biases))
+        self.never: Ids = np.array(sorted(never), dtype=np.int64)
+        self.early: Ids = np.array(sorted({*never, *stop_ids, *params.stop_ids}), dtype=np.int64)
+        self.bad_words = bad_words
+        self._bits: npt.NDArray[np.uint32] | None = None
+
+    def allowed_bits(self, words: int) -> npt.NDArray[np.uint32]:
+        """A bit for each allowed token, the lowest first, (words,). There are such tokens."""
+        if self._bits is None or len(self._bits) != words:
+            flags = np.zeros(words * 32, dtype=np.uint8)
+            flags[self.allowed] = 1
+            self._bits = np.packbits(flags, bitorder="little").view(np.uint32)
+        return self._bits
+
+
+def _each_once(tokens: Sequence[int]) -> Ids:
+    """Token ids without sorting them: there may be a quarter of a million, in any order."""
+    ids = np.array(tokens, dtype=np.int64)
+    flags = np.zeros(int(ids.max()) + 1, dtype=bool)
+    flags[ids] = True
+    return np.flatnonzero(flags)
