@@ -35,7 +35,7 @@ test-all: check
 # Each in a directory of its own: they ask for versions of the same packages that exclude each other.
 clients: install
 	while read -r name packages; do \
-		$(BIN)/pip install --quiet --upgrade --target build/clients/$$name $$packages || exit 1; \
+		$(BIN)/pip install --disable-pip-version-check --upgrade --target build/clients/$$name $$packages || exit 1; \
 	done < tests/clients/packages.txt
 
 format: install

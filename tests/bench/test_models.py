@@ -40,7 +40,7 @@ def fp32() -> LLM:
 @pytest.fixture
 def quick_model(monkeypatch) -> None:
     """Whatever model is named, a tiny one that is in memory already."""
-    for module in ("inlay.base", "inlay.bench.stock"):
+    for module in ("inlay.models.load", "inlay.bench.stock"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 
 

@@ -61,6 +61,9 @@ EXTRA: dict[str, list[Any]] = {
     "include_stop_str_in_output": [True],
     "skip_special_tokens": [False],
     "structured_outputs": [{"regex": "[ab]{4}"}],
+    "bad_words": [["e", "the"]],
+    "allowed_token_ids": [[72, 101, 108]],
+    "truncate_prompt_tokens": [3],
     "priority": [2],
     "reuse": ["off", "exact", "modular"],
     "positions": ["packed"],
@@ -75,7 +78,18 @@ ONLY: dict[str, dict[str, list[Any]]] = {
         "tool_choice": ["none", "auto", "required", LOOK, {"type": "allowed_tools", "allowed_tools": ALLOWED}],
         "parallel_tool_calls": [False],
     },
-    "text": {"logprobs": [0, 3]},
+    "text": {"logprobs": [0, 3], "echo": [True]},
+}
+#: What is told with whole answers alone, see test_prompt_logprobs.py; and what not every template takes, see
+#: tests/api/openai/test_vllm_fields.py and test_reasoning.py.
+ELSEWHERE = {
+    "prompt_logprobs",
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "include_reasoning",
+    "reasoning_effort",
 }
 #: What a field needs beside it.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -216,8 +230,8 @@ def check(field: str, value: Any, answer: Any) -> None:
 def test_no_field_is_forgotten():
     rest = {"messages", "prompt", "pml", "stream"}
     chat, text = set(BOTH) | set(EXTRA) | set(ONLY["chat"]), set(BOTH) | set(EXTRA) | set(ONLY["text"])
-    assert set(ChatBody.model_fields) == chat | rest
-    assert set(CompletionBody.model_fields) | {"response_format"} == text | rest - {"messages"} | {"response_format"}
+    assert set(ChatBody.model_fields) == chat | rest | ELSEWHERE | {"echo"}
+    assert set(CompletionBody.model_fields) - ELSEWHERE | {"response_format"} == text | rest - {"messages"} | {"response_format"}
 
 
 def test_fields_that_clients_send_by_habit_change_nothing(client: OpenAI):
