@@ -354,6 +354,38 @@ class Timed(FakeJob):
         return super().__getattribute__(name)
 
 
+@pytest.mark.parametrize("topic", [None, 1])
+def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch, topic):
+    """Whether they get their places, or wait for what one of them computes."""
+    scheduler, _ = make(chunks=10**6, requests=100, tokens=100, prefill=100)
+    add(scheduler, *(FakeJob(number, 1000, 2, tenant=f"t{number}", topic=topic) for number in range(400)))
+    looked: list[object] = []
+    turn = Scheduler._turn
+    monkeypatch.setattr(Scheduler, "_turn", lambda *at: looked.append(at) or turn(*at))
+    scheduler.step(0)
+    assert len(scheduler.running) == (100 if topic is None else 1)
+    assert 400 <= len(looked) < 1000
+
+
+def test_who_joins_a_long_line_is_not_held_against_all_in_it():
+    compared: list[object] = []
+
+    class Compared(FakeJob):
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return self is other
+
+        __hash__ = object.__hash__
+
+    scheduler, _ = make(requests=1)
+    some = [Compared(number, 4, 2, priority=number % 3) for number in range(200)]
+    add(scheduler, *some)
+    assert scheduler.waiting == sorted(some, key=lambda job: job.place)
+    compared.clear()
+    add(scheduler, *(Compared(number, 4, 2, priority=number % 3) for number in range(200, 400)))
+    assert len(compared) < 1000
+
+
 def test_a_step_does_not_look_at_every_deadline():
     scheduler, memory = make(chunks=100, requests=1)
     add(scheduler, *(Timed(n, 1, 1000, deadline=100.0 + n) for n in range(2000)))

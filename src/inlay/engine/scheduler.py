@@ -261,15 +261,17 @@ class Scheduler(Generic[J]):
         counts = self._running_by_tenant()
         stuck: dict[str, J] = {}  # who has no room, by tenant
         asked = dict.fromkeys(self._queues, 0)  # how many of each queue wait for somebody
-        while True:
-            heads = [
-                queue[asked[key]]
-                for key, queue in self._queues.items()
-                if asked[key] < len(queue) and key[1] <= max(0, places) and key[0] not in stuck
-            ]
-            job = min(heads, key=lambda job: self._turn(job, counts), default=None)
-            if job is None:
-                return
+        heads = [(self._turn(queue[0], counts), key) for key, queue in self._queues.items()]
+        heapify(heads)
+        while heads:
+            turn, key = heappop(heads)
+            if key[1] > max(0, places) or key[0] in stuck:
+                continue
+            job = self._queues[key][asked[key]]
+            later = self._turn(job, counts)
+            if later != turn:  # its tenant has got a place meanwhile
+                heappush(heads, (later, key))
+                continue
             answer = Admission.NO_ROOM if job in self._no_room else self._ask(job, step)
             if answer is Admission.NO_ROOM:
                 self._no_room.add(job)
@@ -278,7 +280,7 @@ class Scheduler(Generic[J]):
                     return
             if answer is Admission.LATER:
                 assert self.running, "a job waits for what nobody computes"
-                asked[job.tenant, job.sequences] += 1
+                asked[key] += 1
             if answer is not None:
                 # One that waits for somebody keeps its place: a long line is not asked through at every step.
                 places -= job.sequences
@@ -289,6 +291,9 @@ class Scheduler(Generic[J]):
                     self._overtaken[other] += 1
                 if not self._may_overtake(stuck):
                     return
+            queue = self._queues.get(key, ())
+            if asked[key] < len(queue):
+                heappush(heads, (self._turn(queue[asked[key]], counts), key))
 
     def _may_overtake(self, stuck: dict[str, J]) -> bool:
         """Whether jobs of further tenants may go before those that have no room. stuck: them, by tenant.
@@ -369,8 +374,9 @@ class Scheduler(Generic[J]):
 
     def _queue(self, job: J) -> None:
         for line in (self.waiting, self._queues.setdefault((job.tenant, job.sequences), [])):
-            if job not in line:
-                insort(line, job, key=self._line.__getitem__)
+            at = bisect_left(line, self._line[job], key=self._line.__getitem__)
+            if at == len(line) or line[at] is not job:  # a start that failed may have left it there
+                line.insert(at, job)
 
     def _unqueue(self, job: J) -> None:
         key = job.tenant, job.sequences
