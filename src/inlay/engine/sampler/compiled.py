@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from inlay.attention.kernel import kernel
-from inlay.engine.sampler.row import SETTINGS, Ids, Row
+from inlay.engine.sampler.row import SETTINGS, Row
+from inlay.engine.sampler.token_rules import Ids
 from inlay.engine.structured import allowed_bits
 
 Bits = npt.NDArray[np.uint64]

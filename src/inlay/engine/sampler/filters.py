@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.engine.sampler.row import Ids
+from inlay.engine.sampler.token_rules import Ids
 
 BLOCK = 32
 _CROWD = 4  # a row with this many times the blocks asked for has ties without end: it would widen the others' lists

@@ -52,7 +52,8 @@ from inlay.engine.sampler.filters import (
     shortlist,
     typical,
 )
-from inlay.engine.sampler.row import SETTINGS, Ids, Row, adjust
+from inlay.engine.sampler.row import SETTINGS, Row, adjust
+from inlay.engine.sampler.token_rules import Ids
 from inlay.errors import InlayError, ParameterError
 from inlay.types import SamplingParams
 
