@@ -69,6 +69,9 @@ class SamplingParams:
             or GBNF, and ``{"structural_tag": {"structures": […], "triggers": […]}}``, as a dict or text.
         reasoning_end: a text such as ``</think>`` behind which ``structured_outputs`` begin to hold: what stands before
             it is free. Where the prompt ends with it they hold from the start, as where it is None.
+        reasoning_start: a text such as ``<think>`` that answers may begin with: only such an answer is free up to
+            ``reasoning_end``, and they hold from the start of any other. Where the prompt ends with it, or where it is
+            None, all answers are.
 
     Raises ``ParameterError`` for a value of the wrong type or out of range.
     """
@@ -100,6 +103,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     structured_outputs: Mapping[str, Any] | None = field(default=None, hash=False)
     reasoning_end: str | None = None
+    reasoning_start: str | None = None
 
     def __post_init__(self) -> None:
         self._check_filters()
@@ -163,9 +167,10 @@ class SamplingParams:
         _require(usable, "truncate_prompt_tokens", kept, "None, -1 or a whole number of at least 1")
 
     def _check_structure(self) -> None:
-        end = self.reasoning_end
-        usable = end is None or (isinstance(end, str) and bool(end.strip()) and len(end) <= _MAX_BAD_WORD)
-        _require(usable, "reasoning_end", end, f"None or a text of at most {_MAX_BAD_WORD} characters, and not empty")
+        for name in ("reasoning_end", "reasoning_start"):
+            mark = getattr(self, name)
+            usable = mark is None or (isinstance(mark, str) and bool(mark.strip()) and len(mark) <= _MAX_BAD_WORD)
+            _require(usable, name, mark, f"None or a text of at most {_MAX_BAD_WORD} characters, and not empty")
         given = self.structured_outputs
         if given is None:
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from inlay import LLM, AsyncLLM, SamplingParams
+from inlay import LLM, AsyncLLM, ParameterError, SamplingParams
 from inlay.api.openai import Endpoint, read_body, respond, translate
 from inlay.api.openai.stream import Chunks
 from inlay.api.reasoning import model_reasoning
@@ -126,6 +127,33 @@ def test_a_form_holds_behind_reasoning_alone():
     off = {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}}
     (output,) = llm.generate([off], params)
     assert output.outputs[0].text in ("yes", "no")
+
+
+def test_an_answer_that_opens_no_reasoning_is_in_its_form_from_the_start():
+    loaded = thinking_model()
+    silent = TEMPLATE.replace("{% else %}<think>{% endif %}", "{% endif %}")
+    llm = LLM(replace(loaded, tokenizer=with_template(loaded.tokenizer, silent)), kv_memory="16MiB", seed=0)
+    asked = {"messages": MESSAGES, "structured_outputs": {"regex": "<p>[a-z]{3}|yes"}, "max_tokens": 30}
+    call = translate(read_body(asked, CHAT), reasoning=model_reasoning(llm.tokenizer))
+    params = replace(call.params, n=6, seed=1)
+
+    def told(text: str) -> bool:
+        """Whether something holds behind an answer that began so."""
+        row = llm.local.prepare(llm.processor.process(call.prompts[0], params, llm.policy())).sampling.row
+        for token in llm.tokenizer.encode(text, add_special_tokens=False):
+            row.take(token)
+        return row.guide is not None
+
+    assert [told(text) for text in ("", "<", "<t", "<think", "<p>a", "y")] == [True] * 6
+    assert not told("<think>Hm")
+    assert told("<think>Hm.</think>")
+    with pytest.raises(ParameterError, match="doesn't satisfy the grammar"):
+        told("<tp")
+    no_mark = {llm.tokenizer.encode("<")[0]: -100}
+    said = llm.generate(call.prompts[0], replace(params, logit_bias=no_mark))[0].outputs
+    assert {one.text for one in said} == {"yes"}
+    for one in llm.generate(call.prompts[0], params)[0].outputs:
+        assert re.match("<think>|<p>[a-z]{3}$|yes$", one.text)
 
 
 def test_an_answer_in_a_form_does_not_end_while_it_reasons():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from itertools import count
 
@@ -90,7 +91,7 @@ class RequestFactory:
             prompt=prompt,
             sampling=SamplingState(
                 params,
-                self._row(params, asked.ids, seed, guide, rules, seen),
+                self._row(params, asked, seed, guide, rules, seen),
                 stop_ids=frozenset() if params.ignore_eos else self.stop_ids,
                 limit=min(limit, len(asked.forced)) if asked.forced else limit,
                 forced=asked.forced,
@@ -106,15 +107,19 @@ class RequestFactory:
     def _row(
         self,
         params: SamplingParams,
-        ids: tuple[int, ...],
+        asked: EngineRequest,
         seed: int,
         guide: Guide | None,
         rules: TokenRules,
         seen: Seen | None,
     ) -> Row:
-        tokenizer, mark = self._loaded.tokenizer, params.reasoning_end
+        tokenizer, mark, ids, salt = self._loaded.tokenizer, params.reasoning_end, asked.ids, asked.salt
         own = None if guide is None else guide.copy()
         later: LaterGuide | None = None
         if own is not None and mark is not None and not ends_with(ids, mark, tokenizer):
-            later, own = LaterGuide(own, mark, tokenizer), None
+            start, opening = params.reasoning_start, None
+            if start is not None and not ends_with(ids, start, tokenizer):
+                opening = self.grammars.guide({"regex": re.escape(start)}, salt)
+            later = LaterGuide(own, mark, tokenizer, opening)
+            own = later.now
         return Row(params, seed, guide=own, later=later, rules=rules, seen=seen)

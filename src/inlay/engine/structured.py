@@ -48,11 +48,13 @@ class Guide:
     """Where one answer stands in its grammar.
 
     failure: why there is no telling what may come next, once the library has failed at it; see ``allowed_bits``.
+    beside: another one that the answer may follow in its place, as long as nothing has told which it does.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
         self.failure: CompilerError | None = None
+        self.beside: Guide | None = None
 
     @property
     def complete(self) -> bool:
@@ -63,11 +65,14 @@ class Guide:
         """Another answer at the same place."""
         return Guide(self.matcher.deep_copy())
 
+    def follows(self, token: int) -> bool:
+        """Go on behind a token where the grammar allows it; a guide that does not is of no more use."""
+        with panics_told():
+            return bool(self.matcher.consume_token(token))
+
     def take(self, token: int) -> None:
         """Go on behind a token. Raises ParameterError where the grammar cannot follow it, or is too complex to."""
-        with panics_told():
-            followed = self.matcher.consume_token(token)
-        if not followed:
+        if not self.follows(token):
             raise ParameterError(f"structured_outputs: {_sentence(self.matcher.get_error())}")
 
 
@@ -212,13 +217,22 @@ def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uin
     A guide that the library fails at allows none, and has the reason as its ``failure``: it is one answer's, and others
     are in the same pass.
     """
+    bits = _bits_of(guides, vocabulary)
+    either = [place for place, guide in enumerate(guides) if guide.beside is not None]
+    if either:
+        bits[either] |= _bits_of([guide.beside for guide in guides if guide.beside is not None], vocabulary)
+    return bits
+
+
+def _bits_of(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
+    """The same of each guide alone."""
     try:
         return _bits([guide.matcher for guide in guides], vocabulary)
     except CompilerError as error:
         if len(guides) == 1:
             guides[0].failure = error
             return np.zeros((1, -(-vocabulary // 32)), dtype=np.uint32)
-        return np.concatenate([allowed_bits([guide], vocabulary) for guide in guides])  # shows at which
+        return np.concatenate([_bits_of([guide], vocabulary) for guide in guides])  # shows at which
 
 
 def _bits(matchers: Sequence[LLMatcher], vocabulary: int) -> npt.NDArray[np.uint32]:

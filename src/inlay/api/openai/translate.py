@@ -190,6 +190,7 @@ def _params(
     given["structured_outputs"] = structure
     if structure is not None and reasoning is not None and not reasoning.is_over:
         given["reasoning_end"] = reasoning.format.closes
+        given["reasoning_start"] = reasoning.format.opens if reasoning.may_begin else None
     if offer is not None and offer.use.model.ends and not offer.use.held:
         given["skip_special_tokens"] = False  # marks of calls are some; the parser leaves out the one at the end
     try:

@@ -47,6 +47,11 @@ class ReasoningUse:
         """Whether the message that the answer goes on with has said its reasoning, or none."""
         return self.last is not None and self._begins("") is _At.OUTSIDE
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether answers reason where they, or the prompt, open that with the mark, and else do not."""
+        return self._begins("") is _At.START
+
     def parser(self, prompt: str) -> ReasoningParser:
         """A parser for one answer. prompt: as the chat template has written it."""
         return ReasoningParser(self.format, self._begins(prompt))

@@ -91,6 +91,13 @@ def _structured(grammar: dict[str, Any], **how: Any) -> Send:
     return _post(_COMPLETIONS, body, **how)
 
 
+def _named_tokens() -> dict[str, Any]:
+    """Fields that name tokens, as long as they may be."""
+    words = [" ".join([f"{n * 7919 % 10_007:05}"] * 41) for n in range(250)]
+    allowed = [n % 200 for n in range(250_000)]
+    return {"prompt": "x", "n": 31, "max_tokens": 2, "bad_words": words, "allowed_token_ids": allowed}
+
+
 def _choices(**how: Any) -> list[list[Send]]:
     return [
         [_structured({"choice": [f"option {n} of {client}, {n * 7919 % _OPTIONS}" for n in range(_OPTIONS)]}, **how)]
@@ -182,6 +189,9 @@ def attacks(filling: int) -> dict[str, Attack]:
         "wrong-grammars": Attack("grammars that are wrong, or too much", _wrong_grammars, clients=7),
         "stop-ids": Attack(
             "2,000,000 stop_token_ids", _alike(_COMPLETIONS, lambda: {"prompt": "x", "stop_token_ids": [5] * 2_000_000})
+        ),
+        "tokens": Attack(
+            "n = 31 with 250,000 allowed_token_ids and 250 long bad_words", _alike(_COMPLETIONS, _named_tokens)
         ),
         "prompts": Attack(
             "64 prompts with n = 8, 400 tokens each",

@@ -49,7 +49,7 @@ class Row:
         stop_ids: the tokens that end an answer, and that ``min_tokens`` therefore keeps back.
         never: tokens that must not be chosen at any step.
         guide: where the answer stands in its grammar, if it has one.
-        later: the guide that it gets behind a mark, in place of one that it has.
+        later: the guide that it gets behind a mark; ``guide`` is what it has until then.
         rules: what the request says of tokens, made of ``params``, ``stop_ids`` and ``never`` where it is not given.
         seen: the tokens of the prompt for the penalties, ``seen_of(params, prompt_ids)`` where it is not given.
     """
@@ -90,7 +90,7 @@ class Row:
     def forbidden(self) -> Ids:
         """Tokens that must not come next."""
         # an answer that ends before its mark would be none in its language
-        early = self.step < self.params.min_tokens or self.later is not None
+        early = self.step < self.params.min_tokens or (self.later is not None and self.guide is None)
         never = self.rules.early if early else self.rules.never
         return never if self._bad_words is None else np.union1d(never, self._bad_words.next)
 
@@ -101,10 +101,12 @@ class Row:
             self.seen.add(token)
         if self._bad_words is not None:
             self._bad_words.take(token)
-        if self.guide is not None:
+        if self.later is not None:
+            self.guide = self.later.take(token)
+            if self.later.over:
+                self.later = None
+        elif self.guide is not None:
             self.guide.take(token)
-        elif self.later is not None and self.later.take(token):
-            self.guide, self.later = self.later.guide, None
 
 
 class Seen:
