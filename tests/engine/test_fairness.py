@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from time import perf_counter
+from time import thread_time
 
 import pytest
 from hypothesis import given, settings
@@ -212,12 +212,12 @@ def test_a_long_line_takes_no_time_that_grows_with_its_square():
     """Generous by far: 20,000 took 9 s where every arrival went through the line."""
     scheduler, _ = make(chunks=10**9, requests=1)
     jobs = [FakeJob(n, 1, 1, priority=n % 7) for n in range(20_000)]
-    began = perf_counter()
+    began = thread_time()
     for job in jobs:
         scheduler.add(job)
     for job in jobs[::-1]:
         scheduler.remove(job)
-    assert perf_counter() - began < 3
+    assert thread_time() - began < 3
     assert not scheduler.waiting
 
 

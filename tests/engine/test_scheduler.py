@@ -360,8 +360,8 @@ def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch,
     scheduler, _ = make(chunks=10**6, requests=100, tokens=100, prefill=100)
     add(scheduler, *(FakeJob(number, 1000, 2, tenant=f"t{number}", topic=topic) for number in range(400)))
     looked: list[object] = []
-    turn = Scheduler._turn
-    monkeypatch.setattr(Scheduler, "_turn", lambda *at: looked.append(at) or turn(*at))
+    turn = Scheduler.turn
+    monkeypatch.setattr(Scheduler, "turn", lambda *at: looked.append(at) or turn(*at))
     scheduler.step(0)
     assert len(scheduler.running) == (100 if topic is None else 1)
     assert 400 <= len(looked) < 1000

@@ -231,7 +231,9 @@ def test_no_field_is_forgotten():
     rest = {"messages", "prompt", "pml", "stream"}
     chat, text = set(BOTH) | set(EXTRA) | set(ONLY["chat"]), set(BOTH) | set(EXTRA) | set(ONLY["text"])
     assert set(ChatBody.model_fields) == chat | rest | ELSEWHERE | {"echo"}
-    assert set(CompletionBody.model_fields) - ELSEWHERE | {"response_format"} == text | rest - {"messages"} | {"response_format"}
+    assert set(CompletionBody.model_fields) - ELSEWHERE | {"response_format"} == text | rest - {"messages"} | {
+        "response_format"
+    }
 
 
 def test_fields_that_clients_send_by_habit_change_nothing(client: OpenAI):

@@ -222,7 +222,7 @@ class Scheduler(Generic[J]):
         heads = [queue[0] for (_, sequences), queue in self._queues.items() if sequences]
         if not heads or sum(count for count, _ in counts.values()) < self._max_requests:
             return
-        head = min(heads, key=lambda job: self._turn(job, counts))
+        head = min(heads, key=lambda job: self.turn(job, counts))
         tenant = crowded_out(counts, head.tenant, head.weight)
         if tenant is not None:
             self.preempt(next(job for job in reversed(self.running) if job.tenant == tenant and job.sequences), step)
@@ -261,14 +261,14 @@ class Scheduler(Generic[J]):
         counts = self._running_by_tenant()
         stuck: dict[str, J] = {}  # who has no room, by tenant
         asked = dict.fromkeys(self._queues, 0)  # how many of each queue wait for somebody
-        heads = [(self._turn(queue[0], counts), key) for key, queue in self._queues.items()]
+        heads = [(self.turn(queue[0], counts), key) for key, queue in self._queues.items()]
         heapify(heads)
         while heads:
             turn, key = heappop(heads)
             if key[1] > max(0, places) or key[0] in stuck:
                 continue
             job = self._queues[key][asked[key]]
-            later = self._turn(job, counts)
+            later = self.turn(job, counts)
             if later != turn:  # its tenant has got a place meanwhile
                 heappush(heads, (later, key))
                 continue
@@ -293,7 +293,7 @@ class Scheduler(Generic[J]):
                     return
             queue = self._queues.get(key, ())
             if asked[key] < len(queue):
-                heappush(heads, (self._turn(queue[asked[key]], counts), key))
+                heappush(heads, (self.turn(queue[asked[key]], counts), key))
 
     def _may_overtake(self, stuck: dict[str, J]) -> bool:
         """Whether jobs of further tenants may go before those that have no room. stuck: them, by tenant.
@@ -341,7 +341,7 @@ class Scheduler(Generic[J]):
                 self._queue(job)
             raise
 
-    def _turn(self, job: J, counts: dict[str, tuple[int, float]]) -> tuple[float, float, tuple[int, float, int]]:
+    def turn(self, job: J, counts: dict[str, tuple[int, float]]) -> tuple[float, float, tuple[int, float, int]]:
         """The lower, the earlier it is admitted. counts: of each tenant that runs, how many sequences."""
         running = counts.get(job.tenant, (0, 0.0))[0]
         return running / job.weight, self._shares.of(job.tenant), self._line[job]
