@@ -40,9 +40,8 @@ class AnswerLog:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = self._read(dict(of)) if path.exists() else 0
-            self._file = path.open("r+" if path.exists() else "w", encoding="utf-8", newline="\n")
-            self._file.seek(whole)
-            self._file.truncate()  # of a line that a run was broken off in
+            self._file = path.open("a", encoding="utf-8", newline="\n")
+            self._file.truncate(whole)  # of a line that a run was broken off in
             if whole == 0:
                 self._write([dict(of)])
         except OSError as error:
@@ -67,7 +66,7 @@ class AnswerLog:
             raise self._refused(error) from None
 
     def _write(self, lines: Sequence[Row]) -> None:
-        self._file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        self._file.write("".join(json.dumps(line) + "\n" for line in lines))
         self._file.flush()
 
     def _read(self, of: Row) -> int:
