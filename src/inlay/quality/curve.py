@@ -65,6 +65,9 @@ def _against(found: Sequence[Point], x: _X, name: str) -> Figure:
         if x is _milliseconds:
             for axes in (above, below):
                 _logarithmic(axes)
+        else:
+            for axes in (above, below):
+                _shares(axes)
     _legend(figure, panels)
     return figure
 
@@ -81,6 +84,7 @@ def _tasks(result: dict[str, Any]) -> Figure:
             for family, line in _lines(here, _percent).items():
                 _line(axes, line, _percent, _match, styles[family], _match_bounds)
             _reference(axes, here[0])
+            _shares(axes)
             counted = "" if task in counting(result, documents) else " (does not count)"
             axes.set_title(f"{task}, {documents} documents{counted}", fontsize=_FONT)
             axes.set_ylabel("exact match", fontsize=_FONT)
@@ -99,6 +103,7 @@ def _documents(found: Sequence[Point]) -> Figure:
         _line(panels[0][0], line, _count, _match, style | {"label": label}, _match_bounds)
         _line(panels[0][1], line, _count, lambda point: point.kl, style | {"label": label})
     for axes, name in zip(panels[0], ("exact match", "KL (nats a token)"), strict=True):
+        axes.set_xticks(sorted({point.documents for point in found}))
         axes.set_xlabel("documents", fontsize=_FONT)
         axes.set_ylabel(name, fontsize=_FONT)
     _divergences(panels[0][1])
@@ -159,6 +164,12 @@ def _reference(axes: Axes, point: Point) -> None:
     axes.axhline(point.reference + NOTICED, color="0.6", linestyle=":", linewidth=0.8, label=name)
 
 
+def _shares(axes: Axes) -> None:
+    """From zero, to five percent at least: there may be nothing that is computed anew."""
+    left, right = axes.get_xlim()
+    axes.set_xlim(min(left, -0.25), max(right, 5.0))
+
+
 def _logarithmic(axes: Axes) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -170,7 +181,7 @@ def _logarithmic(axes: Axes) -> None:
 
 def _divergences(axes: Axes) -> None:
     axes.set_yscale("symlog", linthresh=_SMALLEST_KL)
-    axes.set_ylim(bottom=-_SMALLEST_KL / 4)
+    axes.set_ylim(-_SMALLEST_KL / 4, 2 * max(_SMALLEST_KL, axes.get_ylim()[1]))
     axes.set_ylabel("KL (nats a token)", fontsize=_FONT)
 
 
