@@ -48,6 +48,13 @@ _TOLD_APART = (
     *(_COMPARING, _COMPARING, _COUNTING_ANY, _COUNTING_ANY, _KINDS, _KINDS, _KINDS),
     *(_CAPITALS, _SENTENCES, _REPEATING, _REPEATING, _ALIKE, _ALIKE),
 )
+_SUPERLATIVES = Lesson((2, 8), 8, exercise=Exercise.SUPERLATIVES)
+_SORTS = Lesson((2, 8), 8, exercise=Exercise.SORTS)
+_CONFLICTS = Lesson((2, 8), 16, exercise=Exercise.CONFLICTS)
+_SHARED = Lesson((2, 8), 16, exercise=Exercise.SHARED)
+_ACROSS = (_SUPERLATIVES, _SORTS, _CONFLICTS, _CONFLICTS, _SHARED, _SHARED)
+_LONGER = tuple(replace(lesson, documents=(6, 14)) for lesson in _ACROSS)
+_KEPT = (_COMPARING, _COUNTING_ANY, _KINDS, _CAPITALS, _SENTENCES, _REPEATING, _ALIKE)
 _FACTS = {"single": 1.0}
 _EIGHT = Lesson((1, 8), 20)
 _TWELVE = Lesson((2, 12), 20)
@@ -67,4 +74,10 @@ RECIPE = (
     Stage("warming up once more", 50, 6144, (0.0002, 0.0013), _TWELVE, _COUNTED, 0.5),
     Stage("counting kinds", 600, 6144, (0.0013, 0.0013), _TWELVE, _COUNTED, 0.5),
     Stage("telling apart", 3850, 6144, (0.0013, 0.00001), _TWELVE, _TOLD_APART, 0.5),
+)
+
+#: What a model of RECIPE learns when it is trained on: questions across documents, and all that it knew.
+FURTHER = (
+    Stage("across documents", 600, 6144, (0.0013, 0.001), _TWELVE, (*_ACROSS, *_ACROSS, *_KEPT), 0.85),
+    Stage("across more documents", 600, 6144, (0.001, 0.00001), _TWELVE, (*_ACROSS, *_LONGER, *_KEPT, *_KEPT), 0.75),
 )

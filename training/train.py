@@ -30,7 +30,7 @@ from inlay.quality.conversations import draw_conversation
 from inlay.quality.words import Split
 from training.architecture import new_model
 from training.lessons import Batch, Encoder, Lesson, answering
-from training.recipe import RECIPE, Stage
+from training.recipe import FURTHER, RECIPE, Stage
 from training.tokenizer import train_tokenizer
 
 
@@ -62,13 +62,20 @@ class Training:
 
     Every process holds one, learns from its own conversations, and averages gradients with the others: on a few cores,
     processes of one thread each get through more tokens than one process of several threads.
+
+    model: the directory of a model that was exported before, to train on; None to start anew.
     """
 
-    def __init__(self, out: Path, recipe: tuple[Stage, ...], seed: int, rank: int, processes: int) -> None:
+    def __init__(
+        self, out: Path, recipe: tuple[Stage, ...], seed: int, rank: int, processes: int, model: Path | None = None
+    ) -> None:
         self.out, self.recipe, self.seed, self.rank, self.processes = out, recipe, seed, rank, processes
-        self.tokenizer = kept_tokenizer(out)
+        self.tokenizer = kept_tokenizer(out, model)
         self.encoder = Encoder(self.tokenizer)
         self.model: LlamaForCausalLM = new_model(self.tokenizer, self._count_tokens(), seed)
+        if model is not None:
+            trained = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+            self.model.load_state_dict(trained.state_dict())
         matrices = [p for n, p in self.model.named_parameters() if p.dim() == 2 and "embed" not in n]
         others = [p for n, p in self.model.named_parameters() if p.dim() != 2 or "embed" in n]
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -212,11 +219,12 @@ def read_checkpoint(out: Path, recipe: tuple[Stage, ...], seed: int) -> dict[str
     return state
 
 
-def kept_tokenizer(out: Path) -> PreTrainedTokenizerBase:
-    """The run's tokenizer: trained once, then kept, so that a checkpoint and its token ids belong together."""
+def kept_tokenizer(out: Path, model: Path | None = None) -> PreTrainedTokenizerBase:
+    """The run's tokenizer: trained once, or taken from a model, then kept: its token ids belong to the checkpoint."""
     directory = out / "tokenizer"
     if not directory.is_dir():
-        train_tokenizer().save_pretrained(directory)
+        made = train_tokenizer() if model is None else AutoTokenizer.from_pretrained(model)
+        made.save_pretrained(directory)
     return AutoTokenizer.from_pretrained(directory)
 
 
@@ -259,26 +267,33 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train the bundled model; the same command resumes.")
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint, the log and the model")
+    parser.add_argument("--model", type=Path, help="directory of an exported model: train it on, by the further recipe")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="of one thread each")
     arguments = parser.parse_args()
     if arguments.processes < 1:
         parser.error(f"--processes is {arguments.processes}; at least one is needed")
+    if arguments.model is not None and not (arguments.model / "config.json").is_file():
+        parser.error(f"--model is {arguments.model}; there is no config.json in it: give the directory of a model")
     arguments.out.mkdir(parents=True, exist_ok=True)
     try:
-        read_checkpoint(arguments.out, RECIPE, arguments.seed)
+        read_checkpoint(arguments.out, _recipe(arguments.model), arguments.seed)
     except ModelError as error:
         parser.error(str(error))
-    kept_tokenizer(arguments.out)  # before the processes, which share it
+    kept_tokenizer(arguments.out, arguments.model)  # before the processes, which share it
     with tempfile.TemporaryDirectory() as meeting:
-        settings = (arguments.out, arguments.seed, arguments.processes, f"file://{meeting}/meeting")
+        settings = (arguments.out, arguments.seed, arguments.processes, f"file://{meeting}/meeting", arguments.model)
         try:
             spawn(_work, settings, nprocs=arguments.processes)
         except KeyboardInterrupt:
             parser.exit(130, f"\nstopped; the same command goes on from the last checkpoint in {arguments.out}\n")
 
 
-def _work(rank: int, out: Path, seed: int, processes: int, meeting: str) -> None:
+def _recipe(model: Path | None) -> tuple[Stage, ...]:
+    return RECIPE if model is None else FURTHER
+
+
+def _work(rank: int, out: Path, seed: int, processes: int, meeting: str, model: Path | None) -> None:
     # sent to all when the command ends, however it does; what a script runs in the background would ignore it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -286,7 +301,7 @@ def _work(rank: int, out: Path, seed: int, processes: int, meeting: str) -> None
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=processes)
-    training = Training(out, RECIPE, seed, rank, processes)
+    training = Training(out, _recipe(model), seed, rank, processes, model)
     training.resume()
     training.run()
     dist.destroy_process_group()

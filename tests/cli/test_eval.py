@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from .test_cli import run
 
 KEYS = {
     *("reuse", "positions", "scaffold", "task", "documents", "questions", "exact_match", "low", "high", "kl"),
-    *("only_reference", "only_this", "p_value", "cached"),
+    *("only_reference", "only_this", "p_value", "cached", "spare", "reference", "recomputed", "ttft_s"),
+    *("difference", "difference_low", "difference_high"),
 }
 
 
@@ -87,6 +89,45 @@ def test_answers_are_kept(model, tmp_path, capsys):
     assert json.loads(file.read_text().splitlines()[0])["question"] != answers[0]["question"]
 
 
+def test_a_report_goes_on_where_it_was(model, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "deep" / "report"
+    arguments = [*("--documents", "2,3", "--questions", "9", "--tasks", "all", "--order", "permuted"), "--json"]
+    arguments += ["--model", model, "--reuse", "off,anchored", "--report", str(folder)]
+    status, out, _ = run(capsys, "eval", "modular-qa", *arguments)
+    assert status == 0
+    result = json.loads(out)
+    assert (folder / "report.md").read_text().startswith("# modular-qa\n")
+    assert json.loads((folder / "report.json").read_text()) == result
+    drawings = {path.name for path in folder.glob("*.png")}
+    assert drawings == {"ttft.png", "recomputed.png", "tasks.png", "documents.png"}
+    assert (result["order"], len(result["tasks"])) == ("permuted", 9)
+    assert {row["documents"] for row in result["rows"]} == {2, 3}
+    answers = (folder / "answers.jsonl").read_text()
+    assert len(answers.splitlines()) == 1 + 2 * 2 * 9
+    monkeypatch.setattr("inlay.quality.modular_qa._ask", None)
+    status, again, _ = run(capsys, "eval", "modular-qa", *arguments)
+    assert (status, again, (folder / "answers.jsonl").read_text()) == (0, out, answers)
+
+
+def test_numbers_of_documents_have_tables_of_their_own(model, capsys):
+    arguments = ["--documents", "2,3", "--questions", "5", "--reuse", "off"]
+    status, out, _ = run(capsys, "eval", "modular-qa", "--model", model, *arguments)
+    assert status == 0
+    titles = [line.partition(":")[0] for line in out.splitlines() if line.endswith("of the prompts' tokens cached")]
+    assert titles == ["off, packed, 2 documents", "off, packed, 3 documents"]
+
+
+def test_a_report_needs_a_place_and_matplotlib(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    status, _, err = run(capsys, "eval", "modular-qa", "--report", str(tmp_path / "file" / "report"))
+    assert status == 2
+    assert "file/report cannot be made (Not a directory); give another directory" in err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = run(capsys, "eval", "modular-qa", "--report", str(tmp_path / "report"))
+    assert status == 2
+    assert "drawing needs matplotlib; install it with: pip install 'inlay[plots]'" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -94,6 +135,10 @@ def test_answers_are_kept(model, tmp_path, capsys):
         ("--reuse off,", "reuse is ''; use one of"),
         ("--positions loose", "positions is 'loose'; use one of schema, packed"),
         ("--documents 0", "documents is 0; it must be at least 2"),
+        ("--documents 6,", "--documents is '6,'; write a number, or several with commas"),
+        ("--tasks single,oldest", "tasks is 'oldest'; use one of single, compare"),
+        ("--order random", "order is 'random'; use one of schema, permuted"),
+        ("--positions schema --order permuted", "order 'permuted' needs packed positions"),
         ("--questions 0", "questions is 0; it must be at least 1"),
         ("--questions many", "Invalid value for '--questions'"),
         ("--spare -1", "spare is -1; it must be at least 0"),

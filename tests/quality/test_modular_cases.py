@@ -10,6 +10,7 @@ import pytest
 
 from inlay import LLM, SamplingParams
 from inlay.pml import Import
+from inlay.quality.across import ACROSS_TASKS, ALL_TASKS
 from inlay.quality.conversations import Conversation
 from inlay.quality.documents import Document, kinds
 from inlay.quality.modular_cases import Case, Round, draw_rounds
@@ -212,3 +213,50 @@ def counted(question: str, documents: list[Document]) -> int:
                     facts = [document.facts.get(attribute.key) for document in documents if document.kind is kind]
                     return sum(fact is not None and fact.text == value for fact in facts)
     raise AssertionError(question)
+
+
+def test_tasks_do_not_change_each_other():
+    every = draw_rounds(documents=4, spare=4, questions=4 * len(ALL_TASKS), seed=0, tasks=ALL_TASKS)
+    for task in ALL_TASKS:
+        alone = draw_rounds(documents=4, spare=4, questions=4, seed=0, tasks=(task,))
+        assert [case for each in alone for case in each.cases] == [
+            case for each in every for case in each.cases if case.task == task
+        ]
+    five = [each.of(TASKS) for each in every if each.of(TASKS).cases]
+    assert five == draw_rounds(documents=4, spare=4, questions=4 * len(TASKS), seed=0)
+
+
+def test_fewer_questions_are_the_beginning_of_more():
+    few, many = (draw_rounds(documents=3, spare=3, questions=n, seed=2, tasks=ALL_TASKS) for n in (18, 54))
+    assert len(few) == len(many) / 3
+    assert all(each in many for each in few)
+
+
+@pytest.mark.parametrize(("documents", "spare"), [(2, 0), (6, 6), (24, 0)])
+def test_questions_across_any_number_of_documents(documents, spare):
+    rounds = draw_rounds(documents=documents, spare=spare, questions=8, seed=0, tasks=ACROSS_TASKS)
+    found = [case for each in rounds for case in each.cases]
+    assert Counter(case.task for case in found) == dict.fromkeys(ACROSS_TASKS, 2)
+    assert all(list(case.imported) == sorted(set(case.imported)) for case in found)
+    assert {len(case.imported) for case in found} == {documents}
+
+
+def test_pairs_are_imported_together():
+    rounds = draw_rounds(documents=4, spare=8, questions=40, seed=0, tasks=("conflict",))
+    for each in rounds:
+        for case in each.cases:
+            assert len({each.documents[number].name for number in case.imported}) < 4
+    answers = [case.answer == "no" for each in rounds for case in each.cases if case.subtask == "any"]
+    assert 0.2 < sum(answers) / len(answers) < 0.8
+
+
+def test_documents_in_any_order():
+    rounds = draw_rounds(documents=5, spare=2, questions=30, seed=0, tasks=ALL_TASKS, permuted=True)
+    llm = LLM(small_model(), kv_memory="64MiB")
+    orders = [case.imported for each in rounds for case in each.cases]
+    assert sum(list(order) != sorted(order) for order in orders) > len(orders) / 2
+    each = rounds[0]
+    llm.add_schema(each.schema(), reuse="anchored", positions="packed")
+    case = next(case for case in each.cases if list(case.imported) != sorted(case.imported))
+    (output,) = llm.generate([each.prompt(case)], SamplingParams(max_tokens=1), reuse="anchored", positions="packed")
+    assert output.prompt_token_ids == tuple(trained_on(Encoder(small_tokenizer()), each, case))

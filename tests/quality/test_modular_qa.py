@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from inlay import LLM, ModelError, ParameterError
 from inlay.models.load import LoadedModel
 from inlay.pml import Import, Prompt
 from inlay.quality.modular_cases import draw_rounds
-from inlay.quality.modular_qa import Setting, divergence, measure_modular_qa
+from inlay.quality.modular_qa import divergence, measure_modular_qa
 from inlay.quality.questions import TASKS
+from inlay.quality.setting import Setting
 
 from ..conftest import tiny
 from .models import small_model
@@ -230,6 +231,13 @@ def test_a_model_without_a_system_turn(template, reason):
             "add isolated or anchored to reuse",
         ),
         ({"documents": 501}, "documents and spare are 1,002 together; use at most 1,000"),
+        ({"documents": (2, 1)}, "documents is 1; it must be at least 2"),
+        (
+            {"tasks": ("single", "oldest")},
+            "tasks is 'oldest'; use one of single, compare, count, unstated, form, superl",
+        ),
+        ({"order": "random"}, "order is 'random'; use one of schema, permuted"),
+        ({"order": "permuted", "scaffold": True}, "scaffold names documents in the schema's order; use order 'schema'"),
     ],
 )
 def test_wrong_settings(wrong, sentence):
@@ -249,3 +257,130 @@ def test_divergence():
     assert divergence(certain, certain) == 0
     assert divergence(certain, fair) == pytest.approx(math.log(2))
     assert divergence(fair, certain) == math.inf
+
+
+def counting_calls(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> list[str]:
+    """The policy of every prompt that is answered from now on."""
+    generate, asked = llm.generate, []
+
+    def counted(prompts, params, *, reuse, positions):
+        asked.extend([reuse] * len(prompts))
+        return generate(prompts, params, reuse=reuse, positions=positions)
+
+    monkeypatch.setattr(llm, "generate", counted)
+    return asked
+
+
+def test_a_run_goes_on_where_it_was_broken_off(monkeypatch, tmp_path):
+    llm, log, setting = make(), tmp_path / "answers.jsonl", Setting(reuse=("off", "anchored"), **SMALL)
+    asked = counting_calls(monkeypatch, llm)
+
+    def break_off(done: int, total: int) -> None:
+        if done == total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_modular_qa(llm, setting, break_off, log=log)
+    assert asked == ["off"] * 10
+    asked.clear()
+    told: list[dict] = []
+    whole = measure_modular_qa(llm, setting, tell=told.append, log=log)
+    assert asked == ["off"] * 10 + ["anchored"] * 10  # what full prefill said is needed for the divergence
+    assert len(told) == 20
+    asked.clear()
+    assert measure_modular_qa(llm, setting, log=log) == whole
+    assert not asked
+
+
+def test_more_is_asked_of_what_is_missing(monkeypatch, tmp_path):
+    llm, log = make(), tmp_path / "answers.jsonl"
+    asked = counting_calls(monkeypatch, llm)
+    few = {"documents": 2, "spare": 1, "questions": 10}
+    measure_modular_qa(llm, Setting(reuse=("off",), **few), log=log)
+    asked.clear()
+    progress = []
+    rows = measure_modular_qa(
+        llm,
+        Setting(reuse=("off", "exact"), **few | {"questions": 20}),
+        lambda done, total: progress.append((done, total)),
+        log=log,
+    )["rows"]
+    assert asked == [*["off"] * 10, *["exact"] * 10] * 2
+    assert [row["questions"] for row in rows if row["task"] == "all"] == [20, 20]
+    assert progress == [(done, 40) for done in (10, 20, 30, 40)]
+    apart = measure_modular_qa(make(), Setting(reuse=("off", "exact"), **few | {"questions": 20}))["rows"]
+    for row, alone in zip(rows, apart, strict=True):
+        row, alone = ({name: value for name, value in each.items() if name != "ttft_s"} for each in (row, alone))
+        assert row == alone | {"kl": pytest.approx(alone["kl"], abs=1e-6)}
+
+
+def test_answers_of_another_model_are_not_mixed_in(tmp_path):
+    log = tmp_path / "answers.jsonl"
+    measure_modular_qa(make(), Setting(reuse=("off",), **SMALL), log=log)
+    with pytest.raises(ParameterError, match="give another directory, or delete the file"):
+        measure_modular_qa(make(tiny("llama")), Setting(reuse=("off",), **SMALL), log=log)
+
+
+def test_several_numbers_of_documents():
+    rows = measure_modular_qa(
+        make(), Setting(reuse=("off", "anchored"), documents=(2, 3, 2), questions=5, tasks=("single", "shared"))
+    )["rows"]
+    assert [(row["documents"], row["spare"], row["reuse"], row["task"]) for row in rows] == [
+        (documents, documents, reuse, task)
+        for documents in (2, 3)
+        for reuse in ("off", "anchored")
+        for task in ("single", "shared", "all")
+    ]
+    assert [row["questions"] for row in rows] == [3, 3, 6] * 4
+
+
+def test_the_difference_is_that_of_the_pairs(monkeypatch):
+    llm = make()
+    right = iter([True, True, False, *[True] * 7])
+    say(monkeypatch, llm, lambda reuse, answer: answer if reuse == "off" or next(right) else "")
+    row = measure_modular_qa(llm, Setting(reuse=("anchored",), **SMALL))["rows"][-1]
+    assert (row["reference"], row["exact_match"], row["difference"]) == (1, 0.9, -0.1)
+    assert row["difference_low"] < -0.1 < row["difference_high"] < 0.3
+
+
+def test_repaired_tokens_are_a_share_of_the_modules(monkeypatch):
+    llm = make()
+    generate = llm.generate
+
+    @dataclass(frozen=True)
+    class Repaired:
+        prompt_tokens: int
+        cached_tokens: int
+        module_tokens: int
+        repaired_tokens: int
+
+    def repairing(prompts, params, *, reuse, positions):
+        outputs = generate(prompts, params, reuse=reuse, positions=positions)
+        return [replace(each, usage=Repaired(100, 60, 60, 20 if reuse == "anchored" else 0)) for each in outputs]
+
+    assert [row["recomputed"] for row in measure_modular_qa(llm, Setting(**SMALL))["rows"]] == [None] * 6 + [0.0] * 12
+    monkeypatch.setattr(llm, "generate", repairing)
+    rows = measure_modular_qa(llm, Setting(reuse=("anchored", "isolated"), **SMALL))["rows"]
+    assert [row["recomputed"] for row in rows] == [0.25] * 6 + [0.0] * 6
+
+
+def test_the_time_to_the_first_token_is_that_of_a_request_alone(monkeypatch):
+    llm, sizes = make(), []
+    generate = llm.generate
+
+    def timed(prompts, params, *, reuse, positions):
+        sizes.append(len(prompts))
+        outputs = generate(prompts, params, reuse=reuse, positions=positions)
+        return [replace(each, metrics=replace(each.metrics, ttft_s=len(sizes))) for each in outputs]
+
+    monkeypatch.setattr(llm, "generate", timed)
+    rows = measure_modular_qa(llm, Setting(reuse=("off",), **SMALL))["rows"]
+    assert sizes == [1] * 10
+    assert [row["ttft_s"] for row in rows] == [1.5, 3.5, 5.5, 7.5, 9.5, 5.5]
+
+
+def test_documents_in_any_order_need_packed_positions():
+    rows = measure_modular_qa(make(), Setting(reuse=("anchored",), order="permuted", **SMALL))["rows"]
+    assert {row["positions"] for row in rows} == {"packed"}
+    with pytest.raises(ParameterError, match="order 'permuted' needs packed positions"):
+        measure_modular_qa(make(), Setting(reuse=("anchored",), positions=("schema",), order="permuted", **SMALL))

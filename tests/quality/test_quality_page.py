@@ -28,8 +28,12 @@ def run_small(command: str) -> int:
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "--answers" not in command])
-def test_commands_run(command: str, capsys: pytest.CaptureFixture[str]):
+def test_commands_run(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
     assert run_small(command) == 0
+    assert bool(list(tmp_path.glob("*/report.md"))) == ("--report" in command)
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert {row["scaffold"] for row in rows} == ({False, True} if "--scaffold" in command else {False})
 

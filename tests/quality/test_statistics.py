@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from inlay.quality.modular_qa import mcnemar, wilson_interval
+from inlay.quality.statistics import difference_interval, mcnemar, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,37 @@ def test_many_pairs():
     assert 0 < mcnemar(900, 1100) < 1e-4
     assert mcnemar(0, 1070) == pytest.approx(2 * math.ldexp(1, -1070))
     assert mcnemar(5000, 5000) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "pairs"), [(2, 12, 50), (99, 10, 500), (0, 5, 40), (3, 3, 30), (1, 0, 100)]
+)
+def test_bounds_of_a_difference_are_those_that_a_score_test_accepts(only_first, only_second, pairs):
+    """At a bound, the score with the likeliest share under that difference, found by trying them all, is 1.96."""
+    seen = (only_second - only_first) / pairs
+    low, high = difference_interval(only_first, only_second, pairs)
+    assert low < seen < high
+    for bound in (low, high):
+        lost = max(
+            (share / 20_000 for share in range(1, 20_000) if 0 < share / 20_000 + bound < 1 - share / 20_000),
+            key=lambda lost: (
+                only_first * math.log(lost)
+                + only_second * math.log(lost + bound)
+                + (pairs - only_first - only_second) * math.log(1 - 2 * lost - bound)
+            ),
+        )
+        score = (seen - bound) / math.sqrt((2 * lost + bound - bound**2) / pairs)
+        assert abs(score) == pytest.approx(1.96, abs=0.01)
+
+
+def test_bounds_of_a_difference_mirror():
+    for only_first, only_second, pairs in ((2, 12, 50), (0, 0, 10), (7, 0, 7), (0, 1, 1)):
+        low, high = difference_interval(only_first, only_second, pairs)
+        assert difference_interval(only_second, only_first, pairs) == (-high, -low)
+        assert -1 <= low <= (only_second - only_first) / pairs <= high <= 1
+
+
+def test_no_answer_apart_leaves_little_doubt():
+    z = 1.959964
+    assert difference_interval(0, 0, 2000)[0] == pytest.approx(-(z**2) / (2000 + z**2), rel=1e-4)
+    assert difference_interval(20, 10, 2000)[0] > -0.02 > difference_interval(40, 10, 2000)[0]

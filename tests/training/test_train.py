@@ -26,7 +26,7 @@ from inlay.quality.words import Split
 from tests.training.short_training import SHORT, shorten
 from training.curve import _name_stages, draw
 from training.lessons import Encoder, Exercise, Lesson, answering
-from training.recipe import RECIPE
+from training.recipe import FURTHER, RECIPE
 from training.train import Training, main, predict
 
 
@@ -265,6 +265,48 @@ def test_names_of_short_stages_stand_apart():
     assert (first, others) == (1, [500, 1000])
     assert third - second == pytest.approx(second - first)
     assert second - first >= 20
+
+
+def test_a_model_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Training):
+    start = Training(tmp_path, SHORT, 1, 0, 1, trained.out / "model")
+    for name, weight in weights(trained).items():
+        assert torch.equal(weights(start)[name], weight.to(torch.bfloat16).float())
+    assert start.tokenizer.get_vocab() == trained.tokenizer.get_vocab()
+    first = weights(trained)["model.norm.weight"].clone()
+    start.run()
+    assert not torch.equal(weights(start)["model.norm.weight"], first)
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
+def test_a_model_is_trained_on_by_the_further_recipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Training
+):
+    started: list[tuple] = []
+    monkeypatch.setattr("training.train.spawn", lambda work, settings, nprocs: started.append(settings))
+    model = trained.out / "model"
+    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "run"), "--model", str(model)])
+    main()
+    assert started[0][-1] == model
+    assert (tmp_path / "run" / "tokenizer").is_dir()
+    Training(tmp_path / "run", FURTHER, 1, 0, 1).save()
+    main()  # goes on
+    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "made with another seed or recipe" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "run"), "--model", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"--model is {tmp_path}; there is no config.json in it" in capsys.readouterr().err
+
+
+def test_the_further_recipe_keeps_what_was_learned():
+    drills = {drill.exercise for stage in FURTHER for drill in stage.drills}
+    across = {Exercise.SUPERLATIVES, Exercise.SORTS, Exercise.CONFLICTS, Exercise.SHARED}
+    assert drills >= {*across, Exercise.COMPARISONS, Exercise.KIND_COUNTS, Exercise.REPETITIONS}
+    assert all(0 < stage.drilled < 1 for stage in FURTHER)
+    assert all(stage.lesson == RECIPE[-1].lesson for stage in FURTHER)
+    assert FURTHER[-1].rate[1] == RECIPE[-1].rate[1]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import AsJson, DType, Model, Quantization, Weights, words
+from inlay.cli.options import AsJson, DType, Model, Quantization, Weights, check_plot, counts, words
 from inlay.cli.output import check_outputs, output_file
-from inlay.policy import WORDS
+from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,15 +32,24 @@ def _eval() -> None:
 @app.command(name="modular-qa")
 def modular_qa(
     model: Model = "demo",
-    reuse: Annotated[str, typer.Option(help=f"Of {', '.join(WORDS)}: one, or several with commas.")] = (
-        "off,isolated,anchored"
-    ),
+    reuse: Annotated[
+        str, typer.Option(help="Reuse policies, as docs/reuse.md writes them: one, or several with commas.")
+    ] = ("off,isolated,anchored"),
     positions: Annotated[
         str | None,
         typer.Option(help="schema, packed, or both with a comma; packed where the model allows it, if not given."),
     ] = None,
-    documents: Annotated[int, typer.Option(help="Documents that a prompt imports.")] = 6,
+    documents: Annotated[
+        str, typer.Option(help="Documents that a prompt imports: a number, or several with commas.")
+    ] = "6",
     questions: Annotated[int, typer.Option(help="Questions over all tasks, as many of each.")] = 200,
+    tasks: Annotated[
+        str,
+        typer.Option(help="Also superlative, sort, conflict, shared: one, or several with commas; all for all."),
+    ] = "single,compare,count,unstated,form",
+    order: Annotated[
+        str, typer.Option(help="Of documents in a prompt: schema, or permuted (with packed positions).")
+    ] = "schema",
     spare: Annotated[
         int | None,
         typer.Option(help="Documents of a schema that a prompt leaves out; as many as it imports, if not given."),
@@ -56,33 +65,65 @@ def modular_qa(
     answers: Annotated[
         Path | None, typer.Option(help="Write every answer to this file, one JSON object on each line.")
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write tables and drawings into this directory (needs inlay-llm[plots]), and keep the answers there: the "
+            "same command goes on where it was broken off."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite that file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
     from inlay.cli.output import token_progress
     from inlay.llm import LLM
-    from inlay.quality.modular_qa import Setting, measure_modular_qa
+    from inlay.quality.across import ALL_TASKS
+    from inlay.quality.modular_qa import measure_modular_qa
+    from inlay.quality.setting import Setting
 
     setting = Setting(
         reuse=words(reuse),
         positions=None if positions is None else words(positions),
-        documents=documents,
+        documents=counts("--documents", documents),
         questions=questions,
         spare=spare,
         scaffold=scaffold,
         seed=seed,
+        tasks=ALL_TASKS if tasks == "all" else words(tasks),
+        order=order,
     )
     check_outputs((answers,), force)
+    if report is not None:
+        _make_folder(report)
     llm = LLM(model, dtype=dtype, quantization=quantization, weights=weights, seed=seed)
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress, ExitStack() as files:
         write = None if answers is None else files.enter_context(output_file(answers))
-        result = measure_modular_qa(llm, setting, progress, None if write is None else partial(_keep, write))
+        result = measure_modular_qa(
+            llm,
+            setting,
+            progress,
+            None if write is None else partial(_keep, write),
+            None if report is None else report / "answers.jsonl",
+        )
+    if report is not None:
+        from inlay.quality.report import write_report
+
+        write_report(result, report)
     if not as_json:
         _print_tables(result)
     print(json.dumps(result))
+
+
+def _make_folder(report: Path) -> None:
+    """Make it now, and see that it can be drawn into, not behind hours of work. Raises ParameterError."""
+    try:
+        report.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"--report {report} cannot be made ({error.strerror}); give another directory") from None
+    check_plot(report / "recomputed.png")
 
 
 def _keep(write: Callable[[str], None], row: dict[str, Any]) -> None:
@@ -93,15 +134,17 @@ def _print_tables(result: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console()
-    for _, group in groupby(result["rows"], key=itemgetter("reuse", "positions", "scaffold")):
+    several = len({row["documents"] for row in result["rows"]}) > 1
+    for _, group in groupby(result["rows"], key=itemgetter("documents", "reuse", "positions", "scaffold")):
         rows = list(group)
-        console.print(f"\n{_title(rows[-1])}", style="bold", highlight=False)
+        console.print(f"\n{_title(rows[-1], several)}", style="bold", highlight=False)
         console.print(_table(rows))
 
 
-def _title(of_all: dict[str, Any]) -> str:
-    """What a mode is, and what it answered, by its row of all tasks."""
+def _title(of_all: dict[str, Any], several: bool) -> str:
+    """What a mode is, and what it answered, by its row of all tasks. several: whether numbers of documents differ."""
     mode = f"{of_all['reuse']}, {of_all['positions']}{', scaffold' if of_all['scaffold'] else ''}"
+    mode += f", {of_all['documents']} documents" if several else ""
     return f"{mode}: {of_all['questions']:,} questions, {of_all['cached']:.0%} of the prompts' tokens cached"
 
 

@@ -177,14 +177,23 @@ def _write(words: Words, kind: Kind, taken: set[str], numbers: tuple[int, ...]) 
     taken.add(name)
     pronoun = rng.choice(kind.pronouns)
     stated = rng.sample(kind.attributes, k=min(rng.choice(numbers), len(kind.attributes) - 1))
-    facts = {attribute.key: words.value(attribute.value) for attribute in stated}
+    return describe(words, kind, name, pronoun, {attribute.key: words.value(attribute.value) for attribute in stated})
+
+
+def describe(words: Words, kind: Kind, name: str, pronoun: str, facts: dict[str, Value]) -> Document:
+    """The document on a thing that states these facts, by attribute key, in their order.
+
+    words: with them, the split of wordings. pronoun: what the name may give way to, one of the kind's.
+    """
+    rng = words.rng
+    attributes = {attribute.key: attribute for attribute in kind.attributes}
     intro = _wording(words, kind.intros).format(n=name)
     sentences = {}
-    for attribute in stated:
-        way = _statement(words, attribute)
+    for key, value in facts.items():
+        way = _statement(words, attributes[key])
         if way.startswith("{n} ") and rng.random() < 0.4:
             way = pronoun + way.removeprefix("{n}")
-        sentences[attribute.key] = way.format(n=name, v=facts[attribute.key].text)
+        sentences[key] = way.format(n=name, v=value.text)
     return Document(kind, name, facts, sentences, " ".join((intro, *sentences.values())))
 
 

@@ -6,11 +6,12 @@ Names, wordings and combinations are those that the bundled model never saw in t
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from inlay.errors import Place
 from inlay.pml import Module, Prompt, PromptBuilder, Scaffold, Schema, Text, Turn, Union, numbered
+from inlay.quality.across import Pair, ask, import_pair, write_paired
 from inlay.quality.conversations import SYSTEM
 from inlay.quality.documents import Document, write_documents
 from inlay.quality.questions import INSTRUCTIONS, TASKS, Asker, Form
@@ -21,13 +22,15 @@ _PER_TASK = 2  # cases of each task over one schema
 _TRIES = 50  # at a question of one task, before other documents are written
 _PLACE = Place(SCHEMA)
 _FORMS = tuple(INSTRUCTIONS)  # those that an instruction asks for
+_PAIRED = (("conflict",), ("shared",))  # their documents have pairs planted in them
+_GROUPS = (TASKS, ("superlative", "sort"), *_PAIRED)  # the tasks that are asked over the same schemas
 
 
 @dataclass(frozen=True)
 class Case:
     """One question: its task and subtask, the form of its answer, and the answer that is right to the letter.
 
-    imported: the numbers of the documents that its prompt imports, ascending; question and answer are on these alone.
+    imported: the numbers of the documents that its prompt imports, in its order; it is on these alone.
     """
 
     task: str
@@ -49,6 +52,10 @@ class Round:
     instructions: Mapping[Form, str]
     documents: tuple[Document, ...]
     cases: tuple[Case, ...]
+
+    def of(self, tasks: Collection[str]) -> Round:
+        """This round with the cases of these tasks alone."""
+        return replace(self, cases=tuple(case for case in self.cases if case.task in tasks))
 
     def schema(self, *, scaffolds: bool = False) -> Schema:
         """A union of instructions in the system turn, and a module for each document in the user turn.
@@ -72,40 +79,84 @@ class Round:
         return builder.text(case.question).build()
 
 
-def draw_rounds(*, documents: int, spare: int, questions: int, seed: int) -> list[Round]:
+def draw_rounds(
+    *,
+    documents: int,
+    spare: int,
+    questions: int,
+    seed: int,
+    tasks: Sequence[str] = TASKS,
+    permuted: bool = False,
+) -> list[Round]:
     """Draw cases: the same ones for the same arguments, as many of each task.
+
+    A task's cases are the same whichever others are asked, and fewer questions are the beginning of more.
 
     Arguments:
         documents: how many documents a prompt imports, at least 2 (or nothing could be compared).
         spare: how many more its schema holds.
         questions: how many cases there are over all tasks; rounded up to a multiple of their number.
         seed: of all that is drawn.
+        tasks: of ALL_TASKS.
+        permuted: whether documents stand in any order in a prompt, or in that of the schema.
     """
-    rng = random.Random(seed)
-    left = -(-questions // len(TASKS))
-    rounds = []
-    while left > 0:
-        rounds.append(_draw_round(rng, documents, spare, min(left, _PER_TASK)))
-        left -= _PER_TASK
-    return rounds
+    each = -(-questions // len(tasks))
+    drawn = []
+    for group in _GROUPS:
+        if asked := set(group).intersection(tasks):
+            rng = random.Random(seed if group == TASKS else f"{seed} {' '.join(group)}")
+            for left in range(each, 0, -_PER_TASK):
+                drawn.append(_draw_round(rng, documents, spare, min(left, _PER_TASK), group, permuted).of(asked))
+    return drawn
 
 
-def _draw_round(rng: random.Random, documents: int, spare: int, each: int) -> Round:
+def _draw_round(
+    rng: random.Random, documents: int, spare: int, each: int, tasks: Sequence[str], permuted: bool
+) -> Round:
     while True:  # some documents allow no question of some task
-        written = write_documents(Words(rng, Split.HELD_OUT), documents + spare)
-        cases = _draw_cases(rng, written, documents, each)
+        words = Words(rng, Split.HELD_OUT)
+        if tasks in _PAIRED:
+            written, pairs = write_paired(words, documents + spare, tasks[0])
+        else:
+            written, pairs = write_documents(words, documents + spare), []
+        cases = _draw_cases(_Draw(rng, written, pairs, documents, permuted), tasks, each)
         if cases is not None:
             instructions = {form: rng.choice(INSTRUCTIONS[form].of(Split.HELD_OUT)) for form in _FORMS}
             return Round(rng.choice(SYSTEM), instructions, tuple(written), cases)
 
 
-def _draw_cases(rng: random.Random, written: list[Document], count: int, each: int) -> tuple[Case, ...] | None:
-    """``each`` cases of every task, none twice, each on ``count`` documents of its own choice; None where they fail."""
+@dataclass(frozen=True)
+class _Draw:
+    """What the cases of a round are drawn from. pairs: of documents that were written as such; each case has one."""
+
+    rng: random.Random
+    written: list[Document]
+    pairs: list[Pair]
+    documents: int
+    permuted: bool
+
+    def case(self, task: str) -> Case | None:
+        """One on documents of its own choice, or None where these allow no such question."""
+        rng, count = self.rng, len(self.written)
+        if self.pairs:
+            pair = self.pairs[0] if task == "conflict" else rng.choice(self.pairs)
+            numbers = import_pair(rng, pair, count, self.documents)
+        else:
+            numbers = rng.sample(range(count), self.documents)
+        imported = tuple(numbers if self.permuted else sorted(numbers))
+        form = rng.choice(_FORMS) if task == "form" else Form.PLAIN
+        asker = Asker(Words(rng, Split.HELD_OUT), [self.written[number] for number in imported], form)
+        asked = ask(asker, task)
+        return None if asked is None else Case(task, asked.subtask, form, imported, asked.text, asked.answer)
+
+
+def _draw_cases(draw: _Draw, tasks: Sequence[str], each: int) -> tuple[Case, ...] | None:
+    """``each`` cases of every task, none twice; None where they fail."""
     cases: list[Case] = []
-    for task in TASKS:
+    for task in tasks:
         found: dict[tuple[tuple[int, ...], str], Case] = {}
         for _ in range(_TRIES):
-            case = _draw_case(rng, written, count, task)
+            case = draw.case(task)
             if case is not None:
                 found.setdefault((case.imported, case.question), case)
             if len(found) == each:
@@ -114,13 +165,6 @@ def _draw_cases(rng: random.Random, written: list[Document], count: int, each: i
             return None
         cases += found.values()
     return tuple(cases)
-
-
-def _draw_case(rng: random.Random, written: list[Document], count: int, task: str) -> Case | None:
-    imported = tuple(sorted(rng.sample(range(len(written)), count)))
-    form = rng.choice(_FORMS) if task == "form" else Form.PLAIN
-    asked = Asker(Words(rng, Split.HELD_OUT), [written[number] for number in imported], form).ask(task)
-    return None if asked is None else Case(task, asked.subtask, form, imported, asked.text, asked.answer)
 
 
 def _name(number: int) -> str:

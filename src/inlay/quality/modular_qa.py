@@ -5,127 +5,27 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from inlay.config import check_choice
-from inlay.errors import ModelError, ParameterError
+from inlay.errors import ModelError
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
-from inlay.policy import POSITIONS, ReusePolicy
 from inlay.prompt.chat import ChatTemplate
-from inlay.quality.modular_cases import Case, Round, draw_rounds
-from inlay.quality.questions import TASKS
+from inlay.quality.answers import AnswerLog, case_keys
+from inlay.quality.modular_cases import Case, Round
+from inlay.quality.setting import REFERENCE, Mode, Setting, modes_of
+from inlay.quality.statistics import difference_interval, mcnemar, wilson_interval
 from inlay.types import RequestOutput, SamplingParams
 
-_Z95 = 1.959963984540054  # 95% of a normal distribution lie within this many standard deviations
-
-
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95% score interval of a proportion (Wilson 1927): its lower and upper end, both within 0 to 1.
-
-    Arguments:
-        successes: how many of the trials succeeded, 0 to trials.
-        trials: how many there were, at least 1.
-    """
-    assert 0 <= successes <= trials, (successes, trials)
-    assert trials > 0, "a proportion of nothing"
-    share, spread = successes / trials, _Z95**2 / trials
-    middle = (share + spread / 2) / (1 + spread)
-    reach = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
-    # At the ends the bound is the proportion itself, which rounding would miss.
-    low = 0.0 if successes == 0 else middle - reach
-    high = 1.0 if successes == trials else middle + reach
-    return low, high
-
-
-def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p-value of McNemar's test on paired answers.
-
-    If both were equally good, each pair that tells them apart would be a fair coin.
-
-    Arguments:
-        only_first, only_second: how many pairs only the first, and only the second, got right; both at least 0.
-    """
-    assert min(only_first, only_second) >= 0, (only_first, only_second)
-    pairs = only_first + only_second
-    tail, ways = 0, 1
-    for k in range(min(only_first, only_second) + 1):
-        tail += ways
-        ways = ways * (pairs - k) // (k + 1)  # of choosing k + 1 pairs
-    p_value: float = 2 * tail / 2**pairs  # of whole numbers, so that many pairs do not overflow
-    return min(1.0, p_value)
-
-
 MAX_TOKENS = 64  # of an answer: about twice the longest right one
-_MOST_DOCUMENTS = 1000  # in a schema; made-up names run out somewhere beyond
-
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is measured; checked once, here. Raises ParameterError.
-
-    reuse: the policies, in the order of the rows.
-    positions: the position policies that each is run with; None for the engine's default of each.
-    documents: how many a prompt imports. spare: how many more its schema holds; None for as many.
-    questions: over all tasks, rounded up so that each has as many.
-    scaffold: whether each modular policy is also run with the documents of every prompt in a scaffold.
-    seed: of documents and questions.
-    """
-
-    reuse: Sequence[str] = ("off", "isolated", "anchored")
-    positions: Sequence[str] | None = None
-    documents: int = 6
-    questions: int = 200
-    spare: int | None = None
-    scaffold: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.reuse:
-            ReusePolicy.parse(name)
-        for name in self.positions or ():
-            check_choice("positions", name, POSITIONS)
-        _require("documents", self.documents, 2, "one of the tasks compares two of them")
-        _require("questions", self.questions, 1, "or there is nothing to measure")
-        _require("spare", self.spare_documents, 0, "it counts the documents that no prompt of a schema need import")
-        _require("seed", self.seed, 0, "it numbers what is drawn")
-        if self.documents + self.spare_documents > _MOST_DOCUMENTS:
-            together = f"{self.documents + self.spare_documents:,}"
-            raise ParameterError(f"documents and spare are {together} together; use at most {_MOST_DOCUMENTS:,}")
-        if self.scaffold and not any(ReusePolicy.parse(name).modular for name in self.reuse):
-            told = f"scaffold changes nothing under {', '.join(self.reuse)}"
-            raise ParameterError(
-                f"{told}: only modules are encoded without each other; add isolated or anchored to reuse"
-            )
-
-    @property
-    def spare_documents(self) -> int:
-        return self.documents if self.spare is None else self.spare
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A reuse policy with its positions.
-
-    scaffold: whether the documents of a prompt are encoded seeing each other.
-    """
-
-    reuse: str
-    positions: str
-    scaffold: bool = False
-
-
-#: Full prefill of the whole prompt, without gaps: what every mode is compared with.
-REFERENCE = Mode("off", "packed")
 
 
 @dataclass(frozen=True)
@@ -133,7 +33,8 @@ class Outcome:
     """What one mode made of one case.
 
     said: the answer, without white space at its ends. kl: nats per token of the reference's answer.
-    cached, tokens: of the prompt.
+    cached, tokens: of the prompt. modules, repaired: tokens that were read as they were encoded in another context, and
+    those of modules that were computed anew. ttft_s: the time to the first token, in seconds; requests run one by one.
     """
 
     case: Case
@@ -141,10 +42,17 @@ class Outcome:
     kl: float
     cached: int
     tokens: int
+    modules: int
+    repaired: int
+    ttft_s: float
 
     @property
     def right(self) -> bool:
         return self.said == self.case.answer
+
+    def kept(self) -> Row:
+        """All but the case."""
+        return {name: value for name, value in vars(self).items() if name != "case"}
 
 
 def measure_modular_qa(
@@ -152,38 +60,104 @@ def measure_modular_qa(
     setting: Setting,
     progress: Callable[[int, int], None] | None = None,
     tell: Callable[[Row], None] | None = None,
+    log: Path | None = None,
 ) -> dict[str, Any]:
     """Ask the same questions in every mode; returns ``{"rows": […], "model": …, "seed": …, "tasks": …}``.
 
     progress: called with the number of prompts answered and to answer.
     tell: called with every answer of the modes asked for, as soon as it is there: the mode, the task, the question, its
     documents and instruction, the right answer and what was ``said``, and the figures of this answer alone.
+    log: a file that keeps the answers; what it has from an earlier run is not asked again.
     Raises InlayError, before anything runs where the model cannot do what is asked.
     """
-    modes = _modes(llm, setting)
+    modes = modes_of(llm, setting)
     _check_turns(llm)
-    rounds = draw_rounds(
-        documents=setting.documents, spare=setting.spare_documents, questions=setting.questions, seed=setting.seed
+    run = _Run(
+        llm, modes, [(count, each) for count in setting.counts for each in setting.rounds(count)], progress, tell
     )
-    outcomes: dict[Mode, list[Outcome]] = {mode: [] for mode in dict.fromkeys((REFERENCE, *modes))}
-    total = len(outcomes) * sum(len(each.cases) for each in rounds)
-    for each in rounds:
-        for mode, answered in _ask(llm, each, list(outcomes)):
-            outcomes[mode] += answered
-            if tell is not None and mode in modes:
-                for outcome in answered:
-                    tell(_answer(mode, each, outcome))
-            if progress is not None:
-                progress(sum(map(len, outcomes.values())), total)
+    if log is None:
+        run.answer(None)
+    else:
+        with AnswerLog(log, {**_model(llm), "fingerprint": llm.loaded.fingerprint.hex()}) as kept:
+            run.answer(kept)
     return {
-        "rows": [row for mode in modes for row in _rows(setting, mode, outcomes[mode], outcomes[REFERENCE])],
+        "rows": [row for count in setting.counts for mode in modes for row in run.rows(setting, count, mode)],
+        **_model(llm),
+        "seed": setting.seed,
+        "order": setting.order,
+        "tasks": list(setting.tasks),
+    }
+
+
+def _model(llm: LLM) -> Row:
+    return {
         "model": llm.model_name,
         "dtype": dtype_name(llm.loaded.model.dtype),
         "quantization": llm.loaded.form.quantization,
-        "seed": setting.seed,
-        "spare": setting.spare_documents,
-        "tasks": list(TASKS),
     }
+
+
+class _Run:
+    """The rounds of all numbers of documents, and what every mode made of their cases."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        modes: Sequence[Mode],
+        rounds: Sequence[tuple[int, Round]],
+        progress: Callable[[int, int], None] | None,
+        tell: Callable[[Row], None] | None,
+    ) -> None:
+        self._llm, self._asked, self._rounds = llm, modes, rounds
+        self._modes = list(dict.fromkeys((REFERENCE, *modes)))
+        self._progress, self._tell = progress, tell
+        self._outcomes: dict[tuple[int, Mode], list[Outcome]] = {}
+        self._done = 0
+
+    def answer(self, log: AnswerLog | None) -> None:
+        """Answer every case in every mode, but for what the log has."""
+        for documents, each in self._rounds:
+            for mode, outcomes in self._round(each, log):
+                self._outcomes.setdefault((documents, mode), []).extend(outcomes)
+                self._told(mode, each, outcomes)
+
+    def rows(self, setting: Setting, documents: int, mode: Mode) -> list[Row]:
+        """A row for each task and one for all."""
+        pairs = list(zip(self._outcomes[documents, mode], self._outcomes[documents, REFERENCE], strict=True))
+        return [
+            {
+                **asdict(mode),
+                "task": task,
+                "documents": documents,
+                "spare": setting.spare_of(documents),
+                **_summary([pair for pair in pairs if task in ("all", pair[0].case.task)]),
+            }
+            for task in (*setting.tasks, "all")
+        ]
+
+    def _round(self, each: Round, log: AnswerLog | None) -> Iterator[tuple[Mode, list[Outcome]]]:
+        keys = case_keys(each)
+        found: dict[Mode, list[Row]] = {}
+        for mode in self._modes:
+            rows = None if log is None else log.find(asdict(mode), keys)
+            if rows is not None:
+                found[mode] = rows
+                yield mode, [Outcome(case, **row) for case, row in zip(each.cases, rows, strict=True)]
+        missing = [mode for mode in self._modes if mode not in found]
+        if missing:  # what the reference said is needed again: the others are measured on it
+            for mode, outcomes in _ask(self._llm, each, list(dict.fromkeys((REFERENCE, *missing)))):
+                if mode in missing:
+                    if log is not None:
+                        log.add(asdict(mode), keys, [outcome.kept() for outcome in outcomes])
+                    yield mode, outcomes
+
+    def _told(self, mode: Mode, each: Round, outcomes: Sequence[Outcome]) -> None:
+        if self._tell is not None and mode in self._asked:
+            for outcome in outcomes:
+                self._tell(_answer(mode, each, outcome))
+        self._done += len(outcomes)
+        if self._progress is not None:
+            self._progress(self._done, len(self._modes) * sum(len(each.cases) for _, each in self._rounds))
 
 
 def divergence(reference: Tensor, other: Tensor) -> float:
@@ -196,22 +170,6 @@ def divergence(reference: Tensor, other: Tensor) -> float:
     terms = torch.where(weights > 0, weights * (expected - found), 0.0)
     # Rounding may take the divergence of almost equal distributions below zero, where none is.
     return float(terms.sum(dim=-1).clamp(min=0.0).mean())
-
-
-def _require(name: str, value: int, least: int, reason: str) -> None:
-    if value < least:
-        raise ParameterError(f"{name} is {value}; it must be at least {least}: {reason}")
-
-
-def _modes(llm: LLM, setting: Setting) -> list[Mode]:
-    """The modes asked for, each once. Raises ParameterError where the model refuses one."""
-    asked = [
-        REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(reuse, positions), scaffold)
-        for reuse in setting.reuse
-        for positions in setting.positions or (None,)
-        for scaffold in ((False, True) if setting.scaffold and ReusePolicy.parse(reuse).modular else (False,))
-    ]
-    return list(dict.fromkeys(asked))
 
 
 def _check_turns(llm: LLM) -> None:
@@ -234,7 +192,9 @@ def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, l
         if mode.scaffold:  # what prompts read, rather than each document alone
             for prompt in prompts:
                 llm.warm(prompt, reuse=mode.reuse, positions=mode.positions)
-        outputs = llm.generate(prompts, params, reuse=mode.reuse, positions=mode.positions)
+        outputs = [  # one by one: the time to the first token is that of the request alone
+            llm.generate([prompt], params, reuse=mode.reuse, positions=mode.positions)[0] for prompt in prompts
+        ]
         said = said or [output.outputs[0].token_ids for output in outputs]
         found = llm.distributions(prompts, said, reuse=mode.reuse, positions=mode.positions)
         expected = expected or found
@@ -243,8 +203,18 @@ def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, l
 
 
 def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor) -> Outcome:
-    said, usage = output.outputs[0].text.strip(), output.usage
-    return Outcome(case, said, divergence(reference, found), usage.cached_tokens, usage.prompt_tokens)
+    usage, ttft_s = output.usage, output.metrics.ttft_s
+    assert ttft_s is not None, "it has answered"
+    return Outcome(
+        case,
+        output.outputs[0].text.strip(),
+        divergence(reference, found),
+        usage.cached_tokens,
+        usage.prompt_tokens,
+        usage.module_tokens,
+        getattr(usage, "repaired_tokens", 0),
+        ttft_s,
+    )
 
 
 def _answer(mode: Mode, each: Round, outcome: Outcome) -> Row:
@@ -266,34 +236,33 @@ def _answer(mode: Mode, each: Round, outcome: Outcome) -> Row:
     }
 
 
-def _rows(setting: Setting, mode: Mode, outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> list[Row]:
-    """A row for each task and one for all."""
-    pairs = list(zip(outcomes, reference, strict=True))
-    return [
-        {
-            **asdict(mode),
-            "task": task,
-            "documents": setting.documents,
-            **_summary([pair for pair in pairs if task in ("all", pair[0].case.task)]),
-        }
-        for task in (*TASKS, "all")
-    ]
-
-
 def _summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
     """The figures of a row; pairs: of a mode and of the reference, case by case."""
-    right = sum(this.right for this, _ in pairs)
+    right, expected = (sum(pair[side].right for pair in pairs) for side in (0, 1))
     low, high = wilson_interval(right, len(pairs))
     only_reference = sum(other.right and not this.right for this, other in pairs)
     only_this = sum(this.right and not other.right for this, other in pairs)
+    least, most = difference_interval(only_reference, only_this, len(pairs))
     return {
         "questions": len(pairs),
         "exact_match": round(right / len(pairs), 4),
         "low": round(low, 4),
         "high": round(high, 4),
+        "reference": round(expected / len(pairs), 4),
+        "difference": round((right - expected) / len(pairs), 4),
+        "difference_low": round(least, 4),
+        "difference_high": round(most, 4),
         "kl": float(f"{statistics.fmean(this.kl for this, _ in pairs):.4g}"),
         "only_reference": only_reference,
         "only_this": only_this,
         "p_value": float(f"{mcnemar(only_reference, only_this):.4g}"),
         "cached": round(sum(this.cached for this, _ in pairs) / sum(this.tokens for this, _ in pairs), 4),
+        "recomputed": _recomputed([this for this, _ in pairs]),
+        "ttft_s": float(f"{statistics.median(this.ttft_s for this, _ in pairs):.4g}"),
     }
+
+
+def _recomputed(outcomes: Sequence[Outcome]) -> float | None:
+    """The share of the modules' tokens that was computed anew; None where no module was read."""
+    repaired, modules = (sum(getattr(each, name) for each in outcomes) for name in ("repaired", "modules"))
+    return round(repaired / (repaired + modules), 4) if repaired + modules else None

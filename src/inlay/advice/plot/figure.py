@@ -34,8 +34,8 @@ def check_plot_file(path: Path) -> None:
         raise ParameterError("drawing needs matplotlib; install it with: pip install 'inlay-llm[plots]'") from None
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the same figure gives the same SVG and PDF again. Raises ParameterError."""
+def save(figure: Figure, path: Path, *, option: str = "--plot") -> None:
+    """Write a figure; the same figure gives the same SVG and PDF again. Raises ParameterError, naming the option."""
     from matplotlib import rc_context
 
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix.lower()]
@@ -43,7 +43,7 @@ def save(figure: Figure, path: Path) -> None:
         try:
             figure.savefig(path, dpi=DPI, metadata=metadata)
         except OSError as error:
-            raise ParameterError(f"--plot {path} cannot be written: {error.strerror or error}") from error
+            raise ParameterError(f"{option} {path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""How sure one can be of counts of right answers: of one mode, and of two that answered the same questions."""
+
+from __future__ import annotations
+
+import math
+
+_Z95 = 1.959963984540054  # 95% of a normal distribution lie within this many standard deviations
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The 95% score interval of a proportion (Wilson 1927): its lower and upper end, both within 0 to 1.
+
+    Arguments:
+        successes: how many of the trials succeeded, 0 to trials.
+        trials: how many there were, at least 1.
+    """
+    assert 0 <= successes <= trials, (successes, trials)
+    assert trials > 0, "a proportion of nothing"
+    share, spread = successes / trials, _Z95**2 / trials
+    middle = (share + spread / 2) / (1 + spread)
+    reach = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    # At the ends the bound is the proportion itself, which rounding would miss.
+    low = 0.0 if successes == 0 else middle - reach
+    high = 1.0 if successes == trials else middle + reach
+    return low, high
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """The exact two-sided p-value of McNemar's test on paired answers.
+
+    If both were equally good, each pair that tells them apart would be a fair coin.
+
+    Arguments:
+        only_first, only_second: how many pairs only the first, and only the second, got right; both at least 0.
+    """
+    assert min(only_first, only_second) >= 0, (only_first, only_second)
+    pairs = only_first + only_second
+    tail, ways = 0, 1
+    for k in range(min(only_first, only_second) + 1):
+        tail += ways
+        ways = ways * (pairs - k) // (k + 1)  # of choosing k + 1 pairs
+    p_value: float = 2 * tail / 2**pairs  # of whole numbers, so that many pairs do not overflow
+    return min(1.0, p_value)
+
+
+def difference_interval(only_first: int, only_second: int, pairs: int) -> tuple[float, float]:
+    """The 95% score interval of a difference of paired proportions (Tango 1998, Statistics in Medicine 17:891).
+
+    The difference is that of the second less the first: the bounds hold (only_second - only_first) / pairs.
+
+    Arguments:
+        only_first, only_second: how many pairs only the first, and only the second, got right; both at least 0.
+        pairs: how many there are in all, at least 1.
+    """
+    assert min(only_first, only_second) >= 0, (only_first, only_second)
+    assert pairs >= max(1, only_first + only_second), (only_first, only_second, pairs)
+    return -_reach(only_second, only_first, pairs), _reach(only_first, only_second, pairs)
+
+
+def _reach(only_first: int, only_second: int, pairs: int) -> float:
+    """The upper bound: the largest difference that 95% of samples would not tell from this one."""
+    low, high = (only_second - only_first) / pairs, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        within = _score(only_first, only_second, pairs, middle) >= -_Z95
+        low, high = (middle, high) if within else (low, middle)
+    return high
+
+
+def _score(only_first: int, only_second: int, pairs: int, difference: float) -> float:
+    """How many standard deviations the difference seen lies above this one, were this one true."""
+    a = 2 * pairs
+    b = (2 * pairs + only_first - only_second) * difference - only_first - only_second
+    c = -only_first * difference * (1 - difference)
+    likeliest = (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)  # share of pairs that only the first gets right
+    variance = pairs * (2 * likeliest + difference * (1 - difference))
+    return (only_second - only_first - pairs * difference) / math.sqrt(variance) if variance > 0 else -math.inf

@@ -1,0 +1,228 @@
+"""Questions across documents: right answers worked out a second time, and pairs that are what they should be."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from inlay.quality.across import (
+    ACROSS_TASKS,
+    ALL_TASKS,
+    CONFLICTS,
+    CONFLICTS_ON,
+    MOST_LISTED,
+    SHARED,
+    SORTS,
+    SUPERLATIVES,
+    ask,
+    import_pair,
+    write_paired,
+)
+from inlay.quality.documents import Document, write_documents
+from inlay.quality.modular_qa import MAX_TOKENS
+from inlay.quality.questions import TASKS, Asker, Question
+from inlay.quality.words import Split, Value, Words
+from training.lessons import Encoder
+
+from .models import small_tokenizer
+
+SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
+
+
+def asked(task: str, split: Split = Split.HELD_OUT, rounds: int = 60) -> Iterator[tuple[list[Document], Question]]:
+    """Questions of a task on two to twelve documents, with the documents."""
+    for seed in range(rounds):
+        words, count = Words(random.Random(seed), split), 2 + seed % 11
+        if task in ("conflict", "shared"):
+            written, _ = write_paired(words, count, task)
+        else:
+            written = write_documents(words, count)
+        found = (ask(Asker(words, written), task) for _ in range(4))
+        yield from ((written, question) for question in found if question is not None)
+
+
+def listed(answer: str) -> list[tuple[str, str]]:
+    """The names and values of a list."""
+    return [(name, value) for name, _, value in (part.partition(": ") for part in re.split(r", (?=[A-Z])", answer))]
+
+
+def number(value: str) -> int:
+    return int(re.sub(r"\D", "", value))
+
+
+def stated(documents: list[Document]) -> dict[tuple[str, str], str]:
+    """The attribute of every name and value that some document states."""
+    return {(each.name, value.text): key for each in documents for key, value in each.facts.items()}
+
+
+def test_tasks_are_those_there_were_and_four():
+    assert (*TASKS, "superlative", "sort", "conflict", "shared") == ALL_TASKS
+
+
+@SPLITS
+@pytest.mark.parametrize("task", ["superlative", "sort"])
+def test_lists_hold_all_that_state_it(task: str, split: Split):
+    lengths = Counter()
+    for documents, question in asked(task, split):
+        found = listed(question.answer.partition(", so ")[0])
+        (key,) = {stated(documents)[pair] for pair in found if pair in stated(documents)} or {None}
+        kind = next(each.kind for each in documents if each.name == found[0][0])
+        assert sorted(found) == sorted(
+            (each.name, each.facts[key].text) for each in documents if each.kind is kind and key in each.facts
+        )
+        assert kind.many in question.text
+        assert 2 <= len(found) <= MOST_LISTED
+        lengths[len(found)] += 1
+    assert lengths.total() > 100
+    assert min(lengths[length] for length in range(2, MOST_LISTED + 1)) > 5
+
+
+def test_the_best_of_all_is_named():
+    asks: set[str] = set()
+    for _, question in asked("superlative"):
+        before, _, best = question.answer.partition(", so ")
+        values = {name: number(value) for name, value in listed(before)}
+        (most,) = set(re.findall(r"earliest|latest|lowest|highest", question.text))
+        extreme = min if most in ("earliest", "lowest") else max
+        assert best == extreme(values, key=lambda name: values[name])
+        assert question.result == f" {best}"
+        asks.add(most)
+    assert asks == {"earliest", "latest", "lowest", "highest"}
+
+
+def test_lists_are_in_order():
+    for _, question in asked("sort"):
+        values = [number(value) for _, value in listed(question.answer)]
+        (most,) = set(re.findall(r"earliest|latest|lowest|highest", question.text))
+        assert values == sorted(values, reverse=most in ("latest", "highest"))
+        assert len(set(values)) == len(values)
+
+
+@SPLITS
+def test_contradictions_are_there_or_not(split: Split):
+    answers: Counter[tuple[str, bool]] = Counter()
+    for documents, question in asked("conflict", split, rounds=120):
+        contradictions = {
+            (one.name, attribute.phrases[0])
+            for one in documents
+            for other in documents
+            for attribute in one.kind.attributes
+            if one.name == other.name and {attribute.key} <= one.facts.keys() & other.facts.keys()
+            if one.facts[attribute.key].text != other.facts[attribute.key].text
+        }
+        assert len(contradictions) <= 1
+        if question.subtask == "thing":
+            (name,) = {each.name for each in documents if question.text.endswith((f" {each.name}?",))} or {None}
+            contradictions = {(of, phrase) for of, phrase in contradictions if of == name}
+        expected = [f"yes, {phrase}" for _, phrase in contradictions] or ["no"]
+        assert [question.answer] == expected
+        answers[question.subtask, question.answer == "no"] += 1
+    assert min(answers.values()) > 20
+    assert 0.35 < answers["any", True] / (answers["any", True] + answers["any", False]) < 0.65
+
+
+@SPLITS
+def test_two_documents_share_the_value(split: Split):
+    texts = [
+        ([each for each in documents if question.answer in {v.text for v in each.facts.values()}], question)
+        for documents, question in asked("shared", split)
+    ]
+    assert len(texts) > 150
+    for sharing, question in texts:
+        assert len({each.name for each in sharing}) >= 2
+        assert any(re.search(rf" {each.kind.many}\b", question.text) for each in sharing)
+        assert all(question.answer in each.text for each in sharing)
+
+
+@SPLITS
+@pytest.mark.parametrize("task", ["conflict", "shared"])
+@pytest.mark.parametrize("count", [2, 3, 24])
+def test_pairs_are_on_one_thing_or_share_a_value(task: str, count: int, split: Split):
+    for seed in range(10):
+        written, pairs = write_paired(Words(random.Random(seed), split), count, task)
+        assert len(written) == count
+        assert len({number for pair in pairs for number in pair}) == 2 * len(pairs) == 2 * max(1, count // 4)
+        for first, second in ((written[one], written[other]) for one, other in pairs):
+            assert first.kind is second.kind
+            assert (first.name == second.name) == (task == "conflict")
+            assert first.text != second.text
+            if task == "shared":
+                assert any(second.facts.get(key) == value for key, value in first.facts.items())
+        names = [document.name for document in written]
+        assert len(set(names)) == count - (len(pairs) if task == "conflict" else 0)
+
+
+def test_a_document_says_what_its_facts_are():
+    for task in ("conflict", "shared"):
+        for documents, _ in asked(task, Split.TRAIN, rounds=20):
+            for each in documents:
+                assert list(each.sentences) == list(each.facts)
+                assert all(value.text in each.sentences[key] for key, value in each.facts.items())
+
+
+def test_both_of_a_pair_are_imported():
+    rng = random.Random(0)
+    seen = Counter()
+    for _ in range(200):
+        numbers = import_pair(rng, (3, 1), 8, 5)
+        assert len(set(numbers)) == 5
+        assert {1, 3} <= set(numbers) <= set(range(8))
+        seen[numbers.index(3) < numbers.index(1)] += 1
+    assert min(seen.values()) > 60
+    assert sorted(import_pair(rng, (1, 0), 2, 2)) == [0, 1]
+
+
+@pytest.mark.parametrize("task", ACROSS_TASKS)
+def test_answers_fit(task: str):
+    encoder = Encoder(small_tokenizer())
+    assert max(len(encoder(question.answer)) for _, question in asked(task)) < MAX_TOKENS
+
+
+@SPLITS
+@pytest.mark.parametrize("task", ACROSS_TASKS)
+def test_wordings_belong_to_their_split(task: str, split: Split):
+    wordings = {
+        "superlative": [SUPERLATIVES],
+        "sort": [SORTS],
+        "conflict": [CONFLICTS, CONFLICTS_ON],
+        "shared": [SHARED],
+    }
+    found = set()
+    for _, question in asked(task, split):
+        (kept,) = {
+            way == each.ways[-1]
+            for each in wordings[task]
+            for way in each.ways
+            if re.fullmatch(re.sub(r"\\{\w+\\}", ".+", re.escape(way)), question.text)
+        }
+        assert kept == (split is Split.HELD_OUT)
+        found.add(question.text)
+    assert len(found) > 40
+
+
+def test_what_cannot_be_asked_is_not_asked():
+    words = Words(random.Random(0), Split.TRAIN)
+    written = (write_documents(Words(random.Random(seed), Split.TRAIN), 1)[0] for seed in range(100))
+    town = next(document for document in written if document.kind.name == "town")
+    asker = Asker(words, [town])
+    assert [ask(asker, task) for task in ("superlative", "sort", "shared")] == [None] * 3
+    question = ask(asker, "conflict")
+    assert question is not None
+    assert question.answer == "no"
+
+
+def test_two_contradictions_are_not_asked_for():
+    words = Words(random.Random(0), Split.TRAIN)
+    town = next(d for s in range(99) for d in write_documents(Words(random.Random(s), Split.TRAIN), 1) if d.facts)
+    key = next(iter(town.facts))
+
+    def variant(name: str, value: str) -> Document:
+        return Document(town.kind, name, {key: Value(value, None)}, {}, "")
+
+    twice = [variant(name, value) for name in ("Bolu", "Kana") for value in ("1", "2")]
+    assert ask(Asker(words, twice), "conflict") is None
+    assert ask(Asker(words, twice[:3]), "conflict") is not None
