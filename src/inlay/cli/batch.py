@@ -35,7 +35,7 @@ def batch(
         typer.Option(help="A schema (PML or JSON) that requests may name. Several times for several."),
     ] = None,
     reuse: Annotated[
-        str, typer.Option(help="off, exact, isolated or anchored, for requests that do not say.")
+        str, typer.Option(help="off, exact, isolated or anchored, anchored+linked:16; for requests that do not say.")
     ] = "anchored",
     kv_memory: Annotated[
         str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")

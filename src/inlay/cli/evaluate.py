@@ -31,9 +31,9 @@ def _eval() -> None:
 @app.command(name="modular-qa")
 def modular_qa(
     model: Model = "demo",
-    reuse: Annotated[str, typer.Option(help="Of off, exact, isolated, anchored: one, or several with commas.")] = (
-        "off,isolated,anchored"
-    ),
+    reuse: Annotated[
+        str, typer.Option(help="Of off, exact, isolated, anchored, anchored+linked:16 …: one, or several with commas.")
+    ] = ("off,isolated,anchored"),
     positions: Annotated[
         str | None,
         typer.Option(help="schema, packed, or both with a comma; packed where the model allows it, if not given."),

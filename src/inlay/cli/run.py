@@ -30,7 +30,9 @@ def run(
     chat_template: ChatTemplate = None,
     max_model_len: MaxModelLen = None,
     quantization: Quantization = None,
-    reuse: Annotated[str, typer.Option(help="off, exact, isolated or anchored.")] = "anchored",
+    reuse: Annotated[
+        str, typer.Option(help="off, exact, isolated or anchored, or repaired: anchored+linked:16.")
+    ] = "anchored",
     positions: Annotated[
         str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
     ] = None,
@@ -128,6 +130,7 @@ def _answer(
         "computed_tokens": output.usage.computed_tokens,
         "exact_tokens": output.usage.exact_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
+        "repaired_tokens": output.usage.repaired_tokens,
         "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
         "model": llm.model_name,
         "reuse": reuse,

@@ -46,7 +46,9 @@ def serve(
             help="What requests call the model, in place of MODEL (of a directory, its last name). Several times."
         ),
     ] = None,
-    reuse: Annotated[str, typer.Option(help="For requests that do not say: off, exact, isolated, anchored.")] = "exact",
+    reuse: Annotated[
+        str, typer.Option(help="For requests that do not say: off, exact, isolated, anchored, anchored+linked:16.")
+    ] = "exact",
     max_reuse: Annotated[
         str, typer.Option(help="The most that requests may ask for: off, exact, modular.")
     ] = "modular",
