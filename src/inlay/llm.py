@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -71,6 +72,28 @@ class LLM(Base):
         """Encode the segments that a prompt will read, and no others."""
         specs = self._segments_of(prompt, self.policy(reuse, positions), check_salt(cache_salt))
         self._encode(Encoding("the prompt", tuple(specs)), progress)
+
+    def sensitivity(
+        self,
+        name: str,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+    ) -> dict[str, float]:
+        """How much each module of a schema depends on what other text stands before it; "" for text outside modules.
+
+        A share of how large the values of its tokens are, the mean over them: 0 for none. Modules of which nothing is
+        encoded are left out. reuse, positions, cache_salt: as in ``add_schema``. Raises ParameterError.
+        """
+        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        modules = self.processor.module_specs(name, policy, salt)
+        self.client.finish_profiles()
+        known = self.client.profiles(spec for specs in modules.values() for spec in specs).result()
+        found = {module: [known[spec.key] for spec in specs if spec.key in known] for module, specs in modules.items()}
+        return {
+            module: float(np.concatenate(parts).astype(np.float32).mean()) for module, parts in found.items() if parts
+        }
 
     def _encode(self, encoding: Encoding, progress: Progress | None) -> None:
         seen = -1
@@ -204,6 +227,8 @@ class LLM(Base):
         several = list(prompts) if is_several(prompts) else [prompts]
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = list(params) if isinstance(params, Sequence) else [params] * len(several)
+        if policy.profiled:
+            self.client.finish_profiles()  # on this thread no time is idle but what somebody waits in
         for one in each:
             check_params(one)
         if len(each) != len(several):

@@ -335,6 +335,7 @@ class EngineStats:
         segments, stored_tokens: what the store finds.
         steps, preemptions: since the start.
         busy: whether there is anything to do, encodings too.
+        profiled_tokens, profile_s: computed in idle time to learn how much tokens of modules move, and its seconds.
     """
 
     running: int
@@ -347,6 +348,8 @@ class EngineStats:
     steps: int
     preemptions: int
     busy: bool = False
+    profiled_tokens: int = 0
+    profile_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

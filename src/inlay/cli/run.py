@@ -44,6 +44,9 @@ def run(
     generation_config: Annotated[
         str, typer.Option(help="auto: sample as the model's generation_config.json says; off.")
     ] = "auto",
+    profile: Annotated[
+        str, typer.Option(help="auto: find out how much modules' tokens move, for a 'profiled' repair; off.")
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Answer without reuse as well, and show both.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
@@ -70,6 +73,7 @@ def run(
         positions=positions,
         seed=seed,
         generation_config=generation_config,
+        profile=profile,
         chat_template=template,
         max_model_len=max_model_len,
     )

@@ -48,6 +48,9 @@ def show(
     model: Tokenizer = "demo",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a tree.")] = False,
     plot: Plot = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Encode it as well, and say how much each module depends on the others.")
+    ] = False,
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
     check_plot(plot)
@@ -64,12 +67,30 @@ def show(
 
         draw_layout(layout, plot)
     tree = _describe(layout)
+    if profile:
+        _add_sensitivity(tree, _sensitivity(schema, model))
     if as_json:
         print(json.dumps(tree, ensure_ascii=False))
         return
     from rich.console import Console
 
     Console().print(_draw(tree))
+
+
+def _sensitivity(schema: Schema, model: str) -> dict[str, float]:
+    """How much each module moves when others stand before it."""
+    from inlay.llm import LLM
+
+    llm = LLM(model, seed=0)
+    llm.add_schema(schema)
+    return llm.sensitivity(schema.name)
+
+
+def _add_sensitivity(node: Node, found: dict[str, float]) -> None:
+    if node["kind"] == "module" and node["name"] in found:
+        node["sensitivity"] = round(found[node["name"]], 3)
+    for child in node["children"]:
+        _add_sensitivity(child, found)
 
 
 def _describe(layout: SchemaLayout) -> Node:
@@ -141,7 +162,8 @@ def _draw(node: Node) -> Tree:
     name = f'"{node["name"]}"' if node["kind"] == "text" else node["name"]
     where = f"{node['start']}…{node['end'] - 1}" if node["end"] > node["start"] else "empty"
     label = f"[bold]{node['kind']}[/bold] {escape(name)}".rstrip()
-    tree = Tree(f"{label}  [dim]{node['tokens']:,} tokens, positions {where}[/dim]")
+    depends = f", depends on others by {node['sensitivity']:.2f}" if "sensitivity" in node else ""
+    tree = Tree(f"{label}  [dim]{node['tokens']:,} tokens, positions {where}{depends}[/dim]")
     for child in node["children"]:
         tree.children.append(_draw(child))
     return tree

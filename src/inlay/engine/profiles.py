@@ -14,15 +14,19 @@ import numpy.typing as npt
 _MOST_TOKENS = 2**22
 
 
-class KnownProfiles(Mapping[bytes, npt.NDArray[np.float16]]):
+#: How much each token of one segment moves, (tokens,), as a share of how large its values are.
+Profile = npt.NDArray[np.float16]
+
+
+class KnownProfiles(Mapping[bytes, Profile]):
     """Profiles, (tokens,), by the key of their segment. version: changes with them. tokens: of all of them."""
 
     def __init__(self, most: int = _MOST_TOKENS) -> None:
-        self._by_key: dict[bytes, npt.NDArray[np.float16]] = {}
+        self._by_key: dict[bytes, Profile] = {}
         self._most = most
         self.version = self.tokens = 0
 
-    def __getitem__(self, key: bytes) -> npt.NDArray[np.float16]:
+    def __getitem__(self, key: bytes) -> Profile:
         found = self._by_key.pop(key)
         self._by_key[key] = found  # the one used last
         return found
@@ -36,7 +40,7 @@ class KnownProfiles(Mapping[bytes, npt.NDArray[np.float16]]):
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def add(self, key: bytes, profile: npt.NDArray[np.float16]) -> None:
+    def add(self, key: bytes, profile: Profile) -> None:
         """Keep a profile, and let others go where there are too many."""
         before = self._by_key.pop(key, None)
         self._by_key[key] = profile

@@ -203,6 +203,8 @@ class EngineCollector(Collector):
         counters: Iterable[tuple[str, str, float]] = (
             ("num_preemptions", "Times that an answer lost its place to make room.", stats.preemptions),
             ("engine_steps", "Forward passes.", stats.steps),
+            ("profiled_tokens", "Tokens computed in idle time for profiles of modules.", stats.profiled_tokens),
+            ("profile_seconds", "How long that took.", stats.profile_s),
         )
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, says, value in rows:
