@@ -63,8 +63,7 @@ def test_each_token_is_known_by_how_far_its_values_move():
     driver.engine.idle_step()
     work_off(driver)
     found = profiles_of(driver.llm)
-    assert set(found) == {"", "a", "b", "c"}
-    assert not found[""].any()  # nothing ever stands before it
+    assert set(found) == {"a", "b", "c"}  # nothing ever stands before the front
     oracle = PromptCacheOracle(driver.loaded)
     text = {name: list(driver.llm.encoder.text(words)) for name, words in WORDS.items()}
     front = list(zip(text[""], range(len(text[""])), strict=True))
@@ -115,8 +114,8 @@ def test_a_schemas_owner_is_told_which_modules_depend_on_others():
     llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
     llm.add_schema(SCHEMA)
     found = llm.sensitivity("s")
-    assert list(found) == ["", "a", "b", "c"]
-    assert found[""] == 0 < min(found["a"], found["b"], found["c"])
+    assert list(found) == ["a", "b", "c"]
+    assert min(found.values()) > 0
     assert found["a"] == pytest.approx(float(profiles_of(llm)["a"].astype(np.float32).mean()))
     llm.add_schema(Schema.from_string('<schema name="t"><module name="a">Other words.</module></schema>'), encode=False)
     assert llm.sensitivity("t") == {}
@@ -158,7 +157,7 @@ def test_who_comes_finds_all_the_room_there_was():
     driver.run(request)
     assert request.usage.computed_tokens == len("Well?")
     assert work_off(driver) > 3
-    assert len(profiles_of(driver.llm)) == 4
+    assert len(profiles_of(driver.llm)) == 3
     assert driver.all_free()
 
 
@@ -187,7 +186,7 @@ def test_a_fault_ends_profiles_and_nothing_else(monkeypatch, caplog):
     with caplog.at_level(logging.ERROR):
         work_off(driver)
     assert "a profile could not be made" in caplog.text
-    assert set(profiles_of(driver.llm)) <= {""}  # which takes no computing
+    assert not profiles_of(driver.llm)
     driver.run(driver.request(prompt(), reuse="anchored+profiled:0.3"))
     assert driver.all_free()
 
@@ -200,7 +199,7 @@ def test_private_modules_are_profiled_behind_their_owners_alone():
     params = {"sampling_params": ONE, "reuse": "anchored+profiled:0.3"}
     llm.generate(prompt(), cache_salt="one", **params)
     known = llm.client.engine.kv_manager.profiles
-    assert len(known) == 8  # four of each owner
+    assert len(known) == 6  # three of each owner
     assert llm.stats().profiled_tokens == 2 * MOVABLE
 
 
@@ -211,5 +210,38 @@ def test_without_shifts_a_sample_is_of_what_stands_before():
     assert output.usage.linked_tokens == 0 < output.usage.repaired_tokens
     known = llm.client.engine.kv_manager.profiles
     modules = llm.processor.module_specs("s", llm.policy("anchored"))
-    assert not known[modules[""][0].key].any()
+    assert modules["a"][0].key not in known  # whose place nothing else ever stands before
     assert known[modules["c"][0].key].any()
+
+
+def part(text):
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [part(text) for name, text in WORDS.items() if name] + [part("Well?")]},
+]
+
+
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_parts_of_messages_are_profiled_behind_those_that_came_with_them(salt):
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
+    asked = {"sampling_params": ONE, "reuse": "anchored+profiled:0.3", "cache_salt": salt}
+    first, second = (llm.generate([CHAT], **asked)[0].usage for _ in range(2))
+    assert first.linked_tokens == first.repaired_tokens > 0
+    assert second.linked_tokens == 0 < second.repaired_tokens
+
+
+def test_who_combines_public_modules_leaves_no_profile_of_them():
+    """A profile says which modules stood together: of public ones it is made of the schema alone."""
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
+    llm.add_schema(SCHEMA, encode=False)
+    for salt in ("one", None, None):
+        (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3", cache_salt=salt)
+        known = llm.client.engine.kv_manager.profiles
+        if salt:
+            llm.client.finish_profiles()
+            assert not known
+    assert known
+    assert output.usage.linked_tokens == 0

@@ -11,7 +11,7 @@ import typer
 
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
-from inlay.cli.options import Plot, Tokenizer, check_plot
+from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, sensitivity_of
 from inlay.errors import PMLError
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 
@@ -48,9 +48,7 @@ def show(
     model: Tokenizer = "demo",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a tree.")] = False,
     plot: Plot = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Encode it as well, and say how much each module depends on the others.")
-    ] = False,
+    profile: Profile = False,
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
     check_plot(plot)
@@ -68,22 +66,13 @@ def show(
         draw_layout(layout, plot)
     tree = _describe(layout)
     if profile:
-        _add_sensitivity(tree, _sensitivity(schema, model))
+        _add_sensitivity(tree, sensitivity_of([schema], model)[0])
     if as_json:
         print(json.dumps(tree, ensure_ascii=False))
         return
     from rich.console import Console
 
     Console().print(_draw(tree))
-
-
-def _sensitivity(schema: Schema, model: str) -> dict[str, float]:
-    """How much each module moves when others stand before it."""
-    from inlay.llm import LLM
-
-    llm = LLM(model, seed=0)
-    llm.add_schema(schema)
-    return llm.sensitivity(schema.name)
 
 
 def _add_sensitivity(node: Node, found: dict[str, float]) -> None:

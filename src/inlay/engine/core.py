@@ -173,6 +173,8 @@ class Engine:
         self.scheduler.remove(task)
         self._scoring.discard(task)
         self._decoding = None
+        if self.profiler is not None and isinstance(task, Request) and task.usage is not None:
+            self.profiler.add(*task.prompt.unprofiled())
 
     def _most_prefill(self) -> int | None:
         """How many prompt tokens the next pass may have."""

@@ -72,11 +72,11 @@ class Profiler:
         self.tokens = 0
         self.seconds = 0.0
 
-    def add(self, specs: Sequence[SegmentSpec]) -> None:
-        """Make profiles of these segments, each behind others of them. What they are samples for is whose they are."""
+    def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
+        """Make profiles of these segments, each behind some of the others; None for some of these."""
         for spec in specs:
             if spec.key not in self.profiles:
-                self._waiting.setdefault(spec.key, (spec, specs))
+                self._waiting.setdefault(spec.key, (spec, specs if others is None else others))
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[next(iter(self._waiting))]
 
@@ -107,10 +107,8 @@ class Profiler:
         for key, (spec, others) in list(self._waiting.items()):
             found = None if key in self.profiles else self._found([*spec.context, spec])
             sample = [] if found is None else self._sample(spec, others)
-            if found is None or not sample:
+            if found is None or not sample:  # with nothing to stand before it, nothing can be told
                 del self._waiting[key]
-                if found is not None:  # nothing ever stands before it but what it was made under
-                    self.profiles.add(key, np.zeros(len(spec.ids), dtype=np.float16))
                 continue
             slots = self._store.pool.allocate(len(spec.ids))
             if slots is None:

@@ -63,6 +63,17 @@ class PromptState:
             self._known = known
             self._choose(known[0], profiles)
 
+    def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
+        """Modules that a repair would have had a profile of, and those that stand with them as samples.
+
+        Where nobody shall learn what a request is made of, these are its owner's own.
+        """
+        if not self.request.policy.profiled or not self.repaired.linked:
+            return [], []
+        parts = [part for part in self.splice if isinstance(part, Cached)]
+        own = [part for part in parts if part.spec.before.private or not self.request.salt]
+        return [part.spec for part in own if not part.exact], [part.spec for part in own]
+
     def _choose(self, stored: frozenset[bytes], profiles: Profiles) -> None:
         self._splice = splice_of(self.request, stored)
         self.repaired = choose_tokens(self.request.policy.repair, self._splice, profiles)
