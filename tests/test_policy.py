@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import ParameterError
-from inlay.policy import BEST, CONTEXTS, LEVELS, POSITIONS, WORDS, ReusePolicy, default_policy
+from inlay.policy import BEST, CONTEXTS, LEVELS, POSITIONS, REPAIRED, WORDS, ReusePolicy, default_policy
 
 REUSE = ("off", "exact", *CONTEXTS)
 
@@ -66,3 +67,62 @@ def test_positions_are_the_best_that_a_model_allows():
 def test_the_default_goes_by_whether_there_are_modules():
     assert default_policy(modules=True) == BEST
     assert default_policy(modules=False) == ReusePolicy.parse("exact")
+
+
+@given(
+    st.sampled_from(["isolated", "anchored", "modular"]),
+    st.integers(0, 9_999_999).map(lambda tokens: f"linked:{tokens}")
+    | st.integers(0, 10_000).map(lambda share: f"profiled:{share / 10_000:.4f}"),
+    st.sampled_from([None, *POSITIONS]),
+)
+def test_a_repaired_policy_is_written_and_read(word, repair, positions):
+    written = f"{word}+{repair}"
+    policy = ReusePolicy.parse(written, positions)
+    assert re.fullmatch(REPAIRED, written)
+    assert ReusePolicy.parse(str(policy), positions) == policy
+    assert re.fullmatch(REPAIRED, str(policy))
+    assert ReusePolicy.named(written) == ReusePolicy.parse(written)
+    assert policy.unrepaired() == ReusePolicy.parse(word, positions)
+    assert policy.profiled == ("profiled" in repair)
+    assert policy.alone().repair is None
+
+
+def test_amounts_are_written_as_short_as_they_can_be():
+    short = {"profiled:0.1500": "profiled:0.15", "profiled:1.0": "profiled:1", "linked:08": "linked:8"}
+    for written, told in short.items():
+        assert str(ReusePolicy.parse(f"modular+{written}")) == f"anchored+{told}"
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("exact+linked:8", "'exact' reads no modules that could be repaired; leave '+linked:8' out, or write it like"),
+        ("off+profiled:0.1", "'off' reads no modules that could be repaired"),
+        ("anchored+", "no repair is called ''; write it like anchored+linked:16 or anchored+profiled:0.15"),
+        ("anchored+first:8", "no repair is called 'first'; write it like"),
+        ("anchored+linked", "linked takes a whole number of tokens, of at most 7 digits: write it like"),
+        ("anchored+linked:-1", "linked takes a whole number"),
+        ("anchored+linked:1.5", "linked takes a whole number"),
+        ("anchored+linked:4+linked:4", "linked takes a whole number"),
+        ("anchored+linked:٣", "linked takes a whole number"),
+        ("anchored+profiled:1.1", "profiled takes a share between 0 and 1 with at most 4 digits behind the point"),
+        ("anchored+profiled:.1", "profiled takes a share"),
+        ("anchored+profiled:1e-2", "profiled takes a share"),
+        ("anchored+profiled:nan", "profiled takes a share"),
+        ("anchored+query:0.1", "repair by query needs a pass of the new text before tokens are chosen"),
+        ("anchored+profiled*query:0.1", "repair by profiled*query needs a pass of the new text"),
+        ("anchored+blend:0.1", "repair by blend needs a pass of the new text"),
+        ("some+linked:8", "use one of off, exact, isolated, anchored"),
+    ],
+)
+def test_a_repair_that_is_none_is_told_so(written, sentence):
+    with pytest.raises(ParameterError, match=f"^reuse is {re.escape(repr(written))}.*{re.escape(sentence)}"):
+        ReusePolicy.parse(written)
+    assert ReusePolicy.named(written) is None
+    assert not re.fullmatch(REPAIRED, written)
+
+
+def test_a_repair_is_within_what_its_level_is_within():
+    for ceiling in LEVELS:
+        repaired, plain = ReusePolicy.parse("anchored+linked:8"), ReusePolicy.parse("anchored")
+        assert repaired.within(ReusePolicy.parse(ceiling)) == plain.within(ReusePolicy.parse(ceiling))

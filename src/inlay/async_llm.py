@@ -200,12 +200,12 @@ class AsyncLLM(Base):
     async def _encode(self, encoding: EncodeRequest, progress: Progress | None) -> None:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        over = False
+        over = complete = False
 
         def heard(events: Sequence[EncodeEvent]) -> None:
-            nonlocal over
+            nonlocal over, complete
             latest = events[-1]
-            over = latest.finished
+            over, complete = latest.finished, latest.finished and latest.error is None
             error = None if latest.error is None else latest.error.exception()
             try:
                 if progress is not None and error is None:
@@ -226,7 +226,7 @@ class AsyncLLM(Base):
             if not over:
                 with suppress(InlayError):  # the engine may have been shut down meanwhile
                     self.client.cancel(encoding.request_id)
-            self.schemas.ended(encoding)
+            self.schemas.ended(encoding, complete=complete)
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

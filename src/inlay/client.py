@@ -7,7 +7,7 @@ reaches behind it. Which thread steps the engine, and who may be called from whe
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -19,12 +19,14 @@ from inlay.engine.core import Engine
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forward import StepObserver
+from inlay.engine.profiler import Profiler
+from inlay.engine.profiles import KnownProfiles, Profile
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner, why_not_shift
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
 from inlay.events import EncodeEvent, TokenEvent
-from inlay.kv.identity import KeyMaker
+from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.models.load import LoadedModel
@@ -98,6 +100,18 @@ class EngineClient(Protocol):
         """Forget all that is stored and that no request reads."""
         ...
 
+    def profile(self, specs: Sequence[SegmentSpec]) -> None:
+        """Find out in idle time how much the tokens of these segments move, each behind others of them."""
+        ...
+
+    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
+        """What is known of that, by the keys of those segments of which something is."""
+        ...
+
+    def finish_profiles(self) -> None:
+        """Do that now, where callers' threads step the engine, as far as it has nothing else to do."""
+        ...
+
     def pump(self) -> None:
         """Take one step, where callers' threads step the engine. Raises InlayError inside a step."""
         ...
@@ -130,6 +144,8 @@ class InProcessClient:
         self.storage = runner.storage
         self._model = _model_info(loaded, config, size, why_not_shift(loaded.spec, runner, pool))
         self.store = SegmentStore(pool, self._model.keys)
+        movable = self._model.why_not_shift is None
+        profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
         self.engine = Engine(
             self.store,
             runner,
@@ -138,6 +154,7 @@ class InProcessClient:
             prefill_chunk=config.prefill_chunk,
             max_waiting=config.max_waiting,
             max_pass_s=config.max_pass_s,
+            profiler=profiler if config.profile == "auto" else None,
         )
         self.factory = RequestFactory(loaded, secrets.randbits(64) if seed is None else seed)
         self.thread = EngineThread(self.engine, own=own_thread)
@@ -176,6 +193,19 @@ class InProcessClient:
 
     def reset_prefix_cache(self) -> Future[None]:
         return self.call(self.store.clear)
+
+    def profile(self, specs: Sequence[SegmentSpec]) -> None:
+        profiler = self.engine.profiler
+        if profiler is not None:
+            self.call(lambda: profiler.add(specs))
+
+    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
+        known = self.engine.kv_manager.profiles
+        return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
+
+    def finish_profiles(self) -> None:
+        while self.thread.run(partial(self.engine.idle_step, whole=True)):
+            pass
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have a function called between two steps."""

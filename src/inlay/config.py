@@ -16,6 +16,7 @@ from inlay.wording import show
 
 PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
+PROFILES = ("auto", "off")
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -38,6 +39,8 @@ class EngineConfig:
     placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
     cache_salt: text that keeps this engine's segments apart from others'.
     max_model_len: tokens of a prompt and its answer together, at most what the model has positions for; None for that.
+    profile: "auto": how much each token of a schema's modules moves behind other text is found out in idle time, for
+        repairs that are ``profiled``; "off": it is not, and these repair the beginnings of modules.
     generation_config: "auto": what the model's generation configuration says of sampling is for requests that say
         nothing; "off": the defaults of SamplingParams are.
     """
@@ -56,11 +59,13 @@ class EngineConfig:
     cache_salt: str = ""
     max_model_len: int | None = None
     generation_config: str = "auto"
+    profile: str = "auto"
 
     def __post_init__(self) -> None:
         ReusePolicy.parse(self.reuse or str(BEST), self.positions)
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
+        check_choice("profile", self.profile, PROFILES)
         for name in ("chunk_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -84,6 +84,28 @@ class LLM(Base):
         specs = self.processor.segments_of(prompt, self.policy(reuse, positions), salt)
         self._encode(self.processor.encoding("the prompt", specs, salt), progress)
 
+    def sensitivity(
+        self,
+        name: str,
+        *,
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+    ) -> dict[str, float]:
+        """How much each module of a schema depends on what other text stands before it; "" for text outside modules.
+
+        A share of how large the values of its tokens are, the mean over them: 0 for none. Modules of which nothing is
+        encoded are left out. reuse, positions, cache_salt: as in ``add_schema``. Raises ParameterError.
+        """
+        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        modules = self.processor.module_specs(name, policy, salt)
+        self.client.finish_profiles()
+        known = self.client.profiles(spec for specs in modules.values() for spec in specs).result()
+        found = {module: [known[spec.key] for spec in specs if spec.key in known] for module, specs in modules.items()}
+        return {
+            module: float(np.concatenate(parts).astype(np.float32).mean()) for module, parts in found.items() if parts
+        }
+
     def _encode(self, encoding: EncodeRequest, progress: Progress | None) -> None:
         news = [EncodeEvent(encoding.request_id, 0, encoding.tokens)]
         seen = -1
@@ -98,7 +120,7 @@ class LLM(Base):
         finally:
             if not news[-1].finished:
                 self.client.cancel(encoding.request_id)
-            self.schemas.ended(encoding)
+            self.schemas.ended(encoding, complete=news[-1].finished and news[-1].error is None)
         fault = news[-1].error
         error = None if fault is None else fault.exception()
         if isinstance(error, AbortedError):
@@ -225,6 +247,8 @@ class LLM(Base):
         if len(each) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(each)} sampling_params; give one for each")
         policies = [self.policy_for(prompt, reuse, positions) for prompt in several]
+        if any(policy.profiled for policy in policies):
+            self.client.finish_profiles()  # on this thread no time is idle but what somebody waits in
         return [
             self._request(prompt, p, policy, salt, request_id=str(next(self._numbers)), forced=ids)
             for prompt, p, policy, ids in zip(several, each, policies, forced or [()] * len(several), strict=True)

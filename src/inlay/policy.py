@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from inlay.errors import ParameterError
@@ -27,6 +28,59 @@ _WRITTEN: dict[str, tuple[str, str | None]] = {
 #: All words that are a policy's written form, or stand for one: the same on every face.
 WORDS = tuple(_WRITTEN)
 
+_AMOUNTS = {"linked": r"[0-9]{1,7}", "profiled": r"(?:0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?)"}
+_READ = "|".join(word for word, (level, _) in _WRITTEN.items() if level == "modular")
+
+#: What a policy with a repair is written like, as a regular expression.
+REPAIRED = f"^(?:{_READ})\\+(?:{'|'.join(f'{kind}:{amount}' for kind, amount in _AMOUNTS.items())})$"
+
+_LIKE = "write it like anchored+linked:16 or anchored+profiled:0.15"
+_NOT_YET = ("query", "profiled*query", "blend")
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Which tokens of modules are computed anew, against what really stands before them in a prompt.
+
+    kind: "linked" for the first ones of each (EPIC, arXiv 2410.15332), "profiled" for those that move most when other
+        text stands before them.
+    amount: how many tokens of each module; of "profiled", which share of all tokens that are read from modules, 0 to 1.
+    """
+
+    kind: str
+    amount: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{f'{self.amount:.4f}'.rstrip('0').rstrip('.')}"
+
+    @property
+    def profiled(self) -> bool:
+        """Whether tokens are chosen by how much they move."""
+        return self.kind == "profiled"
+
+    def tokens(self, length: int) -> int:
+        """How many of that many tokens are computed anew, where they are chosen among these alone."""
+        return round(self.amount * length) if self.profiled else min(int(self.amount), length)
+
+    @classmethod
+    def parse(cls, written: str, reuse: str) -> Repair:
+        """The repair that is written so. reuse: the policy that it is a part of. Raises ParameterError."""
+        kind, _, amount = written.partition(":")
+        if kind in _NOT_YET:
+            raise ParameterError(
+                f"reuse is {show(reuse)}: repair by {kind} needs a pass of the new text before tokens are chosen, "
+                "which this version does not make; use linked or profiled, which are chosen beforehand"
+            )
+        if kind not in _AMOUNTS:
+            raise ParameterError(f"reuse is {show(reuse)}, and no repair is called {show(kind)}; {_LIKE}")
+        if re.fullmatch(_AMOUNTS[kind], amount) is None:
+            allowed = {
+                "linked": "a whole number of tokens, of at most 7 digits",
+                "profiled": "a share between 0 and 1 with at most 4 digits behind the point",
+            }
+            raise ParameterError(f"reuse is {show(reuse)}; {kind} takes {allowed[kind]}: {_LIKE}")
+        return cls(kind, float(amount))
+
 
 @dataclass(frozen=True, slots=True)
 class ReusePolicy:
@@ -34,27 +88,37 @@ class ReusePolicy:
 
     level: a word of LEVELS. context: what modules were encoded under, a word of CONTEXTS; None where none are read.
     positions: a word of POSITIONS; None for the best that the model allows, until ``settled``.
+    repair: which tokens of modules are computed anew all the same; None for none.
     """
 
     level: str
     context: str | None = None
     positions: str | None = None
+    repair: Repair | None = None
 
     @classmethod
     def parse(cls, reuse: object, positions: object = None) -> ReusePolicy:
         """The policy that is written so. Raises ParameterError."""
-        if not isinstance(reuse, str) or reuse not in _WRITTEN:
+        word, repair = _cut(reuse)
+        if word not in _WRITTEN:
             raise ParameterError(f"reuse is {show(reuse)}; use one of {', '.join(WORDS)}")
-        if positions is None:
-            return cls(*_WRITTEN[reuse])
-        if not isinstance(positions, str) or positions not in POSITIONS:
+        level, context = _WRITTEN[word]
+        if repair is not None and level != "modular":
+            raise ParameterError(
+                f"reuse is {show(reuse)}, and '{word}' reads no modules that could be repaired; "
+                f"leave '+{repair}' out, or {_LIKE}"
+            )
+        if positions is not None and (not isinstance(positions, str) or positions not in POSITIONS):
             raise ParameterError(f"positions is {show(positions)}; use one of {', '.join(POSITIONS)}")
-        return cls(*_WRITTEN[reuse], positions)
+        return cls(level, context, positions, None if repair is None else Repair.parse(repair, str(reuse)))
 
     @classmethod
     def named(cls, written: str) -> ReusePolicy | None:
         """The policy that is written so, or None where there is none."""
-        return cls(*_WRITTEN[written]) if written in _WRITTEN else None
+        try:
+            return cls.parse(written)
+        except ParameterError:
+            return None
 
     @classmethod
     def least(cls, *written: str | None) -> ReusePolicy:
@@ -72,7 +136,8 @@ class ReusePolicy:
         return default if default.within(ceiling) else ceiling
 
     def __str__(self) -> str:
-        return self.context or self.level
+        words = self.context or self.level
+        return words if self.repair is None else f"{words}+{self.repair}"
 
     @property
     def reads_nothing(self) -> bool:
@@ -90,12 +155,17 @@ class ReusePolicy:
         return self.context == "anchored"
 
     @property
+    def profiled(self) -> bool:
+        """Whether what is computed anew depends on how much tokens of modules move."""
+        return self.repair is not None and self.repair.profiled
+
+    @property
     def packed(self) -> bool:
         """Whether everything follows what stands before it, without a gap. Of one that is ``settled``."""
         return self.positions == "packed"
 
     def within(self, ceiling: ReusePolicy) -> bool:
-        """Whether it accepts no more approximation than another one."""
+        """Whether it accepts no more approximation than another one, by its level: a repair only takes from that."""
         return self._rank <= ceiling._rank
 
     def settled(self, why_not_shift: str | None) -> ReusePolicy:
@@ -114,17 +184,28 @@ class ReusePolicy:
 
     def alone(self) -> ReusePolicy:
         """This policy for a prompt of which everything is computed: it stands where it did, and nothing is reused."""
-        return replace(self, level="off", context=None)
+        return replace(self, level="off", context=None, repair=None)
+
+    def unrepaired(self) -> ReusePolicy:
+        """This policy as far as it says what modules are encoded as, and where they stand."""
+        return self if self.repair is None else replace(self, repair=None)
 
     @property
     def _rank(self) -> int:
         return LEVELS.index(self.level)
 
 
-EXACT = ReusePolicy.parse("exact")
+def _cut(reuse: object) -> tuple[str, str | None]:
+    """The words before a policy's repair, and that; "" for what is no text."""
+    if not isinstance(reuse, str):
+        return "", None
+    word, plus, repair = reuse.partition("+")
+    return word, repair if plus else None
+
 
 #: What modules are encoded for where nobody says.
 BEST = ReusePolicy.parse("modular")
+EXACT = ReusePolicy.parse("exact")
 
 
 def default_policy(*, modules: bool) -> ReusePolicy:

@@ -77,9 +77,11 @@ class SchemaManager:
             self.encodings[encoding] = layout, salt
         return encoding
 
-    def ended(self, encoding: EncodeRequest) -> None:
-        """Forget an encoding that is over."""
-        self.encodings.pop(encoding, None)
+    def ended(self, encoding: EncodeRequest, *, complete: bool) -> None:
+        """Forget an encoding that is over; its profile is made where it came to its end."""
+        if self.encodings.pop(encoding, None) is not None and complete and len(encoding.specs) > 1:
+            with suppress(InlayError):  # the engine may have been shut down meanwhile
+                self._client.profile(encoding.specs)
 
     def _end_encodings(self) -> None:
         """Give up the encodings of schemas that are not known any more."""

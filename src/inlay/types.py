@@ -309,6 +309,10 @@ class Usage:
         shifted_tokens: cached tokens read at another offset, relative to their context, than they were encoded at.
         recomputed_tokens: computed tokens whose KV was stored: the last one of a prompt all of which was, as somebody
             has to compute what follows it.
+        repaired_tokens: tokens of modules that are read as they are behind what really stands before them here, since
+            the policy asks for that repair: computed so for this request, or found computed so.
+        linked_tokens: repaired tokens that were chosen as the first ones of their module; under a ``profiled`` repair
+            those of modules that had no profile yet.
     """
 
     prompt_tokens: int
@@ -318,6 +322,8 @@ class Usage:
     module_tokens: int
     shifted_tokens: int
     recomputed_tokens: int = 0
+    repaired_tokens: int = 0
+    linked_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -325,6 +331,7 @@ class Usage:
         assert self.cached_tokens == self.exact_tokens + self.module_tokens, self
         assert 0 <= self.shifted_tokens <= self.cached_tokens, self
         assert 0 <= self.recomputed_tokens <= self.computed_tokens, self
+        assert 0 <= self.linked_tokens <= self.repaired_tokens <= self.prompt_tokens, self
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +362,7 @@ class EngineStats:
         segments, stored_tokens: what the store finds.
         steps, preemptions: since the start.
         busy: whether there is anything to do, encodings too.
+        profiled_tokens, profile_s: computed in idle time to learn how much tokens of modules move, and its seconds.
     """
 
     running: int
@@ -367,6 +375,8 @@ class EngineStats:
     steps: int
     preemptions: int
     busy: bool = False
+    profiled_tokens: int = 0
+    profile_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -165,6 +165,16 @@ def test_schema_show_json(files, capsys):
     assert (b["start"], b["end"], b["tokens"]) == (42, 70, 20)
 
 
+def test_schema_show_says_how_much_modules_depend_on_others(files, capsys):
+    status, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny", "--profile", "--json")
+    assert status == 0
+    modules = [node for node in json.loads(out)["children"] if node["kind"] == "module"]
+    assert [set(node) >= {"sensitivity"} for node in modules] == [True] * len(modules)
+    assert modules
+    _, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny", "--profile")
+    assert "depends on others by 0." in " ".join(out.split())
+
+
 def test_schema_show_draws_a_tree(files, capsys):
     status, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny")
     assert status == 0

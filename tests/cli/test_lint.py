@@ -113,3 +113,18 @@ def test_the_examples(capsys, monkeypatch):
         "records": [("small-module", "capitals"), ("small-module", "sentence")],
         "trip": [("argument-first", "plan"), ("early-parameter", "plan")],
     }
+
+
+def test_how_much_modules_depend_on_others_is_told(files, capsys):
+    options = ("--model", "random:tiny", "--small", "0", "--profile")
+    status, out, _ = run(capsys, "schema", "lint", "s.xml", *options)
+    assert status == 0
+    lines = out.splitlines()
+    assert [line.rpartition(" ")[0] for line in lines[-2:]] == [
+        f"s.xml: module '{name}' depends on others by" for name in "ab"
+    ]
+    _, out, _ = run(capsys, "schema", "lint", "s.xml", *options, "--json")
+    assert {name: f"{moved:.2f}" for name, moved in json.loads(out)["files"][0]["sensitivity"].items()} == {
+        name: line.rpartition(" ")[2] for name, line in zip("ab", lines[-2:], strict=True)
+    }
+    assert "sensitivity" not in json.loads(run(capsys, "schema", "lint", "s.xml", "--json")[1])["files"][0]

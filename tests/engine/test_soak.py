@@ -41,7 +41,7 @@ def drawn(randomly: random.Random) -> dict[str, Any]:
         end = [randomly.randrange(256) for _ in range(randomly.randrange(1, 5))]
         how["prompt"] = trunk[: randomly.randrange(1, 25)] + end
         return how
-    how["reuse"] = randomly.choice(["isolated", "anchored", "anchored", "exact"])
+    how["reuse"] = randomly.choice(["isolated", "anchored", "anchored+linked:3", "isolated+profiled:0.3", "exact"])
     prompt = SCHEMA.prompt()
     for name in randomly.sample("abc", randomly.randrange(4)):
         prompt = prompt.use(name)

@@ -91,7 +91,18 @@ class PromptCacheOracle:
 
     def add_fresh(self, ids: list[int], start: int) -> None:
         """Compute new tokens over all that stands at or before their positions."""
-        positions = list(range(start, start + len(ids)))
+        self._compute(ids, list(range(start, start + len(ids))))
+
+    def recompute(self, ids: list[int], positions: list[int]) -> None:
+        """Compute tokens that are there already anew, over all that stands at or before their positions."""
+        stay = [number for number, position in enumerate(self.positions) if position not in positions]
+        for layer in range(len(self.keys)):
+            self.keys[layer] = [torch.cat(self.keys[layer], 2)[:, :, stay]]
+            self.values[layer] = [torch.cat(self.values[layer], 2)[:, :, stay]]
+        self.positions = [self.positions[number] for number in stay]
+        self._compute(ids, positions)
+
+    def _compute(self, ids: list[int], positions: list[int]) -> None:
         cache = DynamicCache()
         for layer in range(len(self.keys)):
             if self.keys[layer]:

@@ -51,8 +51,11 @@ def use(name, *children, **arguments):
     return inlay.use(name, *children, **arguments)
 
 
-def oracle_logits(loaded: LoadedModel, llm, prompt, answer: list[int], reuse: str, positions: str):
-    """The logits of every answer token, from modules encoded by the stock model one at a time."""
+def oracle_logits(loaded: LoadedModel, llm, prompt, answer: list[int], reuse: str, positions: str, anew=None):
+    """The logits of every answer token, from modules encoded by the stock model one at a time.
+
+    anew: offsets of tokens that are then computed once more, as they stand in the prompt, by the start of their part.
+    """
     processor = llm.processor
     layout = llm.schema("s")
     resolved = resolve(layout.schema, prompt.build(), moves=True)
@@ -65,11 +68,12 @@ def oracle_logits(loaded: LoadedModel, llm, prompt, answer: list[int], reuse: st
             continue
         chain = chain_of(layout, part.origin, reuse, placed.imported)
         context, own = at_positions(layout, chain, part, positions, loaded)
-        if number == len(parts) - 1:  # the last token is always computed over the whole splice
-            oracle.add_module(context, own[:-1], part.start) if own[:-1] else None
+        last = number == len(parts) - 1  # the last token is always computed over the whole splice
+        oracle.add_module(context, own[:-1] if last else own, part.start) if own[last:] else None
+        if offsets := (anew or {}).get(part.start):
+            oracle.recompute([own[offset][0] for offset in offsets], [part.start + offset for offset in offsets])
+        if last:
             oracle.add_fresh([own[-1][0]], part.start + len(own) - 1)
-        else:
-            oracle.add_module(context, own, part.start)
     end = placed.parts[-1].end
     for step, token in enumerate(answer[:-1]):
         oracle.add_fresh([token], end + step)

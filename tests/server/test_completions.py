@@ -314,7 +314,7 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "logprobs": st.integers(0, 20),
     "structured_outputs": st.sampled_from([{"choice": ["yes", "no"]}, {"regex": "[a-c]*"}]),
     "priority": st.integers(0, 9),
-    "reuse": st.sampled_from(["off", "exact", "isolated", "anchored", "modular"]),
+    "reuse": st.sampled_from(["off", "exact", "isolated", "anchored", "modular", "anchored+linked:3"]),
     "user": st.text(max_size=5),
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import Tokenizer
+from inlay.cli.options import Profile, Tokenizer, sensitivity_of
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Prompt, Schema
 from inlay.pml.problems import JSONPlace
@@ -27,8 +27,10 @@ class _Report:
     schema: str | None = None
     problems: tuple[Problem, ...] = ()
     findings: list[Finding] = field(default_factory=list)
+    sensitivity: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
+        depends = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
         return {
             "file": str(self.file),
             "schema": self.schema,
@@ -37,6 +39,7 @@ class _Report:
                 {"rule": finding.rule} | _place(finding.place) | {"message": finding.message}
                 for finding in self.findings
             ],
+            **depends,
         }
 
 
@@ -49,10 +52,11 @@ def lint(
     small: Annotated[int, typer.Option(help="A module of fewer tokens is too small; 0 for no advice on that.")] = 16,
     strict: Annotated[bool, typer.Option("--strict", help="Exit status 1 if there is any advice.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of lines.")] = False,
+    profile: Profile = False,
 ) -> int:
     """Advice on schemas, as file:line:column: rule: what; what to do instead. Exit status 1 for a wrong file."""
     read = [Prompt.from_file(prompt) for prompt in prompts or ()]
-    reports = _reports(files, model, read, small)
+    reports = _reports(files, model, read, small, profile=profile)
     if as_json:
         print(json.dumps({"model": model, "files": [report.as_json() for report in reports]}, ensure_ascii=False))
     else:
@@ -62,7 +66,9 @@ def lint(
     return 1 if wrong or (strict and advised) else 0
 
 
-def _reports(files: list[Path], model: str, prompts: list[Prompt], small: int) -> list[_Report]:
+def _reports(
+    files: list[Path], model: str, prompts: list[Prompt], small: int, *, profile: bool = False
+) -> list[_Report]:
     reports = [_Report(file) for file in files]
     schemas: list[tuple[_Report, Schema]] = []
     for report in reports:
@@ -76,6 +82,10 @@ def _reports(files: list[Path], model: str, prompts: list[Prompt], small: int) -
     _check_names(prompts, [schema.name for _, schema in schemas], complete=len(schemas) == len(files))
     if schemas:
         _lint_all(schemas, model, prompts, small)
+    sound = [(report, schema) for report, schema in schemas if not report.problems]
+    if profile and sound:
+        for (report, _), found in zip(sound, sensitivity_of([schema for _, schema in sound], model), strict=True):
+            report.sensitivity = {name: round(moved, 3) for name, moved in found.items()}
     return reports
 
 
@@ -130,6 +140,9 @@ def _print(reports: list[_Report]) -> None:
             print(finding)
         if not report.problems and not report.findings:
             print(f"{report.file}: no advice")
+        for name, moved in (report.sensitivity or {}).items():
+            what = f"module '{name}'" if name else "the text outside modules"
+            print(f"{report.file}: {what} depends on others by {moved:.2f}")
 
 
 def _place(place: Place) -> dict[str, Any]:

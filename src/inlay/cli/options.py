@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -35,10 +36,25 @@ ChatTemplate = Annotated[
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Tokens of a prompt and its answer; what the model has positions for, if not given.")
 ]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Encode it as well, and say how much each module depends on the others.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
 Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
+
+
+def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
+    """How much each module of each schema moves when others stand before it; "" for text outside modules."""
+    from inlay.llm import LLM
+
+    llm = LLM(model, seed=0)
+    found = []
+    for schema in schemas:
+        llm.add_schema(schema)
+        found.append(llm.sensitivity(schema.name))
+    return found
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -55,6 +55,9 @@ def run(
     generation_config: Annotated[
         str, typer.Option(help="auto: sample as the model's generation_config.json says; off.")
     ] = "auto",
+    profile: Annotated[
+        str, typer.Option(help="auto: find out how much modules' tokens move, for a 'profiled' repair; off.")
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Answer without reuse as well, and show both.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
@@ -81,6 +84,7 @@ def run(
         positions=positions,
         seed=seed,
         generation_config=generation_config,
+        profile=profile,
         chat_template=template,
         max_model_len=max_model_len,
     )
@@ -140,6 +144,7 @@ def _answer(
         "computed_tokens": output.usage.computed_tokens,
         "exact_tokens": output.usage.exact_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
+        "repaired_tokens": output.usage.repaired_tokens,
         "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
         "model": llm.model_name,
         "reuse": str(policy),

@@ -11,7 +11,7 @@ import typer
 
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
-from inlay.cli.options import Plot, Tokenizer, check_plot, schema_file
+from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, schema_file, sensitivity_of
 from inlay.errors import PMLError
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 
@@ -48,6 +48,7 @@ def show(
     model: Tokenizer = "demo",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of a tree.")] = False,
     plot: Plot = None,
+    profile: Profile = False,
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
     check_plot(plot)
@@ -64,12 +65,21 @@ def show(
 
         draw_layout(layout, plot)
     tree = _describe(layout)
+    if profile:
+        _add_sensitivity(tree, sensitivity_of([schema], model)[0])
     if as_json:
         print(json.dumps(tree, ensure_ascii=False))
         return
     from rich.console import Console
 
     Console().print(_draw(tree))
+
+
+def _add_sensitivity(node: Node, found: dict[str, float]) -> None:
+    if node["kind"] == "module" and node["name"] in found:
+        node["sensitivity"] = round(found[node["name"]], 3)
+    for child in node["children"]:
+        _add_sensitivity(child, found)
 
 
 def _describe(layout: SchemaLayout) -> Node:
@@ -147,7 +157,8 @@ def _draw(node: Node) -> Tree:
     name = f'"{node["name"]}"' if node["kind"] == "text" else node["name"]
     where = f"{node['start']}…{node['end'] - 1}" if node["end"] > node["start"] else "empty"
     label = f"[bold]{node['kind']}[/bold] {escape(name)}".rstrip()
-    tree = Tree(f"{label}  [dim]{node['tokens']:,} tokens, positions {where}[/dim]")
+    depends = f", depends on others by {node['sensitivity']:.2f}" if "sensitivity" in node else ""
+    tree = Tree(f"{label}  [dim]{node['tokens']:,} tokens, positions {where}{depends}[/dim]")
     for child in node["children"]:
         tree.children.append(_draw(child))
     return tree

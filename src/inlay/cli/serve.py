@@ -96,6 +96,10 @@ def serve(
         str,
         typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off."),
     ] = "auto",
+    profile: Annotated[
+        str,
+        typer.Option(help="auto: find out in idle time how much modules' tokens move, for 'profiled' repairs; off."),
+    ] = "auto",
     timeout: Annotated[float, typer.Option(help="Seconds after which a request ends; 0 for never.")] = 300.0,
     max_timeout: Annotated[
         float | None, typer.Option(help="The most seconds that a request may ask for; --timeout, if not given.")
@@ -197,6 +201,7 @@ def serve(
                     weights=weights,
                     quantization=quantization,
                     generation_config=generation_config,
+                    profile=profile,
                 )
             running.append(llm)
             if llm.loaded.note:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from inlay.attention.plan import Item, Part, items_at
+import numpy as np
+
+from inlay.attention.plan import Item, Part, Table, items_at
 from inlay.kv.identity import TokenRun
 from inlay.kv.segment import Found, Hold
 from inlay.slots import SlotRange, cut, join, total
@@ -154,3 +158,31 @@ def pieces(found: Found, start: int, tokens: int) -> tuple[Item, ...]:
         read += items_at(each.slots, each.start, start - each.start)
         start += each.tokens
     return read
+
+
+def without(items: Sequence[Item], offsets: Sequence[int]) -> tuple[Item, ...]:
+    """Items as they are read where some of their tokens are not. offsets: increasing, counted from the first token."""
+    if not offsets:
+        return tuple(items)
+    left, at, numbers = [], 0, np.asarray(offsets)
+    for item in items:
+        length = item.slots.length
+        own = numbers[np.searchsorted(numbers, at) : np.searchsorted(numbers, at + length)] - at
+        left.append(replace(item, left_out=tuple((own + item.slots.first).tolist())) if own.size else item)
+        at += length
+    return tuple(left)
+
+
+def scattered(ranges: Sequence[SlotRange], positions: Table) -> tuple[Item, ...]:
+    """Keys that lie side by side and were encoded at any increasing positions, as stretches of consecutive ones.
+
+    positions: of each. ranges: as many slots.
+    """
+    items: list[Item] = []
+    at = 0
+    for each in ranges:
+        own = positions[at : at + each.length]
+        borders = [0, *(np.flatnonzero(np.diff(own) != 1) + 1).tolist(), each.length]
+        items += [Item(SlotRange(each.first + first, end - first), int(own[first])) for first, end in pairwise(borders)]
+        at += each.length
+    return tuple(items)

@@ -12,7 +12,8 @@ from inlay.engine.allocation import Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.kv_manager import KVCacheManager
-from inlay.engine.pass_budget import PassBudget
+from inlay.engine.pass_budget import FLOOR, PassBudget
+from inlay.engine.profiler import Profiler
 from inlay.engine.prompt_scores import most_rows
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
@@ -23,11 +24,15 @@ from inlay.kv.identity import SegmentSpec
 from inlay.kv.store import SegmentStore
 from inlay.types import EngineStats
 
+#: What nobody waits for is done in passes of so small a part of the tokens that others may have.
+_IDLE_SHARE = 8
+
 
 class Engine:
     """Runs requests over one store of segments.
 
     max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
+    profiler: makes profiles of modules while there is nothing else to do; None for none.
 
     Who is in ``observers`` is told of every step that computes something.
     """
@@ -42,12 +47,16 @@ class Engine:
         prefill_chunk: int,
         max_waiting: int | None = None,
         max_pass_s: float | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         self.store = store
         self.runner = runner
         self._max_tokens = max_tokens
         self._budget = PassBudget(max_pass_s)
         self.kv_manager = KVCacheManager(store)
+        self.profiler = profiler
+        if profiler is not None:
+            self.kv_manager.profiles = profiler.profiles
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
         )
@@ -79,6 +88,8 @@ class Engine:
             steps=self._steps,
             preemptions=self._preemptions,
             busy=self.busy,
+            profiled_tokens=0 if self.profiler is None else self.profiler.tokens,
+            profile_s=0.0 if self.profiler is None else self.profiler.seconds,
         )
 
     def add(self, task: Task) -> None:
@@ -112,6 +123,8 @@ class Engine:
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
         began = time.perf_counter()
+        if self.profiler is not None:
+            self.profiler.give_up()
         step = self.scheduler.step(began, self._most_prefill())
         ended = self._leave(step)
         if on_leave is not None:
@@ -139,11 +152,29 @@ class Engine:
             observer.stepped(seconds)
         return ended + advanced
 
+    def idle_step(self, *, whole: bool = False) -> bool:
+        """Use a moment in which there is nothing to decide; returns whether there was any use for it.
+
+        whole: whether a pass may be as long as any; else it is short, since who comes meanwhile waits for its end.
+        """
+        if self.profiler is None or self.busy:
+            return False
+        most = self._budget.tokens(self._max_tokens)
+        if not whole:
+            most = max(FLOOR, most // _IDLE_SHARE)
+        began = time.perf_counter()
+        before = self.profiler.tokens
+        worked = self.profiler.step(most)
+        self._budget.took(self.profiler.tokens - before, time.perf_counter() - began)
+        return worked
+
     def release(self, task: Task) -> None:
         """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
         self.scheduler.remove(task)
         self._scoring.discard(task)
         self._decoding = None
+        if self.profiler is not None and isinstance(task, Request) and task.usage is not None:
+            self.profiler.add(*task.prompt.unprofiled())
 
     def _most_prefill(self) -> int | None:
         """How many prompt tokens the next pass may have."""

@@ -15,6 +15,7 @@ from inlay.engine.allocation import Prefill, SequenceAllocation
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.lookup import Lookup, allocation_of, readable_tokens, tail_tokens, wanted_runs
 from inlay.engine.pending import PendingPrefills, Wait
+from inlay.engine.profiles import KnownProfiles
 from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
@@ -22,7 +23,7 @@ from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
-from inlay.prompt.splice import Cached, Fresh, Splice
+from inlay.prompt.splice import Cached, Fresh, Repaired, Splice
 from inlay.slots import SlotRange, cut
 
 logger = logging.getLogger(__name__)
@@ -34,12 +35,14 @@ _ENCODING_SHARE = 1 / 8
 class KVCacheManager:
     """Gives requests and encodings their place in the pool of one store; the scheduler's memory.
 
-    pending: what they compute that others may wait for. encoding: the one that has slots, as only one has at a time.
+    pending: what they compute that others may wait for. profiles: how much tokens of modules move.
+    encoding: the one that has slots, as only one has at a time.
     """
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
         self.pending = PendingPrefills(store)
+        self.profiles = KnownProfiles()
         self.encoding: Encoding | None = None
 
     def admit(self, task: Task) -> Admission:
@@ -99,7 +102,7 @@ class KVCacheManager:
         if self._still_waits(request):
             return Admission.LATER
         since = time.perf_counter()
-        request.prompt.choose(self.stored)
+        request.prompt.choose(self.stored, self.profiles)
         splice = request.splice_now()
         lookup = self._look_up(splice)
         if self._publish(splice, lookup):
@@ -221,7 +224,7 @@ class KVCacheManager:
         """What is stored of a splice; nothing of it where ``find`` is False."""
         specs = [part.spec for part in splice if isinstance(part, Cached)]
         beginnings = [
-            self._store.longest(part.run, most=most) if find and isinstance(part, Fresh) and part.run else None
+            self._store.longest(part.run, most=most) if find and not isinstance(part, Cached) and part.run else None
             for part, most in zip(splice, readable_tokens(splice), strict=True)
         ]
         return Lookup(self._look_up_modules(specs, find=find).modules, tuple(beginnings))
@@ -245,7 +248,8 @@ class KVCacheManager:
         if isinstance(last, Fresh) and last.run is not None:
             almost = found is not None and found.tokens == len(last.ids) - 1
             return almost and self._store.longest(last.run).tokens == len(last.ids)
-        before = splice[-2] if len(splice) > 1 else None  # open_end took the last token of this module
+        rest = [part for part in splice[-3:-1] if not isinstance(part, Repaired)]
+        before = rest[-1] if rest else None  # open_end took the last token of this module
         return isinstance(before, Cached) and lookup.modules[before.spec.key][1].tokens == len(before.spec.ids)
 
     def _somebody_computes(self, task: Task, splice: Splice, lookup: Lookup) -> bool:

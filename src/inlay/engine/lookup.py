@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from inlay.attention.plan import Item, Part, items_at
-from inlay.engine.allocation import Prefill, SequenceAllocation, Work, pieces
+from inlay.engine.allocation import Prefill, SequenceAllocation, Work, pieces, scattered, without
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found, Hold
-from inlay.prompt.splice import Fresh, Splice
+from inlay.prompt.splice import Cached, Fresh, Repaired, Splice
 from inlay.slots import SlotRange, cut
 
 
@@ -18,7 +20,8 @@ class Lookup:
     """What of a splice the store has.
 
     modules: every module segment that the splice reads or encodes behind, and what is stored of its beginning.
-    beginnings: for each part of the splice, what is stored of a fresh run's beginning; None for modules.
+    beginnings: for each part of the splice, what is stored of the beginning of a run of the request's own tokens; None
+        for modules.
     """
 
     modules: dict[bytes, tuple[SegmentSpec, Found]]
@@ -48,8 +51,11 @@ def allocation_of(
     for part, found in zip(splice, lookup.beginnings, strict=True):
         if isinstance(part, Fresh):
             _lay_fresh(part, found, allocation)
-            continue
-        allocation.context += _module_pieces(part.spec, lookup, encoded, part.start, part.length)
+        elif isinstance(part, Repaired):
+            _lay_repaired(part, found or Found(()), allocation)
+        else:
+            read = _module_pieces(part.spec, lookup, encoded, part.start, part.first, part.length)
+            allocation.context += without(read, [offset - part.first for offset in part.left_out])
     return allocation
 
 
@@ -65,7 +71,7 @@ def _lay_modules(
         at += left
         context: tuple[Item, ...] = ()
         for other in spec.context:
-            context += _module_pieces(other, lookup, encoded, other.start, len(other.ids))
+            context += _module_pieces(other, lookup, encoded, other.start, 0, len(other.ids))
         context += pieces(found, spec.start, done)
         work = Work(spec.ids[done:], Part.of(spec.start + done, left, context, own))
         allocation.prefill.append(Prefill(work, spec, found.slots + own, spec.rest(done), spec.key))
@@ -73,12 +79,14 @@ def _lay_modules(
 
 
 def _module_pieces(
-    spec: SegmentSpec, lookup: Lookup, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, length: int
+    spec: SegmentSpec, lookup: Lookup, encoded: dict[bytes, tuple[SlotRange, ...]], start: int, first: int, length: int
 ) -> tuple[Item, ...]:
-    """The first ``length`` tokens of a module, read from ``start`` on: what is stored of them, and what is computed."""
+    """Tokens of a module from ``first`` on, read from ``start`` on: what is stored of them, and what is computed."""
     found = lookup.modules[spec.key][1]
-    rest = cut(encoded.get(spec.key, ()), 0, max(0, length - found.tokens))
-    return pieces(found, start, length) + items_at(rest, spec.start + found.tokens, start - spec.start)
+    done = max(first, found.tokens)
+    rest = cut(encoded.get(spec.key, ()), done - found.tokens, max(0, first + length - done))
+    stored = pieces(found.part(first, first + length), start, length)
+    return stored + items_at(rest, spec.start + done, start - first - spec.start)
 
 
 def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation) -> None:
@@ -99,6 +107,21 @@ def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation)
     allocation.tokens += len(part.ids) - done
 
 
+def _lay_repaired(part: Repaired, found: Found, allocation: SequenceAllocation) -> None:
+    """Tokens of a module computed anew, in slots of the request's own, where they are not stored."""
+    done, positions = found.tokens, np.array(part.positions)
+    stored = scattered(found.slots, positions[:done])
+    if done < len(part.ids):
+        slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
+        # What is read of the module stands between them.
+        context = tuple(replace(item, masked=True) for item in allocation.context)
+        work = Work(part.ids[done:], Part.at(positions[done:], context + stored, slots))
+        allocation.prefill.append(Prefill(work, part.run, found.slots + slots, part.run.rest(done)))
+        allocation.tokens += len(part.ids) - done
+        stored += scattered(slots, positions[done:])
+    allocation.context += stored
+
+
 def _whole(
     part: Fresh, found: Found | None, slots: tuple[SlotRange, ...]
 ) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
@@ -111,7 +134,7 @@ def _whole(
 def tail_tokens(splice: Splice, lookup: Lookup) -> int:
     """What a request computes of its own text, and its next token; an encoding has neither."""
     found = zip(splice, lookup.beginnings, strict=True)
-    own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if isinstance(part, Fresh)]
+    own = [len(part.ids) - (begun.tokens if begun else 0) for part, begun in found if not isinstance(part, Cached)]
     return sum(own) + 1 if own else 0
 
 
@@ -120,11 +143,11 @@ def wanted_runs(splice: Splice, lookup: Lookup) -> Iterator[tuple[TokenRun, int,
     for spec, found in lookup.missing:
         yield spec, found.tokens, len(spec.ids)
     for part, begun, most in zip(splice, lookup.beginnings, readable_tokens(splice), strict=True):
-        if isinstance(part, Fresh) and part.run is not None and begun is not None:
+        if not isinstance(part, Cached) and part.run is not None and begun is not None:
             yield part.run, begun.tokens, most
 
 
 def readable_tokens(splice: Splice) -> list[int]:
-    """How many tokens of each fresh part may be read from the store: somebody has to compute the last logits."""
-    lengths = [len(part.ids) if isinstance(part, Fresh) else 0 for part in splice]
+    """How many own tokens of each part may be read from the store: somebody has to compute the last logits."""
+    lengths = [0 if isinstance(part, Cached) else len(part.ids) for part in splice]
     return [*lengths[:-1], lengths[-1] - 1] if lengths else []

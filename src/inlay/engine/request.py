@@ -11,14 +11,16 @@ from torch import Tensor
 from inlay.engine.allocation import SequenceAllocation, Work
 from inlay.engine.answer import Answer, SamplingState
 from inlay.engine.pending import Wait
+from inlay.engine.profiles import KnownProfiles
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.sampler.sampler import Sampled
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found
+from inlay.prompt.repair import Choice, Profiles, choose_tokens
 from inlay.prompt.request import EngineRequest
-from inlay.prompt.splice import Fresh, Splice, splice_of
+from inlay.prompt.splice import Cached, Fresh, Splice, splice_of
 from inlay.types import RequestMetrics, SamplingParams, Usage
 
 
@@ -26,32 +28,63 @@ class PromptState:
     """A prompt, which all its answers share: what was asked for, and the splice that the engine has chosen for it.
 
     Where nothing of that depends on what is stored, the splice is made at once, on the thread of whoever asks.
+
+    repaired: which tokens of its modules are computed anew, under the policies that ask for it.
     """
 
-    __slots__ = ("_open", "_splice", "_stored", "request")
+    __slots__ = ("_by_profile", "_known", "_open", "_splice", "repaired", "request")
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._open = request.open_segments()
-        self._stored: frozenset[bytes] | None = None
-        self._splice = None if self._open else splice_of(request)
+        self._by_profile = request.policy.profiled
+        self._known: tuple[frozenset[bytes], int] | None = None  # what was stored, and of which version profiles were
+        self._splice: Splice | None = None
+        self.repaired = Choice({})
+        if self._settled:
+            self._choose(frozenset(), {})
+
+    @property
+    def _settled(self) -> bool:
+        return not self._open and not self._by_profile
 
     @property
     def splice(self) -> Splice:
         assert self._splice is not None, "it is chosen when the first of its answers is admitted"
         return self._splice
 
-    def choose(self, stored: Callable[[Iterable[SegmentSpec]], frozenset[bytes]]) -> None:
-        """Choose among the candidates of its parts, by what is stored now; nothing once that is settled."""
-        if not self._open:
+    def choose(self, stored: Callable[[Iterable[SegmentSpec]], frozenset[bytes]], profiles: KnownProfiles) -> None:
+        """Choose what its parts are read from, and what of that is computed anew, by what is stored and known now.
+
+        Nothing changes once that is settled.
+        """
+        if self._settled:
             return
-        found = stored(self._open)
-        if found != self._stored:
-            self._stored, self._splice = found, splice_of(self.request, found)
+        known = stored(self._open) if self._open else frozenset(), profiles.version if self._by_profile else 0
+        if known != self._known:
+            self._known = known
+            self._choose(known[0], profiles)
+
+    def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
+        """Modules that a repair would have had a profile of, and those that stand with them as samples.
+
+        Where nobody shall learn what a request is made of, these are its owner's own.
+        """
+        if not self.request.policy.profiled or not self.repaired.linked:
+            return [], []
+        parts = [part for part in self.splice if isinstance(part, Cached)]
+        own = [part for part in parts if part.spec.before.private or not self.request.salt]
+        return [part.spec for part in own if not part.exact], [part.spec for part in own]
+
+    def _choose(self, stored: frozenset[bytes], profiles: Profiles) -> None:
+        self._splice = splice_of(self.request, stored)
+        self.repaired = choose_tokens(self.request.policy.repair, self._splice, profiles)
+        if self.repaired.tokens:
+            self._splice = splice_of(self.request, stored, self.repaired.offsets)
 
     def settle(self) -> None:
         """Keep the choice: the other answers read what the first one does, and so does one that was preempted."""
-        self._open = []
+        self._open, self._by_profile = [], False
 
 
 @dataclass(eq=False, slots=True)
@@ -189,7 +222,9 @@ class Request:
         if self.prefill.usage is None:
             stored = {key: found.tokens for key, (_, found) in modules.items()}
             begun = [0 if found is None else found.tokens for found in beginnings]
-            self.prefill.usage = usage_of(self.prompt.splice, stored, begun, recomputed=int(known))
+            self.prefill.usage = usage_of(
+                self.prompt.splice, stored, begun, recomputed=int(known), repaired=self.prompt.repaired
+            )
 
     def decode_work(self) -> Work:
         """The step that computes the KV of the token said last, and the logits behind it."""
@@ -289,23 +324,31 @@ class Request:
         )
 
 
-def usage_of(splice: Splice, stored: Mapping[bytes, int], beginnings: Sequence[int], *, recomputed: int = 0) -> Usage:
+def usage_of(
+    splice: Splice,
+    stored: Mapping[bytes, int],
+    beginnings: Sequence[int],
+    *,
+    recomputed: int = 0,
+    repaired: Choice | None = None,
+) -> Usage:
     """How the tokens of a splice came about.
 
     stored: of each module segment, by key, how many tokens were stored when it was admitted; none where it is left out.
     beginnings: for each part, how many tokens of it were stored as they stand here.
-    recomputed: how many were stored and are computed all the same.
+    recomputed: how many were stored and are computed all the same. repaired: what of its modules is computed anew.
     """
     total = exact = module = shifted = 0
     for part, begun in zip(splice, beginnings, strict=True):
-        if isinstance(part, Fresh):
+        if not isinstance(part, Cached):
             total += len(part.ids)
             exact += begun
             continue
-        total += part.length
-        read = min(stored.get(part.spec.key, 0), part.length)
+        total += part.length - len(part.left_out)
+        read = part.read(stored.get(part.spec.key, 0))
         exact += read if part.exact else 0
         module += 0 if part.exact else read
         shifted += read if part.displaced else 0
     cached = exact + module
-    return Usage(total, cached, total - cached, exact, module, shifted, recomputed)
+    anew = repaired or Choice({})
+    return Usage(total, cached, total - cached, exact, module, shifted, recomputed, anew.tokens, anew.linked)

@@ -204,7 +204,7 @@ class EngineThread:
     def _loop(self) -> None:
         try:
             while not self._inbox.closed:
-                if not self._engine.busy:
+                if not self._engine.busy and not self._engine.idle_step():
                     self._inbox.wait()
                 self._inbox.carry_out()
                 self._step()

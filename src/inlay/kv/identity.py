@@ -23,8 +23,9 @@ from inlay.errors import ParameterError
 EMPTY = b""
 
 _VERSION = 1  # of what is hashed and of what is written: other records never have the digest of these
-_GROUP, _BREAK, _SALT, _DIGEST, _BYTES = (
-    b"inlay context %d %-6b" % (_VERSION, kind) for kind in (b"group", b"break", b"salt", b"digest", b"bytes")
+_GROUP, _BREAK, _SALT, _REPAIR, _DIGEST, _BYTES = (
+    b"inlay context %d %-6b" % (_VERSION, kind)
+    for kind in (b"group", b"break", b"salt", b"repair", b"digest", b"bytes")
 )
 _RECORD_BYTES = 8  # of one token: its id and its distance from the token before, 4 bytes each
 _GROUP_BYTES = 64 * _RECORD_BYTES
@@ -42,6 +43,9 @@ class Context:
     The stream is hashed in groups, each with the hash up to it: 64 tokens are a group, and so is, before its time, what
     stands in front of a token that was made under another context, or of where the record becomes private. So the
     groups depend on the stream alone, not on the pieces that it came in. What is hashed begins with its kind.
+
+    Of tokens that were made under one context, some may be computed anew where they stand: the stream then says before
+    all of them which ones (``repaired``), and they are no breaks in it.
 
     chain: the hash of all whole groups.
     pending: the records of the tokens behind them, at most 63.
@@ -70,6 +74,14 @@ class Context:
             return self
         chain = _hash(_SALT, self.chain, len(salt).to_bytes(8, "little") + salt + self.pending)
         return replace(self, chain=chain, pending=b"", private=True)
+
+    def repaired(self, offsets: Sequence[int]) -> Context:
+        """This record, where of what follows the tokens at these offsets are computed behind all that stands before.
+
+        offsets: increasing, counted from the next token on.
+        """
+        said = hashlib.sha256(np.asarray(offsets, "<u4").tobytes()).digest()
+        return replace(self, chain=_hash(_REPAIR, self.chain, said + self.pending), pending=b"")
 
     def extend(self, ids: tuple[int, ...], start: int, made: bytes, continues: bool) -> Context:
         """This record with more tokens behind it.

@@ -282,6 +282,7 @@ class PromptProcessor:
 
     def _specs(self, known: KnownSchema, policy: ReusePolicy) -> SchemaSpecs:
         """The specs of a schema under a modular policy."""
+        policy = policy.unrepaired()
         made = known.specs.get(policy)
         if made is not None:
             return made

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.kv.identity import Context, SegmentSpec, TokenRun
 from inlay.prompt.request import EngineRequest, PromptPart
 
+#: Tokens of modules that are computed anew, as offsets into the prompt's parts, by where these start.
+Repairs = Mapping[int, tuple[int, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A module's segment in a splice, stored or to be stored.
+    """A module's segment in a splice, stored or to be stored, or a range of it.
 
-    start: the position that the request reads it at.
-    length: how many of its tokens the request reads; all, or all but the last.
+    start: the position that the request reads the first of these tokens at.
+    length: how many tokens the range has; all, or all but the last, where none are computed anew.
     exact: whether it was made under just what stands before it here, at shift zero relative to all of it.
     displaced: whether it stands elsewhere relative to its context than when it was encoded.
+    first: the token of the segment that the range begins with.
+    left_out: tokens of the range that are not read, as ``Repaired`` has them; offsets into the segment, increasing.
     """
 
     spec: SegmentSpec
@@ -24,6 +29,28 @@ class Cached:
     length: int
     exact: bool
     displaced: bool
+    first: int = 0
+    left_out: tuple[int, ...] = ()
+
+    def read(self, stored: int) -> int:
+        """How many tokens the request reads where the first ``stored`` ones of the segment are stored."""
+        among = min(max(stored - self.first, 0), self.length)
+        return among - sum(offset < self.first + among for offset in self.left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """Tokens within the range of a segment before it, computed anew as it stands here, or found computed so.
+
+    Each attends to what stands before it in the splice: what is read of the segment, and those of these tokens.
+
+    positions: of each token, increasing.
+    run: the tokens without what stands between them, behind a record that says which they are of what.
+    """
+
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    run: TokenRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,65 +65,108 @@ class Fresh:
     run: TokenRun | None = None
 
 
-Splice = tuple[Cached | Fresh, ...]
+Splice = tuple[Cached | Repaired | Fresh, ...]
 
 
-def splice_of(request: EngineRequest, stored: Container[bytes] = ()) -> Splice:
+def splice_of(request: EngineRequest, stored: Container[bytes] = (), repairs: Repairs | None = None) -> Splice:
     """What a request attends to, with at least one fresh token at its end.
 
-    stored: the keys of those of its candidates that are.
+    stored: the keys of those of its candidates that are. repairs: what is computed anew all the same.
     """
     if request.policy.reads_nothing:
         return tuple(Fresh(part.ids, part.start) for part in request.parts)
-    return open_end(splice_parts(request.parts, salt=request.salt.encode(), stored=stored))
+    return open_end(splice_parts(request.parts, salt=request.salt.encode(), stored=stored, repairs=repairs or {}))
 
 
-def splice_parts(parts: Sequence[PromptPart], *, salt: bytes = b"", stored: Container[bytes] = ()) -> Splice:
+def splice_parts(
+    parts: Sequence[PromptPart], *, salt: bytes = b"", stored: Container[bytes] = (), repairs: Repairs | None = None
+) -> Splice:
     """Segments for the parts that have one, each as its encoding context has it; exact prefixes for the others.
+
+    What is computed anew belongs to the request: it is found by those alone who have its salt.
 
     salt: whose the request is; b"" for one without an owner. stored: see ``PromptPart.segment``.
     """
-    splice: list[Cached | Fresh] = []
+    repairs = repairs or {}
+    splice: list[Cached | Repaired | Fresh] = []
     record = Context()  # what stands before the next part in this splice
     before = Context()  # what the part before it was made under, and that part
     shifts = _Shifts()
-    chosen = (
-        _Run(part.ids, part.start, part.segment(stored), salt if part.owned else b"", part.kept) for part in parts
-    )
-    for part in _joined(chosen):
+    for part in _joined(run for each in parts for run in _runs(each, stored, repairs.get(each.start, ()), salt)):
         record, before = record.keep_private(part.salt), before.keep_private(part.salt)
         here, gap, spec = record.digest(part.start), part.start - record.end, part.spec
-        made = here if spec is None else spec.digest
+        made = here if spec is None else _made(spec, part.first)
         continues = made == before.digest(before.end + gap)
-        run = TokenRun(part.ids, part.start, record, continues)
-        record = record.extend(part.ids, part.start, made, continues)
         if spec is None:
+            run = TokenRun(part.ids, part.start, record, continues)
             splice.append(Fresh(part.ids, part.start, run if part.kept else None))
+            record = record.extend(part.ids, part.start, made, continues)
             before = record
+            continue
+        shift = part.start - part.first - spec.start
+        displaced = shifts.differ(spec, shift)
+        left_out = tuple(part.first + offset for offset in part.repaired)
+        splice.append(
+            Cached(spec, part.start, len(part.ids), made == here, displaced, first=part.first, left_out=left_out)
+        )
+        shifts.place(spec, shift)
+        before = spec.record
+        if part.repaired:
+            record = record.keep_private(salt).repaired(part.repaired).extend(part.ids, part.start, made, False)
+            splice.append(_repaired(part, record))
         else:
-            shift = part.start - spec.start
-            displaced = shifts.differ(spec, shift)
-            splice.append(Cached(spec, part.start, len(spec.ids), exact=made == here, displaced=displaced))
-            shifts.place(spec, shift)
-            before = spec.record
+            record = record.extend(part.ids, part.start, made, continues)
     return tuple(splice)
+
+
+def _made(spec: SegmentSpec, first: int) -> bytes:
+    """The digest that a token of a segment was made under."""
+    return spec.rest(first).digest if first else spec.digest
+
+
+def _repaired(part: _Run, record: Context) -> Repaired:
+    """Tokens of a part that are computed anew. record: behind all of the part, which says so of them."""
+    ids = tuple(part.ids[offset] for offset in part.repaired)
+    # The record is said to be of the same tokens once more, so that this is no place that other text could follow at.
+    run = TokenRun(ids, record.end, record.repaired(part.repaired))
+    return Repaired(ids, tuple(part.start + offset for offset in part.repaired), run)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens of a prompt with their segment, if they are one, whose they are, and whether they may be kept."""
+    """Tokens of a prompt with their segment, if they are a range of one, and whose they are.
+
+    kept: whether what is computed of them may be. first: the token of the segment that they begin with.
+    repaired: which of them are computed anew; offsets into them.
+    """
 
     ids: tuple[int, ...]
     start: int
     spec: SegmentSpec | None
     salt: bytes
-    kept: bool
+    kept: bool = True
+    first: int = 0
+    repaired: tuple[int, ...] = ()
 
     def goes_on_in(self, other: _Run) -> bool:
         """Whether the two are one run of tokens that the request computes for itself."""
         both = self.spec is None and other.spec is None
         same = self.salt == other.salt and self.kept == other.kept
         return both and same and self.start + len(self.ids) == other.start
+
+
+def _runs(part: PromptPart, stored: Container[bytes], repaired: tuple[int, ...], salt: bytes) -> Iterator[_Run]:
+    """A part as what it is read from: what is computed anew at its beginning is like the request's own text."""
+    spec, owner = part.segment(stored), salt if part.owned else b""
+    if spec is None or not repaired:
+        yield _Run(part.ids, part.start, spec, owner, part.kept)
+        return
+    first = next((at for at, offset in enumerate(repaired) if at != offset), len(repaired))
+    if first:
+        yield _Run(part.ids[:first], part.start, None, salt)
+    if first < len(part.ids):
+        rest = tuple(offset - first for offset in repaired[first:])
+        yield _Run(part.ids[first:], part.start + first, spec, owner, first=first, repaired=rest)
 
 
 def _joined(parts: Iterable[_Run]) -> list[_Run]:
@@ -146,9 +216,11 @@ class _Shifts:
 
 def open_end(splice: Splice) -> Splice:
     """The same with at least one fresh token at the end: somebody has to compute the logits behind the last one."""
-    last = splice[-1] if splice else None
+    end = len(splice) - isinstance(splice[-1], Repaired) if splice else 0
+    last = splice[end - 1] if splice else None
     if not isinstance(last, Cached):
         return splice
     shorter = replace(last, length=last.length - 1)
+    assert last.first + shorter.length not in last.left_out, "the last token of all is computed in any case"
     tail = Fresh(last.spec.ids[-1:], last.start + last.length - 1)
-    return (*splice[:-1], *([shorter] if shorter.length else []), tail)
+    return (*splice[: end - 1], *([shorter] if shorter.length else []), *splice[end:], tail)

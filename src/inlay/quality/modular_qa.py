@@ -212,7 +212,7 @@ def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor
         usage.cached_tokens,
         usage.prompt_tokens,
         usage.module_tokens,
-        getattr(usage, "repaired_tokens", 0),
+        usage.repaired_tokens,
         ttft_s,
     )
 

@@ -80,6 +80,7 @@ class Families:
     cached_tokens: Counter
     shifted_tokens: Counter
     recomputed_tokens: Counter
+    repaired_tokens: Counter
     first_token: Histogram
     between_tokens: Histogram
     per_token: Histogram
@@ -124,6 +125,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
         cached_tokens=count("prompt_tokens_cached", "Prompt tokens whose KV came from the cache."),
         shifted_tokens=count("prompt_tokens_shifted", "Cached tokens that were read at another offset."),
         recomputed_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
+        repaired_tokens=count("prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."),
         first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
         between_tokens=time("inter_token_latency_seconds", "Between two pieces of an answer.", _BETWEEN_TOKENS),
         per_token=time(
@@ -201,6 +203,8 @@ class EngineCollector(Collector):
         counters: Iterable[tuple[str, str, float]] = (
             ("num_preemptions", "Times that an answer lost its place to make room.", stats.preemptions),
             ("engine_steps", "Forward passes.", stats.steps),
+            ("profiled_tokens", "Tokens computed in idle time for profiles of modules.", stats.profiled_tokens),
+            ("profile_seconds", "How long that took.", stats.profile_s),
         )
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, says, value in rows:

@@ -1,0 +1,193 @@
+"""How much tokens of modules move, found out while an engine has nothing else to do.
+
+Each module is computed once more behind a sample of other modules, which are read as they are stored, at a shift: so a
+profile takes as many tokens as its module has. What is kept of it is how far each token's values are from those of its
+segment, the mean over the later half of the layers, each by how large values are there. Keys, which are turned by where
+they stand, say no more than values do; earlier layers and further samples add little.
+
+Nobody waits for a profile, and it evicts nothing: where a request comes, what is begun is given up and begun again
+later, and where the pool has no room, it waits for some.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inlay.attention.plan import Item, Part
+from inlay.attention.storage import KVStorage
+from inlay.engine.allocation import Work, pieces
+from inlay.engine.profiles import KnownProfiles
+from inlay.engine.runner import Runner
+from inlay.kv.identity import SegmentSpec
+from inlay.kv.segment import Found, Hold
+from inlay.kv.store import SegmentStore
+from inlay.slots import SlotRange, cut
+
+logger = logging.getLogger(__name__)
+
+#: Samples are about as long as prompts are, and of no more modules than that.
+_SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
+#: Segments that wait for their profile, at most; those that have waited for longest are forgotten first.
+_MOST_WAITING = 2**14
+
+
+@dataclass(eq=False, slots=True)
+class _Begun:
+    """A module of which a part is computed behind its sample. found: where its segment lies. slots: the new one."""
+
+    spec: SegmentSpec
+    found: Found
+    hold: Hold
+    slots: tuple[SlotRange, ...]
+    left: Work | None
+
+
+class Profiler:
+    """Makes profiles of one store's segments, and keeps them in ``profiles``.
+
+    tokens, seconds: what that has cost so far.
+
+    movable: whether segments may be read at a shift; else a sample is of what stands before a module in any case.
+    longest: positions that the model has.
+    """
+
+    def __init__(
+        self, store: SegmentStore, runner: Runner, profiles: KnownProfiles, *, movable: bool, longest: int
+    ) -> None:
+        self._store = store
+        self._runner = runner
+        self.profiles = profiles
+        self._movable = movable
+        self._longest = longest
+        self._waiting: dict[bytes, tuple[SegmentSpec, Sequence[SegmentSpec]]] = {}
+        self._begun: _Begun | None = None
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
+        """Make profiles of these segments, each behind some of the others; None for some of these."""
+        for spec in specs:
+            if spec.key not in self.profiles:
+                self._waiting.setdefault(spec.key, (spec, specs if others is None else others))
+        while len(self._waiting) > _MOST_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+
+    def give_up(self) -> None:
+        """Give back what the pool has lent, since others need the time; what was begun is begun again later."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.hold.release()
+            self._store.pool.free(begun.slots)
+
+    def step(self, tokens: int) -> bool:
+        """Compute at most that many tokens. Returns whether there was anything to do, and room for it."""
+        began = time.perf_counter()
+        try:
+            if self._begun is None and not self._begin():
+                return False
+            self._compute(tokens)
+        except Exception:  # of something that nobody waits for, and no reason for anybody's end
+            logger.exception("a profile could not be made: modules without one are repaired from their beginnings")
+            self._waiting.clear()
+            self.give_up()
+        finally:
+            self.seconds += time.perf_counter() - began
+        return True
+
+    def _begin(self) -> bool:
+        """Find room and a sample for the next module; those that are not stored any more are passed over."""
+        for key, (spec, others) in list(self._waiting.items()):
+            found = None if key in self.profiles else self._found([*spec.context, spec])
+            sample = [] if found is None else self._sample(spec, others)
+            if found is None or not sample:  # with nothing to stand before it, nothing can be told
+                del self._waiting[key]
+                continue
+            slots = self._store.pool.allocate(len(spec.ids))
+            if slots is None:
+                return False
+            context = self._context(spec, found, sample)
+            start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
+            work = Work(spec.ids, Part.of(start, len(spec.ids), context, slots))
+            hold = self._store.hold(*found, *(each for _, each in sample))
+            self._begun = _Begun(spec, found[-1], hold, slots, work)
+            return True
+        return False
+
+    def _found(self, specs: Sequence[SegmentSpec]) -> list[Found] | None:
+        """Where segments lie, if all of them are stored."""
+        found = [self._store.get(spec) for spec in specs]
+        stored = [each for each in found if each is not None]
+        return stored if len(stored) == len(found) else None
+
+    def _sample(self, spec: SegmentSpec, others: Sequence[SegmentSpec]) -> list[tuple[SegmentSpec, Found]]:
+        """Other segments, chosen by this one's key, as a prompt might have them before it."""
+        seen = {each.key for each in (*spec.context, spec)}
+        room = min(_SAMPLE_TOKENS, self._longest - spec.end)
+        draw = random.Random(spec.key)
+        chosen: list[tuple[int, SegmentSpec, Found]] = []
+        for number in draw.sample(range(len(others)), min(len(others), 2 * _SAMPLE_MODULES)):
+            other = others[number]
+            apart = other.key not in seen and all(each.key != spec.key for each in other.context)
+            if not apart or len(other.ids) > room or (not self._movable and other.end > spec.start):
+                continue
+            found = self._store.get(other)
+            if found is None:
+                continue
+            chosen.append((number, other, found))
+            room -= len(other.ids)
+            if len(chosen) == _SAMPLE_MODULES:
+                break
+        return [(other, found) for _, other, found in sorted(chosen, key=lambda each: each[0])]
+
+    def _context(
+        self, spec: SegmentSpec, found: Sequence[Found], sample: Sequence[tuple[SegmentSpec, Found]]
+    ) -> tuple[Item, ...]:
+        """What the module attends to: what it was made under, and behind that the sample."""
+        items: tuple[Item, ...] = ()
+        for each, lies in zip(spec.context, found, strict=False):
+            items += pieces(lies, each.start, len(each.ids))
+        at = spec.start
+        for other, lies in sample:
+            items += pieces(lies, at if self._movable else other.start, len(other.ids))
+            at += len(other.ids)
+        return items
+
+    def _compute(self, tokens: int) -> None:
+        begun = self._begun
+        assert begun is not None, "a module is begun"
+        assert begun.left is not None, "some of it is left"
+        rows = begun.left.part.rows
+        work, begun.left = (begun.left, None) if rows <= tokens else begun.left.split(tokens)
+        self._runner.run([work], [])
+        self.tokens += work.part.rows
+        if begun.left is None:
+            new = cut(begun.slots, 0, len(begun.spec.ids))
+            self.profiles.add(begun.spec.key, deviation(self._runner.storage, begun.found.slots, new))
+            del self._waiting[begun.spec.key]
+            self.give_up()
+
+
+def deviation(
+    storage: KVStorage, one: Sequence[SlotRange], other: Sequence[SlotRange]
+) -> npt.NDArray[np.float16]:  # (tokens,)
+    """How far the values of tokens are apart in two places, over the later half of the layers."""
+    here, there = _numbers(one), _numbers(other)
+    layers = storage.values[len(storage.values) // 2 :]
+    moved = torch.zeros(len(here))
+    for values in layers:
+        expected, found = values[:, here].float(), values[:, there].float()
+        size = expected.pow(2).sum((0, 2)).sqrt().mean().clamp_min(1e-9)
+        moved += (found - expected).pow(2).sum((0, 2)).sqrt() / size
+    return (moved / len(layers)).numpy().astype(np.float16)
+
+
+def _numbers(ranges: Sequence[SlotRange]) -> torch.Tensor:
+    return torch.cat([torch.arange(each.first, each.end) for each in ranges])

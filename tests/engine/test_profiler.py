@@ -1,0 +1,247 @@
+"""Profiles are made while nobody asks for anything, from what is stored, and cost nobody anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
+from inlay.engine import profiler as profiler_module
+
+from ..conftest import tiny
+from ..equivalence.oracle import PromptCacheOracle
+from .driving import Driver
+
+SCHEMA = Schema.from_string(
+    '<schema name="s">In front of all. <module name="a">The first module of them, say.</module>'
+    '<module name="b">The second one, which is longer.</module><module name="c">A third, at last.</module></schema>'
+)
+WORDS = {
+    "": "In front of all. ",
+    "a": "The first module of them, say.",
+    "b": "The second one, which is longer.",
+    "c": "A third, at last.",
+}
+MOVABLE = sum(len(words) for name, words in WORDS.items() if name)
+ONE = SamplingParams(temperature=0, max_tokens=1)
+
+
+def prompt(text: str = "Well?"):
+    return SCHEMA.prompt().use("a").use("b").use("c").text(text)
+
+
+def profiles_of(llm):
+    """By module, where there is one."""
+    known = llm.client.engine.kv_manager.profiles
+    modules = llm.processor.module_specs("s", llm.policy("anchored"))
+    return {name: known[spec.key] for name, (spec, *_) in modules.items() if spec.key in known}
+
+
+def work_off(driver: Driver, tokens: int = 7) -> int:
+    """Use idle time in small steps; returns in how many."""
+    steps = 0
+    while driver.engine.profiler.step(tokens):
+        steps += 1
+    return steps
+
+
+def driver_for(**settings) -> Driver:
+    driver = Driver(**settings)
+    _, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy("anchored"))
+    driver.encode(specs)
+    driver.engine.profiler.add(specs)
+    return driver
+
+
+def test_each_token_is_known_by_how_far_its_values_move():
+    """Against the stock model: the module behind its context, and behind a sample of others as they are stored."""
+    driver = driver_for(record=False)
+    driver.engine.idle_step()
+    work_off(driver)
+    found = profiles_of(driver.llm)
+    assert set(found) == {"a", "b", "c"}  # nothing ever stands before the front
+    oracle = PromptCacheOracle(driver.loaded)
+    text = {name: list(driver.llm.encoder.text(words)) for name, words in WORDS.items()}
+    front = list(zip(text[""], range(len(text[""])), strict=True))
+    oracle.add_module([], front, 0)
+    at = len(front)
+    for name in ("a", "b"):  # the sample of the third: all others, in their order
+        oracle.add_module(front, [(token, len(front) + n) for n, token in enumerate(text[name])], at)
+        at += len(text[name])
+    oracle.add_fresh(text["c"], at)
+    alone = PromptCacheOracle(driver.loaded)
+    alone.add_module([], front, 0)
+    alone.add_fresh(text["c"], len(front))
+    half = len(oracle.values) // 2
+    moved = []
+    for layer in range(half, len(oracle.values)):
+        new, old = oracle.values[layer][-1][0], alone.values[layer][-1][0]
+        size = old.pow(2).sum((0, 2)).sqrt().mean()
+        moved.append((new - old).pow(2).sum((0, 2)).sqrt() / size)
+    expected = torch.stack(moved).mean(0).numpy()
+    np.testing.assert_allclose(found["c"].astype(np.float32), expected, rtol=2e-3)
+
+
+def test_a_repair_takes_them_as_soon_as_they_are_there():
+    driver = driver_for()
+    before = driver.request(prompt(), reuse="anchored+profiled:0.3")
+    driver.run(before)
+    assert before.usage.linked_tokens == before.usage.repaired_tokens > 0
+    work_off(driver)
+    after = driver.request(prompt(), reuse="anchored+profiled:0.3")
+    driver.run(after)
+    assert (after.usage.linked_tokens, after.usage.repaired_tokens) == (0, before.usage.repaired_tokens)
+
+
+def test_the_caller_of_a_profiled_repair_makes_them_where_nobody_else_has_time():
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
+    llm.add_schema(SCHEMA)
+    assert llm.stats().profiled_tokens == 0
+    (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
+    assert (output.usage.linked_tokens, output.usage.repaired_tokens) == (0, round(0.3 * 49))
+    stats = llm.stats()
+    assert stats.profiled_tokens == MOVABLE
+    assert stats.profile_s > 0
+    llm.generate(prompt("And?"), ONE, reuse="anchored+profiled:0.3")
+    assert llm.stats().profiled_tokens == stats.profiled_tokens
+
+
+def test_a_schemas_owner_is_told_which_modules_depend_on_others():
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
+    llm.add_schema(SCHEMA)
+    found = llm.sensitivity("s")
+    assert list(found) == ["a", "b", "c"]
+    assert min(found.values()) > 0
+    assert found["a"] == pytest.approx(float(profiles_of(llm)["a"].astype(np.float32).mean()))
+    llm.add_schema(Schema.from_string('<schema name="t"><module name="a">Other words.</module></schema>'), encode=False)
+    assert llm.sensitivity("t") == {}
+    assert llm.sensitivity("s", reuse="exact") == {}
+
+
+def test_off_makes_none():
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0, profile="off")
+    llm.add_schema(SCHEMA)
+    (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
+    assert output.usage.linked_tokens == output.usage.repaired_tokens > 0
+    assert llm.stats().profiled_tokens == 0
+    with pytest.raises(ParameterError, match="profile is 'some'; use one of auto, off"):
+        LLM(tiny("llama"), profile="some")
+
+
+def test_an_engine_of_its_own_thread_makes_them_while_it_is_idle():
+    async def run() -> int:
+        llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", seed=0)
+        try:
+            await llm.add_schema(SCHEMA)
+            while llm.stats().profiled_tokens < MOVABLE:
+                await asyncio.sleep(0.01)
+            outputs = [each async for each in llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")]
+            return outputs[-1].usage.linked_tokens
+        finally:
+            llm.shutdown()
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == 0
+
+
+def test_who_comes_finds_all_the_room_there_was():
+    """What is begun is given up: nobody waits, and nothing stays held or lost."""
+    driver = driver_for()
+    used = driver.store.pool.free_chunks
+    assert driver.engine.profiler.step(3)
+    assert driver.store.pool.free_chunks < used
+    request = driver.request(prompt(), reuse="anchored")
+    driver.run(request)
+    assert request.usage.computed_tokens == len("Well?")
+    assert work_off(driver) > 3
+    assert len(profiles_of(driver.llm)) == 3
+    assert driver.all_free()
+
+
+def test_nothing_is_evicted_for_it():
+    driver = driver_for(kv_tokens=120)
+    driver.run(driver.request(list(range(60)), 20, reuse="exact"))
+    free, stored = driver.store.pool.free_chunks, driver.store.tokens
+    work_off(driver)
+    assert (driver.store.pool.free_chunks, driver.store.tokens) == (free, stored)
+
+
+def test_what_is_stored_no_more_is_passed_over():
+    driver = driver_for()
+    driver.store.clear()
+    assert not driver.engine.idle_step()
+    assert not profiles_of(driver.llm)
+
+
+def test_a_fault_ends_profiles_and_nothing_else(monkeypatch, caplog):
+    driver = driver_for()
+
+    def fault(*_):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(profiler_module, "deviation", fault)
+    with caplog.at_level(logging.ERROR):
+        work_off(driver)
+    assert "a profile could not be made" in caplog.text
+    assert not profiles_of(driver.llm)
+    driver.run(driver.request(prompt(), reuse="anchored+profiled:0.3"))
+    assert driver.all_free()
+
+
+def test_private_modules_are_profiled_behind_their_owners_alone():
+    """A profile is found by the key of its segment, in which the owner's salt is."""
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
+    for salt in ("one", "two"):
+        llm.add_schema(SCHEMA, cache_salt=salt)
+    params = {"sampling_params": ONE, "reuse": "anchored+profiled:0.3"}
+    llm.generate(prompt(), cache_salt="one", **params)
+    known = llm.client.engine.kv_manager.profiles
+    assert len(known) == 6  # three of each owner
+    assert llm.stats().profiled_tokens == 2 * MOVABLE
+
+
+def test_without_shifts_a_sample_is_of_what_stands_before():
+    llm = LLM(tiny("gpt2"), kv_memory="4MiB", seed=0)
+    llm.add_schema(SCHEMA)
+    (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
+    assert output.usage.linked_tokens == 0 < output.usage.repaired_tokens
+    known = llm.client.engine.kv_manager.profiles
+    modules = llm.processor.module_specs("s", llm.policy("anchored"))
+    assert modules["a"][0].key not in known  # whose place nothing else ever stands before
+    assert known[modules["c"][0].key].any()
+
+
+def part(text):
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [part(text) for name, text in WORDS.items() if name] + [part("Well?")]},
+]
+
+
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_parts_of_messages_are_profiled_behind_those_that_came_with_them(salt):
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
+    asked = {"sampling_params": ONE, "reuse": "anchored+profiled:0.3", "cache_salt": salt}
+    first, second = (llm.generate([CHAT], **asked)[0].usage for _ in range(2))
+    assert first.linked_tokens == first.repaired_tokens > 0
+    assert second.linked_tokens == 0 < second.repaired_tokens
+
+
+def test_who_combines_public_modules_leaves_no_profile_of_them():
+    """A profile says which modules stood together: of public ones it is made of the schema alone."""
+    llm = LLM(tiny("llama"), kv_memory="4MiB", seed=0)
+    llm.add_schema(SCHEMA, encode=False)
+    for salt in ("one", None, None):
+        (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3", cache_salt=salt)
+        known = llm.client.engine.kv_manager.profiles
+        if salt:
+            llm.client.finish_profiles()
+            assert not known
+    assert known
+    assert output.usage.linked_tokens == 0

@@ -1,0 +1,141 @@
+"""Repaired splices against the stock model: what is chosen of modules is computed behind what really stands there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inlay import SamplingParams, Schema
+from inlay.prompt.repair import choose_tokens
+from inlay.prompt.splice import splice_of
+
+from ..conftest import CONFIGS, tiny
+from .oracle import prefill
+from .recorder import Recorder, close
+from .test_modules import PROMPTS, SCHEMA, oracle_logits
+
+SETTINGS = [(r, p) for r in ("isolated", "anchored") for p in ("schema", "packed")]
+
+
+def recorder_for(loaded, schema, **settings):
+    recorder = Recorder(loaded, **settings)
+    recorder.llm.add_schema(schema)
+    return recorder
+
+
+def set_profiles(llm, prompts, policy, seed=0):
+    """Profiles as numbers drawn at random: so repairs choose tokens at random."""
+    draw = np.random.default_rng(seed)
+    for prompt in prompts:
+        for part in llm.processor.process(prompt, SamplingParams(), policy).parts:
+            for spec in part.candidates:
+                llm.client.engine.kv_manager.profiles.add(spec.key, draw.random(len(spec.ids)).astype(np.float16))
+
+
+def chosen(llm, prompt, policy):
+    """What is computed anew of a prompt, by the start of each part."""
+    request = llm.processor.process(prompt, SamplingParams(), policy)
+    return choose_tokens(policy.repair, splice_of(request), llm.client.engine.kv_manager.profiles).offsets
+
+
+def check(recorder, loaded, prompt, reuse, positions, told=None):
+    policy = recorder.llm.policy(reuse, positions)
+    anew = chosen(recorder.llm, prompt, policy)
+    ((output, logits),) = told or recorder.greedy([prompt], reuse=reuse, positions=positions)
+    answer = list(output.outputs[0].token_ids)
+    expected = oracle_logits(loaded, recorder.llm, prompt, answer, str(policy.context), positions, anew)
+    for step, row in enumerate(expected):
+        close(logits[step], row)
+    assert output.usage.repaired_tokens == sum(map(len, anew.values()))
+    return output
+
+
+@pytest.mark.parametrize("which", list(PROMPTS))
+@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("repair", ["linked:3", "profiled:0.4"])
+def test_a_repaired_prompt(name, repair, which):
+    loaded, schema = tiny(name), Schema.from_string(SCHEMA)
+    recorder = recorder_for(loaded, schema)
+    prompt = PROMPTS[which](schema.prompt())
+    for context, positions in SETTINGS:
+        if (name == "gpt2" and positions == "packed") or (which.startswith("new text") and positions == "schema"):
+            continue
+        policy = recorder.llm.policy(f"{context}+{repair}", positions)
+        set_profiles(recorder.llm, [prompt], policy)
+        first = check(recorder, loaded, prompt, str(policy), positions)
+        again = check(recorder, loaded, prompt, str(policy), positions)  # all of it is stored now
+        assert again.usage.computed_tokens == 1
+        assert again.usage.repaired_tokens == first.usage.repaired_tokens
+        assert first.usage.repaired_tokens > 0 or which in ("one module", "a scaffold")  # which may be exact
+        assert first.usage.linked_tokens == (first.usage.repaired_tokens if repair.startswith("linked") else 0)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("repair", ["profiled:1", "linked:1000"])
+def test_a_ratio_of_one_is_full_prefill(name, repair):
+    loaded, schema = tiny(name), Schema.from_string(SCHEMA)
+    positions = "schema" if name == "gpt2" else "packed"
+    recorder = recorder_for(loaded, schema, positions=positions)
+    prompt = PROMPTS["nested, short and full arguments"](schema.prompt())
+    set_profiles(recorder.llm, [prompt], recorder.llm.policy(f"anchored+{repair}", positions))
+    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{repair}")
+    answer = output.outputs[0].token_ids
+    end = output.prompt_positions[-1] + 1
+    ids = [*output.prompt_token_ids, *answer[:-1]]
+    close(logits, prefill(loaded, ids, [*output.prompt_positions, *range(end, end + len(answer) - 1)])[-len(answer) :])
+
+
+@pytest.mark.parametrize("repair", ["profiled:0", "linked:0"])
+def test_a_ratio_of_nothing_is_no_repair(repair):
+    schema = Schema.from_string(SCHEMA)
+    recorder = recorder_for(tiny("llama"), schema)
+    prompt = PROMPTS["order and gaps"](schema.prompt())
+    ((plain, expected),) = recorder.greedy([prompt], reuse="anchored")
+    ((output, logits),) = recorder.greedy([prompt], reuse=f"anchored+{repair}")
+    close(logits, expected)
+    assert (output.usage.repaired_tokens, output.usage.computed_tokens) == (0, 1)
+    assert plain.usage.prompt_tokens == output.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("chunk_size", [1, 16])
+@pytest.mark.parametrize("budget", [3, 4096])
+@pytest.mark.parametrize("repair", ["linked:7", "profiled:0.5"])
+def test_in_chunks(chunk_size, budget, repair):
+    loaded, schema = tiny("qwen3"), Schema.from_string(SCHEMA)
+    recorder = recorder_for(loaded, schema, chunk_size=chunk_size, max_num_batched_tokens=budget)
+    prompt = PROMPTS["nested, short and full arguments"](schema.prompt())
+    policy = recorder.llm.policy(f"anchored+{repair}")
+    set_profiles(recorder.llm, [prompt], policy)
+    check(recorder, loaded, prompt, str(policy), "packed")
+
+
+def test_a_sliding_window_counts_positions_in_a_repaired_prompt():
+    """Mistral's window is shorter than these prompts, and repaired tokens stand with gaps between them."""
+    loaded = tiny("mistral")
+    assert loaded.model.config.sliding_window < 100
+    schema = Schema.from_string(SCHEMA)
+    recorder = recorder_for(loaded, schema)
+    prompt = PROMPTS["a scaffold"](schema.prompt().use("trip", likes="tea"))
+    set_profiles(recorder.llm, [prompt], recorder.llm.policy("anchored+profiled:0.5"))
+    check(recorder, loaded, prompt, "anchored+profiled:0.5", "packed")
+
+
+def test_batched_with_requests_under_other_policies():
+    """Invariant 2: what one request repairs changes nothing for those beside it."""
+    loaded, schema = tiny("llama"), Schema.from_string(SCHEMA)
+    policies = ["off", "exact", "anchored", "isolated+linked:2", "anchored+linked:5", "anchored+profiled:0.3"]
+    prompt = PROMPTS["nested, short and full arguments"](schema.prompt())
+    alone = {}
+    for reuse in policies:
+        recorder = recorder_for(loaded, schema)
+        set_profiles(recorder.llm, [prompt], recorder.llm.policy(reuse))
+        ((_, alone[reuse]),) = recorder.greedy([prompt], reuse=reuse)
+    recorder = recorder_for(loaded, schema)
+    set_profiles(recorder.llm, [prompt], recorder.llm.policy("anchored"))
+    llm, params = recorder.llm, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    requests = [llm._request(prompt, params, llm.policy(reuse)) for reuse in [*policies, *policies]]
+    for _ in llm._run(requests):
+        pass
+    for request, reuse in zip(requests, [*policies, *policies], strict=True):
+        for step, row in enumerate(alone[reuse]):
+            close(recorder.logits[request.id][step], row)

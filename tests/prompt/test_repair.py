@@ -1,0 +1,148 @@
+"""Which tokens are computed anew, and the splices that follow from it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.kv.identity import Context, KeyMaker, specify
+from inlay.policy import Repair
+from inlay.prompt.repair import choose_tokens
+from inlay.prompt.request import PromptPart
+from inlay.prompt.splice import Cached, Fresh, Repaired, open_end, splice_parts
+
+KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b"", positioned=False)
+FRONT = specify((1, 2), 0, (), KEYS)
+A, B = (specify(tuple(range(n, n + 8)), 0, (), KEYS) for n in (10, 20))
+
+
+def part(spec, start):
+    return PromptPart(spec.ids, start, owned=False, candidates=(spec,), encode=True)
+
+
+PARTS = [part(FRONT, 0), part(A, 2), part(B, 10), PromptPart((7, 7), 18)]
+PLAIN = splice_parts(PARTS)
+
+
+def profiles(**moved):
+    return {{"a": A, "b": B}[name].key: np.array(values, dtype=np.float16) for name, values in moved.items()}
+
+
+def test_the_first_tokens_of_each_module():
+    choice = choose_tokens(Repair("linked", 3), PLAIN, {})
+    assert choice.offsets == {2: (0, 1, 2), 10: (0, 1, 2)}  # what stands in front is exact
+    assert (choice.tokens, choice.linked) == (6, 6)
+
+
+def test_of_all_modules_together_those_that_move_most():
+    moved = profiles(a=[0, 0, 0, 9, 0, 0, 0, 1], b=[0, 2, 0, 3, 0, 3, 0, 0])
+    choice = choose_tokens(Repair("profiled", 0.25), PLAIN, moved)
+    assert choice.offsets == {2: (3,), 10: (1, 3, 5)}
+    assert (choice.tokens, choice.linked) == (4, 0)
+    assert choose_tokens(Repair("profiled", 0.06), PLAIN, moved).offsets == {2: (3,)}  # none of what hardly moves
+
+
+def test_a_module_without_a_profile_gets_as_many_of_its_first_tokens():
+    choice = choose_tokens(Repair("profiled", 0.25), PLAIN, profiles(a=[0, 0, 0, 9, 0, 0, 0, 1]))
+    assert choice.offsets == {2: (3, 7), 10: (0, 1)}
+    assert (choice.tokens, choice.linked) == (4, 2)
+
+
+def test_nothing_where_nothing_is_asked_for_or_all_is_exact():
+    assert not choose_tokens(None, PLAIN, {}).offsets
+    assert not choose_tokens(Repair("linked", 0), PLAIN, {}).offsets
+    assert not choose_tokens(Repair("linked", 5), splice_parts(PARTS[:1]), {}).offsets
+
+
+def told(splice):
+    """Each part as (kind, first position, tokens)."""
+    return [
+        ("repaired", each.positions[0], len(each.ids))
+        if isinstance(each, Repaired)
+        else ("fresh", each.start, len(each.ids))
+        if isinstance(each, Fresh)
+        else ("cached", each.start, each.length - len(each.left_out))
+        for each in splice
+    ]
+
+
+def test_a_beginning_is_like_text_of_the_requests_own():
+    repaired = splice_parts(PARTS, repairs={2: (0, 1), 10: (0, 1, 4)})
+    assert told(repaired) == [
+        ("cached", 0, 2),
+        ("fresh", 2, 2),
+        ("cached", 4, 6),
+        ("fresh", 10, 2),
+        ("cached", 12, 5),
+        ("repaired", 14, 1),
+        ("fresh", 18, 2),
+    ]
+
+
+def test_all_of_a_module_is_the_text_itself():
+    whole = splice_parts(PARTS, repairs={2: tuple(range(8)), 10: tuple(range(8))})
+    text = splice_parts([PARTS[0], PromptPart(A.ids + B.ids + (7, 7), 2)])
+    assert told(whole) == told(text)
+    assert whole[-1].run.digest == text[-1].run.digest
+
+
+def test_a_module_at_the_end_leaves_its_last_token():
+    ends = PARTS[:3]
+    offsets = choose_tokens(Repair("profiled", 1), open_end(splice_parts(ends)), profiles(b=[1] * 8)).offsets
+    assert offsets[10] == tuple(range(7))
+    spliced = open_end(splice_parts(ends, repairs={10: (2, 3)}))
+    assert told(spliced)[-3:] == [("cached", 10, 5), ("repaired", 12, 2), ("fresh", 17, 1)]
+
+
+choices = st.fixed_dictionaries({2: st.sets(st.integers(0, 7)), 10: st.sets(st.integers(0, 7))})
+
+
+@given(choices, choices)
+def test_what_follows_is_told_apart_by_what_was_computed_anew(one, other):
+    ends = [
+        splice_parts(PARTS, repairs={start: tuple(sorted(some)) for start, some in each.items()})[-1].run
+        for each in (one, other)
+    ]
+    digests = [run.after(len(run.ids)).digest(run.end) for run in ends]
+    assert (digests[0] == digests[1]) == (one == other)
+
+
+@given(choices)
+def test_every_token_is_there_once(chosen):
+    splice = splice_parts(PARTS, repairs={start: tuple(sorted(some)) for start, some in chosen.items()})
+    seen: dict[int, int] = {}
+    for each in splice:
+        if isinstance(each, Cached):
+            read = [n for n in range(each.first, each.first + each.length) if n not in each.left_out]
+            seen |= {each.start + n - each.first: each.spec.ids[n] for n in read}
+            assert each.read(5) == sum(n < 5 for n in read)
+        elif isinstance(each, Repaired):
+            seen |= dict(zip(each.positions, each.ids, strict=True))
+        else:
+            seen |= dict(zip(range(each.start, each.start + len(each.ids)), each.ids, strict=True))
+    assert [seen[position] for position in sorted(seen)] == [token for each in PARTS for token in each.ids]
+    assert len(seen) == sum(
+        each.length - len(each.left_out) if isinstance(each, Cached) else len(each.ids) for each in splice
+    )
+
+
+def test_repaired_tokens_stand_where_no_text_does():
+    """Their ids follow each other in a run, which is no text: nothing that reads so is found there, or finds it."""
+    (run,) = (each.run for each in splice_parts(PARTS, repairs={10: (2, 5)}) if isinstance(each, Repaired))
+    behind = splice_parts([*PARTS[:3], PromptPart(run.ids, 18)], repairs={10: (2, 5)})[-1]
+    assert isinstance(behind, Fresh)
+    assert behind.run.digest != run.digest
+    assert run.before == Context.from_bytes(run.before.to_bytes())
+
+
+def test_repairs_are_kept_for_who_asked():
+    runs = [
+        [
+            each.run
+            for each in splice_parts(PARTS, salt=salt, repairs={2: (0,), 10: (2, 5)})
+            if not isinstance(each, Cached)
+        ]
+        for salt in (b"", b"one", b"two")
+    ]
+    assert len({run.digest for one in runs for run in one}) == 9
