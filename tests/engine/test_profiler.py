@@ -36,7 +36,7 @@ def prompt(text: str = "Well?"):
 
 def profiles_of(llm):
     """By module, where there is one."""
-    known = llm.client.engine.kv_manager.profiles
+    known = llm.local.engine.kv_manager.profiles
     modules = llm.processor.module_specs("s", llm.policy("anchored"))
     return {name: known[spec.key] for name, (spec, *_) in modules.items() if spec.key in known}
 
@@ -198,7 +198,7 @@ def test_private_modules_are_profiled_behind_their_owners_alone():
         llm.add_schema(SCHEMA, cache_salt=salt)
     params = {"sampling_params": ONE, "reuse": "anchored+profiled:0.3"}
     llm.generate(prompt(), cache_salt="one", **params)
-    known = llm.client.engine.kv_manager.profiles
+    known = llm.local.engine.kv_manager.profiles
     assert len(known) == 6  # three of each owner
     assert llm.stats().profiled_tokens == 2 * MOVABLE
 
@@ -208,7 +208,7 @@ def test_without_shifts_a_sample_is_of_what_stands_before():
     llm.add_schema(SCHEMA)
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
     assert output.usage.linked_tokens == 0 < output.usage.repaired_tokens
-    known = llm.client.engine.kv_manager.profiles
+    known = llm.local.engine.kv_manager.profiles
     modules = llm.processor.module_specs("s", llm.policy("anchored"))
     assert modules["a"][0].key not in known  # whose place nothing else ever stands before
     assert known[modules["c"][0].key].any()
@@ -239,7 +239,7 @@ def test_who_combines_public_modules_leaves_no_profile_of_them():
     llm.add_schema(SCHEMA, encode=False)
     for salt in ("one", None, None):
         (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3", cache_salt=salt)
-        known = llm.client.engine.kv_manager.profiles
+        known = llm.local.engine.kv_manager.profiles
         if salt:
             llm.client.finish_profiles()
             assert not known

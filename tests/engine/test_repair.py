@@ -163,7 +163,7 @@ def test_repaired_tokens_are_their_owners_alone(reuse):
     for salt in ("one", "two", "one"):
         policy = driver.llm.policy(reuse)
         prepared = driver.llm.processor.process(prompt("abc"), SamplingParams(max_tokens=1), policy, salt=salt)
-        request = driver.llm.client.prepare(prepared)
+        request = driver.llm.local.prepare(prepared)
         driver.run(request)
         counts.append(request.usage.computed_tokens)
     assert counts == [counts[0], counts[0], 1]

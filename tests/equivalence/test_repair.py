@@ -29,13 +29,13 @@ def set_profiles(llm, prompts, policy, seed=0):
     for prompt in prompts:
         for part in llm.processor.process(prompt, SamplingParams(), policy).parts:
             for spec in part.candidates:
-                llm.client.engine.kv_manager.profiles.add(spec.key, draw.random(len(spec.ids)).astype(np.float16))
+                llm.local.engine.kv_manager.profiles.add(spec.key, draw.random(len(spec.ids)).astype(np.float16))
 
 
 def chosen(llm, prompt, policy):
     """What is computed anew of a prompt, by the start of each part."""
     request = llm.processor.process(prompt, SamplingParams(), policy)
-    return choose_tokens(policy.repair, splice_of(request), llm.client.engine.kv_manager.profiles).offsets
+    return choose_tokens(policy.repair, splice_of(request), llm.local.engine.kv_manager.profiles).offsets
 
 
 def check(recorder, loaded, prompt, reuse, positions, told=None):
@@ -133,9 +133,12 @@ def test_batched_with_requests_under_other_policies():
     recorder = recorder_for(loaded, schema)
     set_profiles(recorder.llm, [prompt], recorder.llm.policy("anchored"))
     llm, params = recorder.llm, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    requests = [llm._request(prompt, params, llm.policy(reuse)) for reuse in [*policies, *policies]]
-    for _ in llm._run(requests):
-        pass
+    processed = [llm.processor.process(prompt, params, llm.policy(reuse)) for reuse in [*policies, *policies]]
+    requests = [llm.local.prepare(each) for each in processed]
+    for request in requests:
+        llm.client.submit(request, lambda _: None)
+    while llm.stats().busy:
+        llm.client.pump()
     for request, reuse in zip(requests, [*policies, *policies], strict=True):
         for step, row in enumerate(alone[reuse]):
             close(recorder.logits[request.id][step], row)

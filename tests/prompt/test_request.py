@@ -194,3 +194,12 @@ def test_nothing_stays_of_a_prompt_that_cannot_fit():
     tracemalloc.stop()
     assert grown < 2**20
     assert llm.generate([3], SamplingParams(max_tokens=1))[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("reuse", ["anchored+linked:3", "isolated+profiled:0.25"])
+def test_a_repair_goes_through_bytes(reuse):
+    llm = LLM(tiny("llama"), kv_memory="1MiB")
+    llm.add_schema(SCHEMA, encode=False)
+    policy = llm.policy(reuse)
+    request = llm.processor.process(SCHEMA.prompt().use("b").text("Q"), SamplingParams(), policy)
+    assert EngineRequest.from_bytes(request.to_bytes(), llm.client.model.keys).policy == policy

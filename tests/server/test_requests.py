@@ -104,3 +104,17 @@ def test_a_longer_time_than_the_usual_one_can_be_allowed():
     with running(llm, timeout_s=None) as site:
         assert site.call("POST", COMPLETIONS, long, X_Request_Timeout="100000")[0] == 200
     llm.shutdown()
+
+
+def test_a_repair_is_asked_for_like_any_policy(keyed):
+    text = [{"import": "miami"}, "Where?"]
+    behind = {"schema": "trip", "content": ["Well then. ", *text]}  # so that the module is not exact
+    plain = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored")[1]["inlay"]
+    repaired = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+linked:3")[1]["inlay"]
+    assert (plain["repaired_tokens"], repaired["repaired_tokens"]) == (0, 3)
+    assert ask(keyed, "free", prompt=behind, max_tokens=2, reuse="modular+profiled:0.5")[0] == 200
+    status, answer = ask(keyed, "exact", prompt=behind, max_tokens=2, reuse="anchored+linked:3")
+    assert (status, answer["error"]["code"]) == (403, "reuse_not_allowed")
+    status, answer = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+query:0.1")
+    assert (status, answer["error"]["code"]) == (400, "invalid_value")
+    assert "repair by query needs a pass of the new text" in answer["error"]["message"]
