@@ -51,13 +51,15 @@ def use(name, *children, **arguments):
     return inlay.use(name, *children, **arguments)
 
 
-def oracle_logits(loaded: LoadedModel, llm, prompt, answer: list[int], reuse: str, positions: str):
+def oracle_logits(
+    loaded: LoadedModel, llm, prompt, answer: list[int], reuse: str, positions: str, make_oracle=PromptCacheOracle
+):
     """The logits of every answer token, from modules encoded by the stock model one at a time."""
     processor = llm.processor
     layout = llm.schema("s")
     resolved = resolve(layout.schema, prompt.build(), moves=True)
     placed = lay_out_prompt(resolved, layout, processor.encoder, processor.template, packed=positions == "packed")
-    oracle = PromptCacheOracle(loaded)
+    oracle = make_oracle(loaded)
     parts = list(placed.parts)
     for number, part in enumerate(parts):
         if part.origin is None:

@@ -2,8 +2,8 @@
 
 The load-time probe: does reading a segment at a shift give what computing it there would give?
 
-It holds for rotary positions, because scores depend on differences alone. A model that does anything to its keys
-after the rotation fails the probe, and shifts are refused for it.
+It holds for rotary positions and for ALiBi, because scores depend on differences alone, and without positions. A model
+that does anything to its keys after the rotation fails the probe, and shifts are refused for it.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
 
     Raises CapacityError where the pool cannot hold the probe.
     """
-    if not spec.rotary:
-        return f"{spec.family} has learned positions, which no turn of the query can move"
+    if spec.why_fixed is not None:
+        return spec.why_fixed
     runs = pool.allocate(_HEAD + _TAIL)
     if runs is None:
         needed = pool.chunks_for(_HEAD + _TAIL) * pool.chunk_size * pool.bytes_per_token
