@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay import Schema
+from inlay import Prompt, Schema
 from inlay.models.load import LoadedModel
 from inlay.pml import resolve
 from inlay.prompt.layout import Hole, TextRun
@@ -56,8 +56,9 @@ def oracle_logits(
 ):
     """The logits of every answer token, from modules encoded by the stock model one at a time."""
     processor = llm.processor
-    layout = llm.schema("s")
-    resolved = resolve(layout.schema, prompt.build(), moves=True)
+    written = prompt if isinstance(prompt, Prompt) else prompt.build()
+    layout = llm.schema(written.schema)
+    resolved = resolve(layout.schema, written, moves=True)
     placed = lay_out_prompt(resolved, layout, processor.encoder, processor.template, packed=positions == "packed")
     oracle = make_oracle(loaded)
     parts = list(placed.parts)

@@ -23,7 +23,7 @@ COMMON: dict[str, Any] = {
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 4096,
     "initializer_range": 0.25,
     "tie_word_embeddings": False,
     "bos_token_id": 257,
@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 256,
     "sliding_window": WINDOW,
 }
-_GPT: dict[str, Any] = {"n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 2048}
+_GPT: dict[str, Any] = {"n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 4096}
 _EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_local_experts": 4,
@@ -58,7 +58,8 @@ _MIXED: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"]
 SPECIAL: dict[str, dict[str, Any]] = {
     "biogpt": {},
     "bloom": {"n_layer": LAYERS, "n_head": 4},
-    "codellama": {"rope_theta": 1000000.0, "num_key_value_heads": 4},
+    "codellama": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_key_value_heads": 4},
+    "llama-2": {"num_key_value_heads": 4},
     "cohere2": _MIXED | {"logit_scale": 1.0},
     "cohere2_moe": _MIXED | {"head_dim": 8, "logit_scale": 1.0},
     "cwm": _MIXED | {"eos_token_id": [258]},
@@ -97,7 +98,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 8, "moe_topk": [2] * LAYERS, "num_shared_expert": [1] * LAYERS},
     "ministral": {"head_dim": 8, **_MIXED},
     "minicpm3": _LATENT,
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": LAYERS, "max_seq_len": 2048},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": LAYERS, "max_seq_len": 4096},
     "olmo3": _MIXED,
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "phi3": {},
@@ -119,7 +120,7 @@ ROWS = tuple(sorted({*FAMILIES, *SPECIAL}))
 
 def model_type(name: str) -> str:
     """The model type of a row: its first word."""
-    return {"codellama": "llama"}.get(name, name.partition(" ")[0])
+    return {"codellama": "llama", "llama-2": "llama"}.get(name, name.partition(" ")[0])
 
 
 def tiny_config(name: str) -> PretrainedConfig:
@@ -142,6 +143,21 @@ def stock_model(name: str) -> PreTrainedModel:
             elif parameter.dim() == 1 and "norm" in path.lower():
                 parameter.add_(0.2 * torch.randn_like(parameter))  # so that a norm that is left out shows
     return model
+
+
+def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
+    """Its weights rounded; buffers, such as rotary frequencies, stay in fp32 as they do on loading."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
+@cache
+def tiny_bfloat16(name: str) -> LoadedModel:
+    """The tiny model in bfloat16, packed as models are by default."""
+    model, form = in_bfloat16(stock_model(name)), WeightForm()
+    key = prepare(model, form)
+    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), describe(model), key, form=form)
 
 
 @cache

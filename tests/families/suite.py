@@ -20,7 +20,7 @@ from inlay.models.weights import WeightForm
 
 from ..equivalence.recorder import Recorder, close
 from ..equivalence.test_modules import PROMPTS, SCHEMA, oracle_logits
-from .configs import WINDOW, tiny
+from .configs import WINDOW, in_bfloat16, stock_model, tiny, tiny_bfloat16
 from .oracle import Splice, masked, stock_implementation, untouched
 
 PACKED, INT8 = WeightForm("packed"), WeightForm("packed", "int8")
@@ -120,6 +120,19 @@ def packed_weights(name: str) -> None:
     close(logits, _steps(name, prompt, output))
 
 
+def bfloat16(name: str) -> None:
+    """As near to the model in fp32 as the stock model in bfloat16 is, teacher-forced; shifts are allowed there too."""
+    prompt, recorder = _ids(30), Recorder(tiny_bfloat16(name), reuse="off")
+    ((output, logits),) = recorder.greedy([prompt], 8)
+    ids = prompt + list(output.outputs[0].token_ids)[:-1]
+    truth = untouched(name, ids)[len(prompt) - 1 :]
+    stock = in_bfloat16(stock_model(name))
+    with torch.inference_mode(), attention_implementation(stock, stock_implementation(name)):
+        theirs = stock(torch.tensor([ids]), use_cache=False).logits[0, len(prompt) - 1 :]
+    assert (logits.float() - truth).norm() < 2 * (theirs.float() - truth).norm() + 0.01 * truth.norm()
+    assert (recorder.llm.positions_for("isolated") == "packed") == claims_shifts(name)
+
+
 def quantized_weights(name: str) -> None:
     """Linear layers in 8 bits stay near the model, but where rounding chooses other experts for a token."""
     prompts = [_ids(20, seed) for seed in range(7)]
@@ -175,6 +188,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "modules": modules,
     "shifts": shifts,
     "packed weights": packed_weights,
+    "bfloat16": bfloat16,
     "int8 weights": quantized_weights,
     "memory": memory,
     "stock calls": stock_calls,

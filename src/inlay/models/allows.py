@@ -10,9 +10,9 @@ from transformers import PretrainedConfig
 
 #: How positions enter a layer → how a segment of it is read elsewhere.
 _SHIFTS = {
-    "rotary": "the query is turned",
-    "alibi": "the bias follows the distance",
-    "none": "there is nothing to move",
+    "rotary": "turned query",
+    "alibi": "biased distance",
+    "none": "no positions",
 }
 
 
@@ -49,7 +49,7 @@ def shifts_of(positions: Sequence[str]) -> str | None:
     """How a segment is read elsewhere where positions enter the layers like this; None where it is not."""
     if any(each not in _SHIFTS for each in positions):
         return None
-    return "; ".join(_SHIFTS[each] for each in dict.fromkeys(positions))
+    return ", ".join(_SHIFTS[each] for each in dict.fromkeys(positions))
 
 
 def windows_of(config: PretrainedConfig) -> tuple[int, ...]:

@@ -76,16 +76,15 @@ class Falcon(Standard):
         """See Family.patch."""
         carry(model)
         config = model.config
-        slopes = None
+        slopes: Tensor | None = None
         if config.alibi:  # stock code rounds slopes to bfloat16 and scales the bias as it does the scores
             width = config.hidden_size // config.num_attention_heads
             slopes = _get_alibi_slopes(config.num_attention_heads, torch.device("cpu"))
             slopes = slopes.bfloat16().float() * width**-0.5
-        module: Any
         for module in model.modules():
             if type(module) is FalconAttention:
                 module.__class__ = InlayFalconAttention
-                module.inlay_slopes = slopes
+                module.register_buffer("inlay_slopes", slopes, persistent=False)
 
 
 FAMILY = Falcon()
