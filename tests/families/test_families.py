@@ -6,9 +6,13 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inlay.models.families import FAMILIES
+from inlay.models.load import load_model
+from inlay.models.random import bytes_tokenizer
 from inlay.models.refused import REASONS, REFUSED
 
-from .configs import ROWS
+from ..equivalence.recorder import Recorder, close
+from .configs import ROWS, stock_model
+from .oracle import untouched
 from .suite import CHECKS, claims_shifts, shifts_are_allowed
 
 #: A row for each thing that sets families apart.
@@ -41,3 +45,16 @@ def test_no_family_is_forgotten():
     assert not set(FAMILIES) & set(REFUSED)
     assert len(REFUSED) == sum(map(len, REASONS.values()))  # one reason each
     assert set(REFUSED) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.mark.parametrize("row", ["deepseek_v3", "falcon alibi", "mpt"])
+def test_a_checkpoint_of_a_family_whose_attention_is_replaced(row, tmp_path):
+    """From a folder, packed as by default: the same answers and the same fingerprint as the stock model's."""
+    model = stock_model(row)
+    model.save_pretrained(tmp_path)
+    bytes_tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), dtype="float32")
+    prompt = list(range(40))
+    ((output, logits),) = Recorder(loaded).greedy([prompt], 4)
+    close(logits, untouched(row, prompt + list(output.outputs[0].token_ids)[:-1])[len(prompt) - 1 :])
+    assert loaded.fingerprint == load_model(str(tmp_path), dtype="float32", weights="stock").fingerprint
