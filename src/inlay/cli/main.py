@@ -18,6 +18,7 @@ from inlay.cli.keys import app as keys_app
 from inlay.cli.memory import memory
 from inlay.cli.models import app as models_app
 from inlay.cli.program import app as program_app
+from inlay.cli.pull import pull
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
@@ -37,6 +38,7 @@ app.command()(run)
 app.command()(serve)
 app.command()(batch)
 app.command()(memory)
+app.command()(pull)
 app.command()(convert)
 schema_app.command(name="json-schema")(print_json_schema)
 app.add_typer(schema_app, name="schema")
