@@ -1,5 +1,6 @@
 # make demo   install and answer a prompt from cached modules
 # make test   what CI runs, the same examples every time; under 8 minutes
+# make test-families   every family of models against stock transformers, the whole suite; under 10 minutes
 # make check  ruff and mypy
 # make clients   the packages that make test-all tries against a server; without them it says which tests it skips
 # make asan tsan   the kernel's own test under sanitizers, without Python
@@ -7,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-all clients check format clean asan tsan
+.PHONY: install demo test test-families test-all clients check format clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -28,6 +29,9 @@ check: install
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci
+
+test-families: install
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/families tests/advice/memory/test_families.py
 
 test-all: check
 	$(BIN)/python -m pytest

@@ -104,7 +104,7 @@ def test_a_report_goes_on_where_it_was(model, tmp_path, capsys, monkeypatch):
     assert {row["documents"] for row in result["rows"]} == {2, 3}
     answers = (folder / "answers.jsonl").read_text()
     assert len(answers.splitlines()) == 1 + 2 * 2 * 9
-    monkeypatch.setattr("inlay.quality.modular_qa._ask", None)
+    monkeypatch.setattr("inlay.quality.modular_qa.ask", None)
     status, again, _ = run(capsys, "eval", "modular-qa", *arguments)
     assert (status, again, (folder / "answers.jsonl").read_text()) == (0, out, answers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay import Schema
+from inlay import Prompt, Schema
 from inlay.models.load import LoadedModel
 from inlay.pml import resolve
 from inlay.prompt.layout import Hole, TextRun
@@ -51,16 +51,26 @@ def use(name, *children, **arguments):
     return inlay.use(name, *children, **arguments)
 
 
-def oracle_logits(loaded: LoadedModel, llm, prompt, answer: list[int], reuse: str, positions: str, anew=None):
+def oracle_logits(
+    loaded: LoadedModel,
+    llm,
+    prompt,
+    answer: list[int],
+    reuse: str,
+    positions: str,
+    anew=None,
+    make_oracle=PromptCacheOracle,
+):
     """The logits of every answer token, from modules encoded by the stock model one at a time.
 
     anew: offsets of tokens that are then computed once more, as they stand in the prompt, by the start of their part.
     """
     processor = llm.processor
-    layout = llm.schema("s")
-    resolved = resolve(layout.schema, prompt.build(), moves=True)
+    written = prompt if isinstance(prompt, Prompt) else prompt.build()
+    layout = llm.schema(written.schema)
+    resolved = resolve(layout.schema, written, moves=True)
     placed = lay_out_prompt(resolved, layout, processor.encoder, processor.template, packed=positions == "packed")
-    oracle = PromptCacheOracle(loaded)
+    oracle = make_oracle(loaded)
     parts = list(placed.parts)
     for number, part in enumerate(parts):
         if part.origin is None:

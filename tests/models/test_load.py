@@ -174,10 +174,10 @@ def test_a_missing_tokenizer(checkpoint, tmp_path):
     ("changes", "reason"),
     [
         (
-            {"model_type": "bloom"},
-            "models of type 'bloom' are not supported: .* use one of gpt2, llama, mistral, qwen2",
+            {"model_type": "lfm2"},
+            "models of type 'lfm2' are not supported: they fold the text into states of fixed size, .* `inlay models`",
         ),
-        ({"model_type": "falcon"}, "models of type 'falcon' are not supported"),
+        ({"model_type": "bert"}, "models of type 'bert' are not supported: they are encoders"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary scaling 'dynamic'"),
         (
             {

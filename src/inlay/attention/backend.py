@@ -23,7 +23,8 @@ class AttentionOptions:
     softcap: scores become softcap · tanh(score / softcap); None for no cap.
     sinks: (heads,) logits that take part in the softmax and carry no value; None for none.
     slopes: (heads,) ALiBi: a score falls by slope times the distance in positions; None for no such bias.
-    rotary: how queries turn when they read at a shift; None where no shift may be asked for.
+    rotary: how queries turn when they read at a shift, ``UNTURNED`` where they need not; None where no shift may be
+        asked for.
     """
 
     scale: float

@@ -15,6 +15,7 @@ from torch import Tensor
 from inlay.attention.backend import AttentionOptions
 from inlay.attention.kernel import kernel
 from inlay.attention.plan import Plan
+from inlay.attention.rope import Rotary
 from inlay.attention.storage import KVStorage, LayerShape
 from inlay.errors import ParameterError
 
@@ -22,6 +23,7 @@ _MOST_OPTIONS = 1024
 _MOST_PARTIALS = 64 * 2**20
 _OF_A_THREAD = 2**22  # the most that a thread keeps to itself: a few tiles of queries and sums
 _DTYPES = (torch.float32, torch.bfloat16)
+_STILL = Rotary(torch.zeros(1))  # UNTURNED as the kernel takes it, which turns at least one pair, here by nothing
 
 
 class CpuBackend:
@@ -119,6 +121,8 @@ def instruction_sets() -> list[str]:
 def _native_options(options: AttentionOptions) -> tuple[Any, list[Tensor]]:
     """The kernel's options, and the tensors whose addresses they hold."""
     rotary = options.rotary
+    if rotary is not None and not rotary.rotated:
+        rotary = _STILL
     frequencies = None if rotary is None else rotary.inverse_frequencies
     kept = [_floats(tensor) for tensor in (options.sinks, options.slopes, frequencies)]
     sinks, slopes, turns = (0 if tensor is None else tensor.data_ptr() for tensor in kept)

@@ -78,6 +78,6 @@ def _attend_row(
 def _turned(query: Tensor, shift: int, options: AttentionOptions) -> Tensor:
     if shift == 0:
         return query
-    assert options.rotary is not None, "a shift needs rotary positions"
+    assert options.rotary is not None, "a shift needs positions that move"
     cos, sin = options.rotary.angles([shift])
     return options.rotary.turn(query, cos, sin)

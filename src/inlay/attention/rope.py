@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotary:
-    """The rotary embedding of one layer.
+    """The rotary embedding of one layer; see ``UNTURNED`` for a layer that has none.
 
     inverse_frequencies: (rotated / 2,), fp32, radians per position.
     interleaved: whether the two halves of a pair lie side by side (GPT-J) or half a head apart (NeoX, Llama).
@@ -49,6 +49,8 @@ class Rotary:
         Returns fp32 of the broadcast shape.
         """
         query = query.float()
+        if not self.rotated:
+            return query
         turning, rest = query[..., : self.rotated], query[..., self.rotated :]
         if self.interleaved:
             swapped = torch.stack((turning[..., 1::2], turning[..., 0::2]), -1).flatten(-2)
@@ -60,3 +62,7 @@ class Rotary:
         if rest.shape[-1] == 0:
             return turned
         return torch.cat((turned, rest.expand(*turned.shape[:-1], rest.shape[-1])), -1)
+
+
+#: Of layers whose keys hold no position: those with ALiBi, whose bias follows the distance, and those with none.
+UNTURNED = Rotary(torch.empty(0))

@@ -21,24 +21,39 @@ from inlay.slots import SlotRange
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Heads of keys and values in one layer, and their width."""
+    """Heads of keys and values in one layer, and their width.
+
+    shared: whether the values are the keys themselves, stored once (latent attention).
+    """
 
     kv_heads: int
     head_dim: int
+    shared: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many numbers the layer keeps of a token."""
+        return (1 if self.shared else 2) * self.kv_heads * self.head_dim
 
 
 def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
     """How many bytes the keys and values of one token take in all layers."""
-    return sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+    return sum(layer.elements for layer in layers) * dtype.itemsize
 
 
 class KVStorage:
-    """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, head_dim) each, in the KV dtype."""
+    """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, head_dim) each, in the KV dtype.
+
+    Where a layer's values are its keys, both are the same tensor.
+    """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> None:
         self.dtype = dtype
         self.keys = [_untouched((layer.kv_heads, slots, layer.head_dim), dtype) for layer in layers]
-        self.values = [_untouched((layer.kv_heads, slots, layer.head_dim), dtype) for layer in layers]
+        self.values = [
+            keys if layer.shared else _untouched((layer.kv_heads, slots, layer.head_dim), dtype)
+            for layer, keys in zip(layers, self.keys, strict=True)
+        ]
 
     def write(self, layer: int, slots: SlotRange | npt.NDArray[np.int64], keys: Tensor, values: Tensor) -> None:
         """Store keys and values, (kv_heads, tokens, head_dim), at a range or at slot numbers (tokens,)."""

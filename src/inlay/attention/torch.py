@@ -123,7 +123,7 @@ def _turn(query: Tensor, shift: int, options: AttentionOptions) -> Tensor:
     """Queries as a shift sees them."""
     if shift == 0:
         return query
-    assert options.rotary is not None, "a shift needs rotary positions"
+    assert options.rotary is not None, "a shift needs positions that move"
     cos, sin = options.rotary.angles([shift])
     return options.rotary.turn(query, cos, sin).to(query.dtype)
 

@@ -16,7 +16,9 @@ from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.evaluate import app as eval_app
 from inlay.cli.keys import app as keys_app
 from inlay.cli.memory import memory
+from inlay.cli.models import app as models_app
 from inlay.cli.program import app as program_app
+from inlay.cli.pull import pull
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
@@ -37,10 +39,12 @@ app.command()(run)
 app.command()(serve)
 app.command()(batch)
 app.command()(memory)
+app.command()(pull)
 app.command()(convert)
 schema_app.command(name="json-schema")(print_json_schema)
 app.add_typer(schema_app, name="schema")
 app.add_typer(program_app, name="program")
+app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")

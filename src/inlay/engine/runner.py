@@ -2,8 +2,8 @@
 
 The load-time probe: does reading a segment at a shift give what computing it there would give?
 
-It holds for rotary positions, because scores depend on differences alone. A model that does anything to its keys
-after the rotation fails the probe, and shifts are refused for it.
+It holds for rotary positions and for ALiBi, because scores depend on differences alone, and without positions. A model
+that does anything to its keys after the rotation fails the probe, and shifts are refused for it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ class Runner:
 _HEAD, _TAIL = 16, 8
 _START, _SHIFT = 53, 41
 
+#: How many texts may fail: rounding can choose other experts for a token, wrong frequencies are wrong for every text.
+_TEXTS = 8
+
 #: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 
@@ -75,38 +78,46 @@ def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
 
     Raises CapacityError where the pool cannot hold the probe.
     """
-    if not spec.rotary:
-        return f"{spec.family} has learned positions, which no turn of the query can move"
+    if spec.why_fixed is not None:
+        return spec.why_fixed
     runs = pool.allocate(_HEAD + _TAIL)
     if runs is None:
         needed = pool.chunks_for(_HEAD + _TAIL) * pool.chunk_size * pool.bytes_per_token
         raise CapacityError(f"kv_memory is too small to run anything; give at least {needed} bytes")
+    tolerance = _TOLERANCE[runner.storage.dtype]
     try:
-        here = _whole(0, spec, runner, runs)
-        moved = _error(_whole(_SHIFT, spec, runner, runs), here)
-        shifted = _error(_shifted(spec, runner, runs), here)
+        least = _change(spec, runner, runs, 0)
+        for text in range(1, _TEXTS):
+            if least > tolerance:
+                least = min(least, _change(spec, runner, runs, text))
     finally:
         pool.free(runs)
-    worst = max(moved, shifted)
-    if worst > _TOLERANCE[runner.storage.dtype]:
-        return f"a shifted segment changes this model's logits by {worst:.2g} of their spread"
+    if least > tolerance:
+        return f"a shifted segment changes this model's logits by {least:.2g} of their spread"
     return None
 
 
-def _ids(spec: ModelSpec) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(1)
+def _change(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...], text: int) -> float:
+    """How far a shift moves the last logits of a text, and how far moving all of it does: the worse of the two."""
+    ids = _ids(spec, text)
+    here = _whole(0, ids, runner, runs)
+    moved = _error(_whole(_SHIFT, ids, runner, runs), here)
+    return max(moved, _error(_shifted(ids, runner, runs), here))
+
+
+def _ids(spec: ModelSpec, text: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(1 + text)
     return tuple(torch.randint(0, min(spec.vocab_size, 1 << 15), (_HEAD + _TAIL,), generator=generator).tolist())
 
 
-def _whole(start: int, spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
+def _whole(start: int, ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
     """The last logits of a prompt that is computed whole, from position ``start`` on."""
-    ids = _ids(spec)
     return runner.run([Work(ids, Part.of(start, len(ids), (), cut(runs, 0, len(ids))))], [len(ids) - 1])
 
 
-def _shifted(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
+def _shifted(ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) -> Tensor:
     """The same, where the head is encoded at one place and read from another."""
-    ids, head, tail = _ids(spec), cut(runs, 0, _HEAD), cut(runs, _HEAD, _TAIL)
+    head, tail = cut(runs, 0, _HEAD), cut(runs, _HEAD, _TAIL)
     runner.run([Work(ids[:_HEAD], Part.of(_START, _HEAD, (), head))], [])
     context = items_at(head, _START, _SHIFT)
     span = Part.of(_START + _SHIFT + _HEAD, _TAIL, context, tail)

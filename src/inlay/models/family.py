@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError
+from inlay.models.allows import Allows, shifts_of, windows_of
 from inlay.models.linear import MakeLinear, joined
 from inlay.models.spec import LayerSpec, ModelSpec
 
@@ -28,22 +29,48 @@ class Family(ABC):
     """One family of models. Only ``layers`` must be given; the rest are steps that a family may add to.
 
     model_types: the ``model_type`` of the configurations that it serves.
+    fixed: why no segment can be read at a shift although positions would allow it; None where it can.
+    sinks, latent, joined: see Allows.
     """
 
     model_types: ClassVar[tuple[str, ...]]
+    fixed: ClassVar[str | None] = None
+    sinks: ClassVar[bool] = False
+    latent: ClassVar[bool] = False
+    joined: ClassVar[bool] = False
 
     def check(self, config: PretrainedConfig) -> None:
         """Raise ModelError, with the reason, if a model of this configuration cannot be served."""
-        scaling = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if scaling in _MOVING_SCALINGS:
-            raise ModelError(
-                f"rotary scaling '{scaling}' is not supported: it chooses its frequencies from the longest position in "
-                "a forward pass, so stored attention states would not fit later ones"
-            )
-        if scaling not in _FIXED_SCALINGS:
-            raise ModelError(f"rotary scaling '{scaling}' is not supported; use one of {', '.join(_FIXED_SCALINGS)}")
+        for scaling in _scalings(config):
+            if scaling in _MOVING_SCALINGS:
+                raise ModelError(
+                    f"rotary scaling '{scaling}' is not supported: it chooses its frequencies from the longest "
+                    "position in a forward pass, so stored attention states would not fit later ones"
+                )
+            if scaling not in _FIXED_SCALINGS:
+                known = ", ".join(_FIXED_SCALINGS)
+                raise ModelError(f"rotary scaling '{scaling}' is not supported; use one of {known}")
         if getattr(config, "quantization_config", None) is not None:
             raise ModelError("quantized checkpoints are not supported; use the original weights")
+
+    def layer_positions(self, config: PretrainedConfig) -> tuple[str, ...]:
+        """How positions enter each layer: "rotary", "alibi", "learned" (or another sum with the embeddings), "none"."""
+        return ("rotary",) * config.num_hidden_layers
+
+    def allows(self, config: PretrainedConfig) -> Allows:
+        """What may be asked of a model of this configuration, which ``check`` lets pass."""
+        shifts = shifts_of(self.layer_positions(config))
+        reason = self.fixed or (None if shifts else "positions are learned, which no turn of the query can move")
+        return Allows(
+            exact=True,
+            modular=True,
+            shifts=shifts if reason is None else None,
+            reason=reason,
+            windows=windows_of(config),
+            sinks=self.sinks,
+            latent=self.latent,
+            joined=self.joined,
+        )
 
     @abstractmethod
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
@@ -52,7 +79,9 @@ class Family(ABC):
     def spec(self, model: PreTrainedModel) -> ModelSpec:
         """What the rest of inlay needs to know of a stock model."""
         config = model.config
-        return ModelSpec(config.model_type, self.layers(model), config.max_position_embeddings, config.vocab_size)
+        return ModelSpec(
+            config.model_type, self.layers(model), config.max_position_embeddings, config.vocab_size, self.fixed
+        )
 
     def patch(self, model: PreTrainedModel) -> None:  # noqa: B027  (most families need none)
         """Make a stock model, whose weights may not be there yet, attend through inlay where its code does not.
@@ -71,3 +100,10 @@ class Family(ABC):
         if isinstance(part, nn.Linear):  # lm_head; where it is tied, the embedding keeps the weight
             return joined([part], make, shared=True)
         return part
+
+
+def _scalings(config: PretrainedConfig) -> tuple[str, ...]:
+    """The rotary scalings of a model, of which each type of layer may have its own."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sets = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
+    return tuple(dict.fromkeys(each.get("rope_type", "default") for each in sets))

@@ -1,8 +1,9 @@
 """The seam between stock transformers models and inlay's attention.
 
 A model whose ``_attn_implementation`` is ours calls ``attend`` in every layer. The name is in no table of masks, so
-transformers builds none; the pass's context travels through the model as a keyword argument, ``inlay``. What a family
-puts in the place of modules that do neither (``Family.patch``) calls the same function.
+transformers builds none; the pass's context travels through the model as a keyword argument, ``inlay``. Where a model
+loses it on the way, ``carry`` takes it from the model's call to its layers. What a family puts in the place of modules
+that do not call the interface (``Family.patch``) calls the same function.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -35,6 +37,41 @@ class PassContext:
     spec: ModelSpec
 
 
+@runtime_checkable
+class Absorbing(Protocol):
+    """Attention that stores its keys and values in another form than its own code computes with."""
+
+    def enter_attention(self, query: Tensor) -> Tensor:
+        """Queries, (1, heads, rows, width), as the stored keys take them."""
+        ...
+
+    def leave_attention(self, output: Tensor) -> Tensor:
+        """Sums of stored values, (1, rows, heads, width), as sums of the code's own."""
+        ...
+
+
+_carried: ContextVar[PassContext | None] = ContextVar("inlay_pass", default=None)
+
+
+def carry(model: PreTrainedModel) -> None:
+    """Let ``carried_pass`` and ``attend`` find the pass of a model that does not hand keyword arguments on."""
+    model.register_forward_pre_hook(_take_up, with_kwargs=True)
+    model.register_forward_hook(_lay_down, always_call=True)
+
+
+def carried_pass() -> PassContext | None:
+    """The pass that runs in this thread through a model that carries it; None where stock code was called."""
+    return _carried.get()
+
+
+def _take_up(_: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
+    _carried.set(kwargs.get("inlay"))
+
+
+def _lay_down(_: nn.Module, __: Any, ___: Any) -> None:
+    _carried.set(None)
+
+
 def attend(
     module: nn.Module,
     query: Tensor,  # (1, heads, rows, head_dim)
@@ -42,7 +79,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    inlay: PassContext,
+    inlay: PassContext | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -53,21 +90,27 @@ def attend(
     """Store one layer's new keys and values, and attend to what the pass's plan says.
 
     module: the layer's attention, with its ``layer_idx``.
-    inlay: the pass; the other keywords are those of transformers' implementations, and ``AttentionOptions.slopes``.
+    inlay: the pass, or None where it is carried; the other keywords are those of transformers' implementations, and
+        ``AttentionOptions.slopes``.
     Returns (1, rows, heads, head_dim), and None for the weights that other implementations may return.
     """
+    inlay = inlay or carried_pass()
+    assert inlay is not None, "the pass got lost between the model's call and its layers"
     assert attention_mask is None, "transformers built a mask for an implementation that takes none"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    spec = inlay.spec.layers[layer]
     options = AttentionOptions(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=spec.window if sliding_window is None else sliding_window,
         softcap=softcap,
         sinks=s_aux,
         slopes=slopes,
-        rotary=inlay.spec.layers[layer].rotary,
+        rotary=spec.rotary,
     )
-    output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, inlay.plan, layer, options)
-    return output.unsqueeze(0), None
+    if isinstance(module, Absorbing):
+        query = module.enter_attention(query)
+    output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, inlay.plan, layer, options).unsqueeze(0)
+    return (module.leave_attention(output) if isinstance(module, Absorbing) else output), None
 
 
 AttentionInterface.register(IMPLEMENTATION, attend)

@@ -14,12 +14,17 @@ from inlay.attention.storage import LayerShape
 class LayerSpec:
     """The keys and values of one layer, and their positions. What else its attention needs, the layer says itself.
 
-    rotary: None where positions are not rotary.
+    rotary: how a shift turns a query: ``UNTURNED`` where only the distance counts (ALiBi) or positions do not enter at
+        all; None where positions are in the keys in a way that no turn can undo (learned positions).
+    shared: whether its values are its keys (latent attention).
+    window: a sliding window that the layer does not name when it attends; None for none, and where it does.
     """
 
     kv_heads: int
     head_dim: int
     rotary: Rotary | None
+    shared: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -27,22 +32,26 @@ class ModelSpec:
     """What the rest of inlay needs to know of a model.
 
     family: the ``model_type`` of its configuration.
+    fixed: why no key can be read at a shift although the layers' positions would allow it; None where it can.
     """
 
     family: str
     layers: tuple[LayerSpec, ...]
     max_positions: int
     vocab_size: int
+    fixed: str | None = None
 
     @property
     def shapes(self) -> list[LayerShape]:
         """What a pool holds of each layer."""
-        return [LayerShape(layer.kv_heads, layer.head_dim) for layer in self.layers]
+        return [LayerShape(layer.kv_heads, layer.head_dim, layer.shared) for layer in self.layers]
 
     @property
-    def rotary(self) -> bool:
-        """Whether every layer's positions are rotary, so that a shift can be a turn of the query."""
-        return all(layer.rotary is not None for layer in self.layers)
+    def why_fixed(self) -> str | None:
+        """The reason why keys cannot be read at a shift, as far as it is known before the probe."""
+        if self.fixed is None and any(layer.rotary is None for layer in self.layers):
+            return f"{self.family} has learned positions, which no turn of the query can move"
+        return self.fixed
 
 
 def dtype_name(dtype: torch.dtype) -> str:

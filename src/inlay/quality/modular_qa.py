@@ -145,7 +145,7 @@ class _Run:
                 yield mode, [Outcome(case, **row) for case, row in zip(each.cases, rows, strict=True)]
         missing = [mode for mode in self._modes if mode not in found]
         if missing:  # what the reference said is needed again: the others are measured on it
-            for mode, outcomes in _ask(self._llm, each, list(dict.fromkeys((REFERENCE, *missing)))):
+            for mode, outcomes in ask(self._llm, each, list(dict.fromkeys((REFERENCE, *missing)))):
                 if mode in missing:
                     if log is not None:
                         log.add(asdict(mode), keys, [outcome.kept() for outcome in outcomes])
@@ -179,7 +179,7 @@ def _check_turns(llm: LLM) -> None:
         raise ModelError(f"modular-qa asks in a system and a user turn, but {error}") from error
 
 
-def _ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, list[Outcome]]]:
+def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, list[Outcome]]]:
     """Answer a round's cases in every mode; the reference comes first."""
     assert modes[0] == REFERENCE, "what it said is what the others are measured on"
     prompts = [each.prompt(case) for case in each.cases]

@@ -12,7 +12,9 @@ from inlay.advice.memory import CODECS
 from inlay.advice.memory.families import FAMILIES, attention_layer, shape_of
 from inlay.attention.storage import LayerShape, bytes_per_token
 from inlay.errors import ModelError
+from inlay.models.families import FAMILIES as SERVED_FAMILIES
 from tests.conftest import CONFIGS, tiny
+from tests.families.configs import tiny_config
 
 COMMON: dict[str, Any] = {
     "vocab_size": 64,
@@ -125,8 +127,21 @@ def test_what_a_real_cache_holds(family, settings):
     assert cache_bytes(config, 20) == shape.sequence_bytes(20, fp32)  # beyond the windows of 8
 
 
+#: Served families that CASES does not have, one row each.
+SERVED = sorted(set(SERVED_FAMILIES) - {family for family, _ in CASES})
+
+
+@pytest.mark.parametrize("row", SERVED)
+def test_what_a_real_cache_holds_of_a_served_family(row):
+    config = tiny_config(row)
+    shape = shape_of(config)
+    fp32 = CODECS["fp32"]
+    assert cache_bytes(config, 5) == 5 * shape.bytes_per_token(fp32)
+    assert cache_bytes(config, 40) == shape.sequence_bytes(40, fp32)  # beyond the windows of 24
+
+
 def test_every_family_is_compared():
-    assert {family for family, _ in CASES} == set(FAMILIES)
+    assert {family for family, _ in CASES} | set(SERVED) == set(FAMILIES)
 
 
 def test_falcon_is_counted_before_transformers_repeats_its_heads():

@@ -128,16 +128,21 @@ def attention_layer(kv_heads: int, width: int, window: int | None = None) -> KVL
 
 
 #: Types of a configuration's text part. Every query head has a key and a value of its own:
-_MULTI_HEAD = ("bloom", "gpt2", "gpt_neox", "mpt", "opt")
+_MULTI_HEAD = ("biogpt", "bloom", "gpt2", "gpt_neox", "mpt", "opt", "persimmon")
 #: ``num_key_value_heads`` says how many there are, or a setting of the family's own:
 _GROUPED = (
-    *("bamba", "cohere", "cohere2", "falcon", "falcon_h1", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
-    *("gemma4_text", "glm4", "gpt_bigcode", "gpt_oss", "granite", "granitemoehybrid", "jamba", "lfm2", "llama"),
-    *("llama4_text", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
-    *("qwen3_moe", "qwen3_next", "smollm3", "stablelm", "starcoder2"),
+    *("afmoe", "apertus", "arcee", "aria_text", "bamba", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1"),
+    *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2"),
+    *("gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt_bigcode", "gpt_oss", "granite"),
+    *("granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "helium"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba"),
+    *("kolibri1", "laguna", "lfm2", "llama", "llama4_text", "mellum", "minimax_m2", "ministral", "ministral3"),
+    *("mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "solar_open", "stablelm"),
+    *("starcoder2", "vaultgemma"),
 )
 #: One latent and one rotary key stand for all heads:
-_LATENT = ("deepseek_v2", "deepseek_v3")
+_LATENT = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
 FAMILIES = tuple(sorted((*_MULTI_HEAD, *_GROUPED, *_LATENT)))
 
 _ENCODERS = ("albert", "bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")

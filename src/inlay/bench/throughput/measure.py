@@ -265,7 +265,7 @@ def _kv_bytes(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> int
 
 def token_bytes(spec: ModelSpec, itemsize: int) -> int:
     """Bytes of one token's keys and values in all layers."""
-    return sum(2 * layer.kv_heads * layer.head_dim for layer in spec.layers) * itemsize
+    return sum(shape.elements for shape in spec.shapes) * itemsize
 
 
 def _when(case: Case) -> dict[str, Any]:

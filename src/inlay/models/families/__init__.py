@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError
 from inlay.models.family import Family
+from inlay.models.refused import REFUSED
 from inlay.models.spec import ModelSpec
 
 #: ``model_type`` → family.
@@ -29,9 +30,9 @@ def register(family: Family) -> None:
 def family_of(config: PretrainedConfig) -> Family:
     """The family of models of this configuration. Raises ModelError where none has been verified."""
     if config.model_type not in FAMILIES:
+        reason = REFUSED.get(config.model_type, "inlay has not verified their attention and positions")
         raise ModelError(
-            f"models of type '{config.model_type}' are not supported: inlay has not verified their attention and "
-            f"positions; use one of {', '.join(sorted(FAMILIES))}"
+            f"models of type '{config.model_type}' are not supported: {reason}; `inlay models` lists those that are"
         )
     return FAMILIES[config.model_type]
 

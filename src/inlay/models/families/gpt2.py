@@ -18,12 +18,17 @@ class GPT2(Family):
     """Every head has its own keys and values."""
 
     model_types = ("gpt2",)
+    joined = True
 
     def check(self, config: PretrainedConfig) -> None:
         """Without what leaves the AttentionInterface."""
         if getattr(config, "reorder_and_upcast_attn", False) or getattr(config, "add_cross_attention", False):
             raise ModelError("GPT-2 with reorder_and_upcast_attn or add_cross_attention is not supported")
         super().check(config)
+
+    def layer_positions(self, config: PretrainedConfig) -> tuple[str, ...]:
+        """Positions are added to the embeddings."""
+        return ("learned",) * config.n_layer
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         """Positions are added to the embeddings: keys are not rotated."""

@@ -18,6 +18,7 @@ class Llama(Family):
     """Decoders of Llama's shape and with its names of modules."""
 
     model_types = ("llama",)
+    joined = True
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         """One shape, and one table of frequencies, for all layers."""

@@ -1,0 +1,77 @@
+"""DeepSeek and others with multi-head latent attention: what is cached is the latent, one for all heads.
+
+A latent of a token stands for the keys and values of every head (DeepSeek-V2, arXiv 2405.04434, section 2.1). Stock
+code expands it before attention. Here the products that would expand it are applied to the query and to the output
+instead ("absorbed", same section), so that every head attends to one key, the rotary part with the latent behind it,
+which is its own value too. The outputs' rotary part means nothing and is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from inlay.models.interface import carried_pass, carry
+from inlay.models.spec import LayerSpec
+from inlay.models.standard import ROUTERS, Standard
+
+
+class LatentAttention:
+    """What stands before a stock attention class; that class where no pass is carried."""
+
+    num_heads: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    kv_b_proj: nn.Linear
+
+    def expand_kv(self, latent: Tensor, rotated: Tensor) -> Any:
+        """The seam in stock code. latent: (batch, 1, rows, rank); rotated: (batch, 1, rows, rotary width)."""
+        if carried_pass() is None:
+            return super().expand_kv(latent, rotated)  # type: ignore[misc]
+        key = torch.cat((rotated, latent), -1)
+        return key, key
+
+    def enter_attention(self, query: Tensor) -> Tensor:
+        """Queries, (1, heads, rows, width), as they meet a latent: (1, heads, rows, rotary width + rank)."""
+        plain, rotated = query.split((self.qk_nope_head_dim, self.qk_rope_head_dim), -1)
+        return torch.cat((rotated, plain @ self._expanding()[:, : self.qk_nope_head_dim]), -1)
+
+    def leave_attention(self, output: Tensor) -> Tensor:
+        """Sums of keys, (1, rows, heads, rotary width + rank), as sums of values: (1, rows, heads, value width)."""
+        values = self._expanding()[:, self.qk_nope_head_dim :]
+        latent = output[..., self.qk_rope_head_dim :].transpose(1, 2)
+        return (latent @ values.transpose(1, 2)).transpose(1, 2)
+
+    def _expanding(self) -> Tensor:  # (heads, plain width + value width, rank)
+        return self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1))
+
+
+class DeepseekV3(Standard):
+    """The rotary part stands first in a stored key."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
+    latent = True
+    unpacked = (*ROUTERS, "kv_b_proj")  # read head by head
+
+    def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
+        """One head whose values are its keys."""
+        config = model.config
+        width = config.qk_rope_head_dim + config.kv_lora_rank
+        return tuple(
+            LayerSpec(1, width, self.rotary(model, i, positions), shared=True)
+            for i, positions in enumerate(self.layer_positions(config))
+        )
+
+    def patch(self, model: PreTrainedModel) -> None:
+        """See Family.patch."""
+        carry(model)
+        for module in model.modules():
+            if hasattr(module, "expand_kv") and not isinstance(module, LatentAttention):
+                stock = type(module)
+                module.__class__ = type(f"Inlay{stock.__name__}", (LatentAttention, stock), {})
+
+
+FAMILY = DeepseekV3()

@@ -1,0 +1,20 @@
+"""EXAONE 4 and AFMoE: beside layers with a sliding window, those without one have no positions."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+from inlay.models.standard import Standard
+
+
+class Exaone4(Standard):
+    """A model without any window rotates in all layers."""
+
+    model_types = ("afmoe", "exaone4", "exaone_moe")
+
+    def rotates(self, config: PretrainedConfig, layer: int) -> bool:
+        """See Standard.rotates."""
+        return config.sliding_window is None or bool(config.layer_types[layer] == "sliding_attention")
+
+
+FAMILY = Exaone4()

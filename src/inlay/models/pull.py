@@ -1,0 +1,66 @@
+"""Models from the hub to this machine: what a model needs and no more, and nothing of one that would be refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from transformers import AutoConfig
+
+from inlay.errors import ModelError
+from inlay.models.families import check_config
+
+#: Weights without pickles, configurations, tokenizers and chat templates.
+_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
+_APART = ("*/*",)  # other forms of the same weights lie in folders
+
+
+def pull(name: str, revision: str | None = None) -> Path:
+    """Download a model from the hub, or what is missing of it, into the hub's cache on this machine.
+
+    What was interrupted goes on where it stopped. Progress goes to standard error.
+    name: as on the hub, such as ``Qwen/Qwen2.5-0.5B``. revision: a branch, tag or commit; the main branch if None.
+    Returns its folder. Raises ModelError for a model that would be refused, or that the hub does not give.
+    """
+    try:
+        folder = Path(hf_hub_download(name, "config.json", revision=revision)).parent
+        check_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        wanted, apart = list(_PATTERNS), list(_APART)
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=apart))
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+    except Exception as error:  # of the network, the hub or the disk
+        raise ModelError(f"{name} {_reason(error, revision)}") from error
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{name} has no weights in safetensors, and pickled ones are not loaded, as they can run any code; "
+            "give a revision that has them, or convert them with transformers' save_pretrained"
+        )
+    return folder
+
+
+def _reason(error: Exception, revision: str | None) -> str:
+    match error:
+        case GatedRepoError():
+            return "asks for its terms to be accepted on its page first; then log in with `hf auth login`"
+        case RepositoryNotFoundError():
+            return "is not on the hub, or is private; write OWNER/NAME as on its page, or log in with `hf auth login`"
+        case RevisionNotFoundError():
+            return f"has no revision {revision!r}; use a branch, a tag or a commit of its page"
+        case HFValidationError():
+            return "is no name of a model on the hub; write OWNER/NAME as on its page"
+        case OfflineModeIsEnabled() | LocalEntryNotFoundError() | ConnectionError():
+            return (
+                "is not on this machine and the hub cannot be reached; run `inlay pull` where it can, and copy the "
+                "folder that it prints, or use 'demo'"
+            )
+    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return f"could not be downloaded: {said}; what is here already is kept, so try again"

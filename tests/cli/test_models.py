@@ -1,0 +1,62 @@
+"""``inlay models``: the families that are served, one model, and why another is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from inlay.cli.main import main
+from inlay.models.families import FAMILIES
+
+
+def test_all_families_as_json(capsys):
+    assert main(["models", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    rows = {row["family"]: row for row in printed["families"]}
+    assert set(rows) == set(FAMILIES)
+    assert rows["llama"] | {"joined": True, "shifts": "turned query", "reason": None} == rows["llama"]
+    assert rows["mpt"]["shifts"] == "biased distance"
+    assert rows["smollm3"]["shifts"] == "turned query, no positions"
+    assert (rows["opt"]["shifts"], rows["opt"]["reason"]) == (
+        None,
+        "positions are learned, which no turn of the query can move",
+    )
+    assert rows["gemma2"]["windows"] == [4096]
+    assert rows["gpt_oss"]["sinks"]
+    assert rows["deepseek_v3"]["latent"]
+    assert "states of fixed size" in printed["refused"]["mamba"]
+
+
+def test_all_families_as_a_table(capsys):
+    assert main(["models"]) == 0
+    printed = capsys.readouterr().out
+    assert "deepseek_v3" in printed
+    assert "they fold the text into states of fixed size" in printed
+
+
+def test_one_model_by_its_configuration(capsys, tmp_path):
+    AutoConfig.for_model("mistral", sliding_window=512, num_hidden_layers=2).save_pretrained(tmp_path)
+    assert main(["models", "show", str(tmp_path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["model"], printed["family"], printed["windows"]) == (str(tmp_path), "mistral", [512])
+    assert printed["bytes_per_token"] == 2 * 2 * 8 * 128 * 2
+    assert main(["models", "show", str(tmp_path)]) == 0
+    assert "sliding windows: 512 positions; sinks: none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (AutoConfig.for_model("rwkv"), "models of type 'rwkv' are not supported: they fold the text into states"),
+        (
+            AutoConfig.for_model("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+            "rotary scaling 'dynamic' is not supported: it chooses its frequencies from the longest position",
+        ),
+    ],
+)
+def test_a_model_that_is_not_served(capsys, tmp_path, config, reason):
+    config.save_pretrained(tmp_path)
+    assert main(["models", "show", str(tmp_path)]) == 2
+    assert reason in capsys.readouterr().err

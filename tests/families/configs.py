@@ -1,0 +1,168 @@
+"""A tiny configuration of every causal family of transformers: settings that its checkpoints vary in, made small."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from inlay.models.families import FAMILIES, describe
+from inlay.models.load import LoadedModel
+from inlay.models.random import bytes_tokenizer
+from inlay.models.weights import STOCK, WeightForm, prepare
+
+LAYERS, WINDOW = 4, 24
+
+#: Under all the names that families have for a number; each takes those it knows.
+COMMON: dict[str, Any] = {
+    "vocab_size": 262,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+    "pad_token_id": 256,
+    "sliding_window": WINDOW,
+}
+_GPT: dict[str, Any] = {"n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 4096}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
+_MIXED: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
+
+#: What a model type needs beside COMMON. Several rows of a family have names of their own: "falcon alibi".
+SPECIAL: dict[str, dict[str, Any]] = {
+    "biogpt": {},
+    "bloom": {"n_layer": LAYERS, "n_head": 4},
+    "codellama": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_key_value_heads": 4},
+    "llama-2": {"num_key_value_heads": 4},
+    "cohere2": _MIXED | {"logit_scale": 1.0},
+    "cohere2_moe": _MIXED | {"head_dim": 8, "logit_scale": 1.0},
+    "cwm": _MIXED | {"eos_token_id": [258]},
+    "deepseek_v2": _LATENT | {"topk_method": "greedy"},
+    "deepseek_v3": _LATENT,
+    "exaone4": _MIXED,
+    "exaone_moe": _MIXED,
+    "falcon": {"multi_query": True},
+    "falcon alibi": {"alibi": True, "multi_query": False, "num_kv_heads": None},
+    "falcon new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, **_MIXED},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16, **_MIXED},
+    "glm": {"head_dim": 8},
+    "glm4": {"head_dim": 8},
+    "gpt2": _GPT,
+    "gpt_bigcode": _GPT,
+    "gpt_bigcode heads": _GPT | {"multi_query": False},
+    "hy_v3": {"head_dim": 8},
+    "internlm3": {"head_dim": 8},
+    "iquestcoder": {"head_dim": 8},
+    "kolibri1": {"head_dim": 8},
+    "laguna": {"head_dim": 8},
+    "mellum": {"head_dim": 8},
+    "minimax_m2": {"head_dim": 8},
+    "ministral3": {"head_dim": 8},
+    "solar_open": {"head_dim": 8},
+    "granite_swa": _MIXED,
+    "granitemoe_swa": _MIXED | {"logits_scaling": 4.0},
+    "seed_oss": {"head_dim": 8},
+    "ernie4_5": {"head_dim": 8},
+    "qwen2 windows": {"use_sliding_window": True, **_MIXED},
+    "gpt_oss": {"head_dim": 16, **_MIXED},
+    "helium": {"head_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8, "moe_topk": [2] * LAYERS, "num_shared_expert": [1] * LAYERS},
+    "ministral": {"head_dim": 8, **_MIXED},
+    "minicpm3": _LATENT,
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": LAYERS, "max_seq_len": 4096},
+    "olmo3": _MIXED,
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "phi3": {},
+    "cohere": {"logit_scale": 1.0},
+    "granitemoe": {"logits_scaling": 4.0},
+    "granitemoeshared": {"logits_scaling": 4.0},
+    "qwen3": {"head_dim": 16},
+    "smollm3": {"no_rope_layers": [1, 0] * (LAYERS // 2)},
+    "vaultgemma": {"head_dim": 16, "query_pre_attn_scalar": 16, **_MIXED},
+    "youtu": _LATENT,
+    "axk1": _LATENT,
+    "glm4_moe_lite": _LATENT,
+}
+
+
+#: What is compared: every model type that is served, and the further rows.
+ROWS = tuple(sorted({*FAMILIES, *SPECIAL}))
+
+
+def model_type(name: str) -> str:
+    """The model type of a row: its first word."""
+    return {"codellama": "llama", "llama-2": "llama"}.get(name, name.partition(" ")[0])
+
+
+def tiny_config(name: str) -> PretrainedConfig:
+    """The tiny configuration of a row of SPECIAL, or of any model type that needs no row."""
+    settings = COMMON | _EXPERTS | SPECIAL.get(name, {})
+    if "sliding_window" not in CONFIG_MAPPING[model_type(name)].__dataclass_fields__:
+        del settings["sliding_window"]  # some code looks whether it is there, and no checkpoint has it
+    return AutoConfig.for_model(model_type(name), **settings)
+
+
+def stock_model(name: str) -> PreTrainedModel:
+    """The stock model with random weights, large enough for attention to matter."""
+    config = tiny_config(name)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if "sink" in path:  # made with torch.empty, or as zeros
+                parameter.normal_()
+            elif parameter.dim() == 1 and "norm" in path.lower():
+                parameter.add_(0.2 * torch.randn_like(parameter))  # so that a norm that is left out shows
+    return model
+
+
+def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
+    """Its weights rounded; buffers, such as rotary frequencies, stay in fp32 as they do on loading."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
+@cache
+def tiny_bfloat16(name: str) -> LoadedModel:
+    """The tiny model in bfloat16, packed as models are by default."""
+    model, form = in_bfloat16(stock_model(name)), WeightForm()
+    key = prepare(model, form)
+    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), describe(model), key, form=form)
+
+
+@cache
+def tiny(name: str, form: WeightForm = STOCK) -> LoadedModel:
+    """A tiny model in fp32 with one token a byte, in a form; the same object at every call."""
+    model = stock_model(name)
+    key = prepare(model, form)
+    return LoadedModel(f"tiny-{name}", model, bytes_tokenizer(), describe(model), key, form=form)

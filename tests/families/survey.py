@@ -1,0 +1,147 @@
+"""Runs the suite over every causal family of transformers and writes what held: ``python -m tests.families.survey``.
+
+Families that are served have to pass; those that nobody has refused with a reason are tried as they are. Results go to
+docs/models.json, and the table in docs/models.md is made from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from inlay.cli.models import family_rows
+from inlay.models.families import FAMILIES
+from inlay.models.refused import REFUSED
+from inlay.models.standard import Standard
+
+from .configs import ROWS, model_type, tiny_config
+from .suite import CHECKS, shifts_are_allowed
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS, PAGE = DOCS / "models.json", DOCS / "models.md"
+BEGIN, END = "<!-- made by python -m tests.families.survey -->", "<!-- end -->"
+
+#: No tiny configuration has more parameters.
+_MOST = 30_000_000
+
+
+def failures(row: str) -> dict[str, str]:
+    """What does not hold of a row, with the first line of why. A claim of shifts is compared where claims are."""
+    found = {}
+    for check, holds in CHECKS.items():
+        try:
+            if check != "shifts" or shifts_are_allowed(row):
+                holds(row)
+        except Exception as error:
+            found[check] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
+    return found
+
+
+def survey() -> dict[str, Any]:
+    """All results, as an object for JSON."""
+    rows = {row: failures(row) for row in _told(ROWS)}
+    served = [
+        each | {"passed": not any(rows[row] for row in ROWS if model_type(row) == each["family"])}
+        for each in family_rows()
+    ]
+    others = sorted(kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind not in REFUSED and not _is_served(kind))
+    return {
+        "checks": list(CHECKS),
+        "families": served,
+        "failures": {row: found for row, found in rows.items() if found},
+        "refused": dict(sorted(REFUSED.items())),
+        "as they are": {kind: _tried(kind) for kind in _told(others)},
+    }
+
+
+def _is_served(kind: str) -> bool:
+    """A name of a model may stand for another one's configuration, as gpt-sw3 does for gpt2's."""
+    return CONFIG_MAPPING[kind].model_type in FAMILIES
+
+
+def _told(names: Any) -> Any:
+    for name in names:
+        began = time.monotonic()
+        yield name
+        print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+
+
+def _tried(kind: str) -> str:
+    """Whether a family that is not served passes as it is, or what stands in its way first."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(tiny_config(kind))
+        if sum(parameter.numel() for parameter in model.parameters()) > _MOST:
+            return "has no tiny configuration yet"
+    except Exception as error:
+        return f"has no tiny configuration yet ({type(error).__name__})"
+    with _as_it_is(kind):
+        found = failures(kind)
+    return "passes" if not found else "; ".join(f"{check}: {why}" for check, why in list(found.items())[:1])
+
+
+@contextmanager
+def _as_it_is(kind: str) -> Any:
+    FAMILIES[kind] = type("AsItIs", (Standard,), {"model_types": (kind,)})()
+    try:
+        yield
+    finally:
+        del FAMILIES[kind]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The table of docs/models.md."""
+    lines = ["| family | exact | modular | shifts | windows | sinks | cached | weights | int8 |", "|" + "---|" * 9]
+    for row in results["families"]:
+        mark = "✓" if row["passed"] else "fails"
+        shifts = f"{mark} {row['shifts']}" if row["shifts"] else f"no: {row['reason']}"
+        cells = [row["family"], mark, mark, shifts, f"{mark} per layer" if row["windows"] else ""]
+        cells += [mark if row["sinks"] else "", "one latent" if row["latent"] else "keys and values"]
+        cells += ["joined" if row["joined"] else "packed", mark]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def reasons(results: dict[str, Any]) -> str:
+    """The list of docs/models.md of what is refused."""
+    kinds: dict[str, list[str]] = {}
+    for kind, reason in results["refused"].items():
+        kinds.setdefault(reason, []).append(kind)
+    lines = [f"- {reason}: {', '.join(of)}." for reason, of in kinds.items()]
+    others = ", ".join(results["as they are"])
+    return "\n".join([*lines, f"- nobody has verified their attention and positions: {others}."])
+
+
+def generated(results: dict[str, Any]) -> str:
+    """What stands between the two marks of docs/models.md."""
+    return f"{BEGIN}\n\n{table(results)}\n\nNot served, because\n\n{reasons(results)}\n\n{END}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true", help="make the page anew from the results that are there")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    if not parser.parse_args().table:
+        RESULTS.write_text(json.dumps(survey(), indent=1) + "\n", encoding="utf-8")
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + generated(results) + rest.partition(END)[2], encoding="utf-8")
+    if results["failures"]:
+        sys.exit(f"not all families hold: {', '.join(results['failures'])}")
+
+
+if __name__ == "__main__":
+    main()

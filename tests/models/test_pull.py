@@ -1,0 +1,99 @@
+"""``inlay pull`` against a hub that answers from a folder, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from fnmatch import fnmatch
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from transformers import AutoConfig
+
+from inlay import ModelError
+from inlay.cli.main import main
+from inlay.models import pull as module
+from inlay.models.pull import pull
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The folder of a repository; what is asked for of it is copied into ``cache``, as the hub's client does."""
+    repository, cache = tmp_path / "repository", tmp_path / "cache"
+    repository.mkdir()
+    AutoConfig.for_model("llama").save_pretrained(repository)
+    for name in ("model-00001-of-00001.safetensors", "tokenizer.json", "pytorch_model.bin", "model.onnx"):
+        (repository / name).write_text(name)
+
+    def one(name, file, revision=None):
+        cache.mkdir(exist_ok=True)
+        return shutil.copy(repository / file, cache / file)
+
+    def many(name, revision=None, allow_patterns=(), ignore_patterns=()):
+        for path in repository.iterdir():
+            if any(fnmatch(path.name, each) for each in allow_patterns):
+                one(name, path.name)
+        return str(cache)
+
+    monkeypatch.setattr(module, "hf_hub_download", one)
+    monkeypatch.setattr(module, "snapshot_download", many)
+    return repository
+
+
+def test_what_a_model_needs_and_no_pickles(hub, capsys):
+    assert main(["pull", "owner/name"]) == 0
+    folder = hub.parent / "cache"
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model-00001-of-00001.safetensors",
+        "tokenizer.json",
+    }
+
+
+def test_pickled_weights_alone_are_refused(hub):
+    (hub / "model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(ModelError, match="owner/name has no weights in safetensors, and pickled ones are not loaded"):
+        pull("owner/name")
+
+
+def test_nothing_is_downloaded_of_a_model_that_would_be_refused(hub):
+    AutoConfig.for_model("rwkv").save_pretrained(hub)
+    with pytest.raises(ModelError, match="owner/name: models of type 'rwkv' are not supported: they fold the text"):
+        pull("owner/name")
+    assert [path.name for path in (hub.parent / "cache").iterdir()] == ["config.json"]
+
+
+RESPONSE: Any = SimpleNamespace(headers={}, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (GatedRepoError("gated", response=RESPONSE), "asks for its terms to be accepted on its page first"),
+        (RepositoryNotFoundError("none", response=RESPONSE), "is not on the hub, or is private; write OWNER/NAME"),
+        (LocalEntryNotFoundError("no connection"), "is not on this machine and the hub cannot be reached; run `inlay"),
+        (OSError("disk full\nmore"), "could not be downloaded: disk full; what is here already is kept, so try again"),
+    ],
+)
+def test_what_the_hub_says_is_one_sentence(monkeypatch, error, reason):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(module, "hf_hub_download", fail)
+    with pytest.raises(ModelError, match=f"owner/name {reason}"):
+        pull("owner/name")
+
+
+def test_offline_with_the_hubs_own_client(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match="is not on this machine and the hub cannot be reached"):
+        pull("owner/no-such-name")
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(ModelError, match="is no name of a model on the hub; write OWNER/NAME"):
+        pull("a//b c")
