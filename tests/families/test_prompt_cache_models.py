@@ -34,7 +34,9 @@ def test_a_schema_of_the_examples(name, positions):
     ((_, first),) = recorder.greedy([prompt], 2)
     ((output, logits),) = recorder.greedy([prompt], 2)  # all but the new text comes from the store
     answer = list(output.outputs[0].token_ids)
-    expected = torch.stack(oracle_logits(loaded, recorder.llm, prompt, answer, "anchored", positions, Splice))
+    expected = torch.stack(
+        oracle_logits(loaded, recorder.llm, prompt, answer, "anchored", positions, make_oracle=Splice)
+    )
     close(first, expected)
     close(logits, expected)
     assert output.usage.cached_tokens > 10 * output.usage.computed_tokens
