@@ -9,12 +9,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
-from inlay.config import EngineConfig
+from inlay.config import EngineConfig, parse_bytes
 from inlay.engine.core import Engine
 from inlay.engine.encoder import Task
 from inlay.engine.factory import RequestFactory
@@ -23,9 +24,14 @@ from inlay.engine.request import Request
 from inlay.engine.runner import Runner, why_not_shift
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread, Listener
+from inlay.errors import InlayError
 from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.kv.pool import KVPool
+from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.tier import Tier
+from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
 from inlay.models.spec import dtype_name
 from inlay.prompt.processor import ModelInfo
@@ -33,6 +39,8 @@ from inlay.prompt.request import EngineRequest
 from inlay.types import EngineStats, SamplingParams
 
 T = TypeVar("T")
+
+_FLUSH_S = 60.0  # for what is still to be written when an engine ends
 
 
 class EngineClient(Protocol):
@@ -100,6 +108,13 @@ class InProcessClient:
         self.storage = runner.storage
         self._model = _model_info(loaded, config, why_not_shift(loaded.spec, runner, pool))
         self.store = SegmentStore(pool, self._model.keys)
+        self.residency = Residency(
+            self.store,
+            runner.storage,
+            tiers_of(config),
+            model=loaded.name,
+            timeout_s=config.store_timeout_s,
+        )
         self.engine = Engine(
             self.store,
             runner,
@@ -108,9 +123,12 @@ class InProcessClient:
             prefill_chunk=config.prefill_chunk,
             max_waiting=config.max_waiting,
             max_pass_s=config.max_pass_s,
+            residency=self.residency,
+            keep_private=config.store_private,
         )
         self.factory = RequestFactory(loaded, secrets.randbits(64) if seed is None else seed)
         self.thread = EngineThread(self.engine, own=own_thread)
+        self.residency.wake = self._wake
 
     @property
     def model(self) -> ModelInfo:
@@ -153,7 +171,24 @@ class InProcessClient:
         self.thread.check_open()
 
     def shutdown(self) -> None:
+        """What is to be written is, where that takes no longer than _FLUSH_S."""
+        with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
+            if self.residency.waiting:
+                self.thread.run(self.residency.poll)
+                self.residency.flush(_FLUSH_S)
         self.thread.stop()
+        self.residency.close()
+
+    def _wake(self) -> None:
+        """Have the engine see to what came up, or was copied, between two steps. On any thread."""
+        with suppress(InlayError):  # nothing is done any more
+            self.call(self.residency.poll)
+
+
+def tiers_of(config: EngineConfig) -> tuple[Tier, ...]:
+    """The tiers below the pool. Raises ParameterError where the folder cannot be used."""
+    folder = config.store_folder()
+    return () if folder is None else (DiskTier(folder, parse_bytes("store_bytes", config.store_bytes)),)
 
 
 def _model_info(loaded: LoadedModel, config: EngineConfig, reason: str | None) -> ModelInfo:
@@ -164,5 +199,6 @@ def _model_info(loaded: LoadedModel, config: EngineConfig, reason: str | None) -
         codec="none",
         salt=config.cache_salt.encode(),
         positioned=reason is not None,
+        numerics=numerics(),
     )
     return ModelInfo(loaded.spec.vocab_size, loaded.spec.max_positions, keys, reason)

@@ -282,6 +282,8 @@ class Usage:
         shifted_tokens: cached tokens read at another offset, relative to their context, than they were encoded at.
         recomputed_tokens: computed tokens whose KV was stored: the last one of a prompt all of which was, as somebody
             has to compute what follows it.
+        disk_tokens: cached tokens that were not in the pool when the request came, and were read from the store on
+            disk for it.
     """
 
     prompt_tokens: int
@@ -291,6 +293,7 @@ class Usage:
     module_tokens: int
     shifted_tokens: int
     recomputed_tokens: int = 0
+    disk_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -298,6 +301,7 @@ class Usage:
         assert self.cached_tokens == self.exact_tokens + self.module_tokens, self
         assert 0 <= self.shifted_tokens <= self.cached_tokens, self
         assert 0 <= self.recomputed_tokens <= self.computed_tokens, self
+        assert 0 <= self.disk_tokens <= self.cached_tokens, self
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +322,30 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """How full a tier is, and what it did since the process began.
+
+    Arguments:
+        segments, tokens, bytes, quota: what it holds, and the most bytes that it may hold; 0 for no bound.
+        hits, hit_tokens: segments that were read. misses: reads that gave nothing, by reason.
+        writes, written_bytes, refused: segments that were written; those that there was no room or no leave for.
+        evictions: segments that went to make room.
+    """
+
+    segments: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    quota: int = 0
+    hits: int = 0
+    hit_tokens: int = 0
+    misses: tuple[tuple[str, int], ...] = ()
+    writes: int = 0
+    written_bytes: int = 0
+    refused: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """What an engine is doing, and how full its pool is.
 
@@ -328,6 +356,9 @@ class EngineStats:
         segments, stored_tokens: what the store finds.
         steps, preemptions: since the start.
         busy: whether there is anything to do, encodings too.
+        encoded_tokens: tokens of modules, and of schemas' always-present text, that were computed since the start.
+        disk_tokens: tokens that came into the pool from the store on disk. unwritten_segments: those that wait to be
+            written there. disk: how full that is, and what it did; None where there is none.
     """
 
     running: int
@@ -340,6 +371,10 @@ class EngineStats:
     steps: int
     preemptions: int
     busy: bool = False
+    encoded_tokens: int = 0
+    disk_tokens: int = 0
+    unwritten_segments: int = 0
+    disk: TierStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

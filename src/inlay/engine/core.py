@@ -20,6 +20,7 @@ from inlay.engine.sampler.sampler import sample
 from inlay.engine.scheduler import Scheduler, Step
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
 from inlay.types import EngineStats
 
@@ -28,6 +29,7 @@ class Engine:
     """Runs requests over one store of segments.
 
     max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
+    residency, keep_private: see KVCacheManager; without tiers below the pool, if not given.
 
     Who is in ``observers`` is told of every step that computes something.
     """
@@ -42,12 +44,15 @@ class Engine:
         prefill_chunk: int,
         max_waiting: int | None = None,
         max_pass_s: float | None = None,
+        residency: Residency | None = None,
+        keep_private: bool = False,
     ) -> None:
         self.store = store
         self.runner = runner
         self._max_tokens = max_tokens
         self._budget = PassBudget(max_pass_s)
-        self.kv_manager = KVCacheManager(store)
+        self.residency = residency or Residency(store, runner.storage)
+        self.kv_manager = KVCacheManager(store, self.residency, private=keep_private)
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
         )
@@ -55,6 +60,7 @@ class Engine:
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
         self._scoring: set[Task] = set()  # who waits or runs and is told the log-probabilities of its prompt
         self._steps = self._preemptions = 0
+        self._idle = False  # whether the last step had nothing to do
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""
@@ -79,6 +85,10 @@ class Engine:
             steps=self._steps,
             preemptions=self._preemptions,
             busy=self.busy,
+            encoded_tokens=self.kv_manager.encoded_tokens,
+            disk_tokens=self.residency.loaded.get("disk", 0),
+            unwritten_segments=self.residency.waiting,
+            disk=next((tier.stats() for tier in self.residency.tiers if tier.name == "disk"), None),
         )
 
     def add(self, task: Task) -> None:
@@ -102,6 +112,11 @@ class Engine:
     def busy(self) -> bool:
         return self.scheduler.busy
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the last step found that all who are under way wait for what is read from a lower tier."""
+        return self._idle and self.busy and self.residency.moving
+
     def step(self, *, on_leave: Callable[[Task], None] | None = None, interruptible: bool = True) -> list[Task]:
         """Schedule, run one forward pass, sample.
 
@@ -111,6 +126,7 @@ class Engine:
         interruptible: whether what stops a program (KeyboardInterrupt, SystemExit) is raised again, when those in the
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
+        self.residency.poll()
         began = time.perf_counter()
         step = self.scheduler.step(began, self._most_prefill())
         ended = self._leave(step)
@@ -118,6 +134,7 @@ class Engine:
             for request in ended:
                 on_leave(request)
         made = self._pass(step)
+        self._idle = not made.work and not ended
         if not made.work:
             return ended
         self._steps += 1

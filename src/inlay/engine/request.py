@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -26,18 +26,33 @@ class PromptState:
     Where nothing of that depends on what is stored, the splice is made at once, on the thread of whoever asks.
     """
 
-    __slots__ = ("_open", "_splice", "_stored", "request")
+    __slots__ = ("_open", "_public", "_splice", "_stored", "request")
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._open = request.open_segments()
         self._stored: frozenset[bytes] | None = None
+        self._public: frozenset[bytes] | None = None
         self._splice = None if self._open else splice_of(request)
 
     @property
     def splice(self) -> Splice:
         assert self._splice is not None, "it is chosen when the first of its answers is admitted"
         return self._splice
+
+    @property
+    def public(self) -> frozenset[bytes]:
+        """The keys of public schemas' segments that it may be read from, and of those that they attend to."""
+        if self._public is None:
+            seen: set[SegmentSpec] = set()
+            for part in self.request.parts:
+                for spec in () if part.owned else part.candidates:
+                    at: SegmentSpec | None = spec
+                    while at is not None and at not in seen:
+                        seen.add(at)
+                        at = at.parent
+            self._public = frozenset(spec.key for spec in seen)
+        return self._public
 
     def choose(self, stored: Callable[[Iterable[SegmentSpec]], frozenset[bytes]]) -> None:
         """Choose among the candidates of its parts, by what is stored now; nothing once that is settled."""
@@ -57,13 +72,21 @@ class PrefillRecord:
     """How a prompt's tokens came about.
 
     admitted_at: when the request first had a place in the pool, on the clock of its arrival. fetch_s: how long that
-    took. encode_s: how long modules took that it missed.
+    took. encode_s: how long modules took that it missed. awaited: the keys of segments that came up from a lower tier
+    while it waited for them, and waited_since: from when on.
     """
 
     usage: Usage | None = None
     admitted_at: float | None = None
     fetch_s: float = 0.0
     encode_s: float = 0.0
+    awaited: frozenset[bytes] = frozenset()
+    waited_since: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """For how long it has waited for a lower tier."""
+        return 0.0 if self.waited_since is None else time.perf_counter() - self.waited_since
 
 
 @dataclass(eq=False)
@@ -180,6 +203,17 @@ class Request:
         self.prompt.settle()
         self.prefill.admitted_at = self.prefill.admitted_at or time.perf_counter()
 
+    def wait_for(self, keys: frozenset[bytes]) -> None:
+        """Note that segments come up from a lower tier for it."""
+        self.prefill.awaited |= keys
+        self.prefill.waited_since = self.prefill.waited_since or time.perf_counter()
+
+    def may_be_kept(self, spec: SegmentSpec, *, private: bool) -> bool:
+        """Whether tiers below the pool may hold a segment that it computes: a public schema's, unless ``private``."""
+        if private:
+            return True
+        return not spec.before.private and spec.key in self.prompt.public
+
     def count(
         self, modules: dict[bytes, tuple[SegmentSpec, Found]], beginnings: Sequence[Found | None], known: bool
     ) -> None:
@@ -190,7 +224,9 @@ class Request:
         if self.prefill.usage is None:
             stored = {key: found.tokens for key, (_, found) in modules.items()}
             begun = [0 if found is None else found.tokens for found in beginnings]
-            self.prefill.usage = usage_of(self.prompt.splice, stored, begun, recomputed=int(known))
+            self.prefill.usage = usage_of(
+                self.prompt.splice, stored, begun, recomputed=int(known), awaited=self.prefill.awaited
+            )
 
     def force(self, tokens: Sequence[int]) -> None:
         """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""
@@ -279,14 +315,22 @@ class Request:
         )
 
 
-def usage_of(splice: Splice, stored: Mapping[bytes, int], beginnings: Sequence[int], *, recomputed: int = 0) -> Usage:
+def usage_of(
+    splice: Splice,
+    stored: Mapping[bytes, int],
+    beginnings: Sequence[int],
+    *,
+    recomputed: int = 0,
+    awaited: Container[bytes] = (),
+) -> Usage:
     """How the tokens of a splice came about.
 
     stored: of each module segment, by key, how many tokens were stored when it was admitted; none where it is left out.
     beginnings: for each part, how many tokens of it were stored as they stand here.
-    recomputed: how many were stored and are computed all the same.
+    recomputed: how many were stored and are computed all the same. awaited: the keys of those that came up from a
+    lower tier.
     """
-    total = exact = module = shifted = 0
+    total = exact = module = shifted = lower = 0
     for part, begun in zip(splice, beginnings, strict=True):
         if isinstance(part, Fresh):
             total += len(part.ids)
@@ -297,5 +341,6 @@ def usage_of(splice: Splice, stored: Mapping[bytes, int], beginnings: Sequence[i
         exact += read if part.exact else 0
         module += 0 if part.exact else read
         shifted += read if part.displaced else 0
+        lower += read if part.spec.key in awaited else 0
     cached = exact + module
-    return Usage(total, cached, total - cached, exact, module, shifted, recomputed)
+    return Usage(total, cached, total - cached, exact, module, shifted, recomputed, lower)

@@ -36,6 +36,7 @@ class Admission(Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"
     LATER = "later"  # somebody is computing what it could share
+    COMING = "coming"  # what it reads, or room, is on its way between the pool and a lower tier
     DONE = "done"  # there is nothing left to compute
 
 
@@ -271,6 +272,7 @@ class Scheduler(Generic[J]):
                     return
             if answer is Admission.LATER:
                 assert self.running, "a job waits for what nobody computes"
+            if answer in (Admission.LATER, Admission.COMING):
                 asked[job.tenant, job.sequences] += 1
             if answer is not None:
                 # One that waits for somebody keeps its place: a long line is not asked through at every step.
