@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inlay.errors import ParameterError
+
+if TYPE_CHECKING:
+    from inlay.types import EngineStats
 
 Model = Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")]
 Tokenizer = Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")]
@@ -21,6 +25,14 @@ ChatTemplate = Annotated[
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Tokens of a prompt and its answer; what the model has positions for, if not given.")
 ]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="Where encoded modules of public schemas outlive the process: a folder, or off. If not given, INLAY_STORE "
+        "or the user's cache directory, and off for random: models."
+    ),
+]
+StoreBytes = Annotated[str, typer.Option(help="The most that folder may hold; the least recently used goes first.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
@@ -38,6 +50,31 @@ def counts(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ParameterError(f"{option} is '{text}'; write a number, or several with commas: 1024,2048") from None
+
+
+def store_of(given: str | None, model: str) -> str:
+    """The ``store`` of a command that keeps one unless it is told otherwise: a folder, or "off"."""
+    said = given if given is not None else os.environ.get("INLAY_STORE")
+    if said or model.startswith("random:"):
+        return said or "off"
+    from inlay.models.fingerprint_cache import cache_root
+
+    root = cache_root()
+    if root is None:
+        return "off"
+    try:  # nobody asked for it, so that nobody is told what is wrong with it but by the line that says where it is
+        (root / "store").mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return "off"
+    return str(root / "store")
+
+
+def told_store(stats: EngineStats, store: str) -> str | None:
+    """The line that says where encoded modules are kept; None for nowhere."""
+    if stats.disk is None:
+        return None
+    size, quota = (f"{amount / 2**30:.1f}" for amount in (stats.disk.bytes, stats.disk.quota))
+    return f"encoded modules are kept in {store} ({size} of {quota} GiB; --store off keeps none)"
 
 
 def read_template(path: Path | None) -> str | None:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli.options import ChatTemplate, MaxModelLen, read_template
+from inlay.cli.options import ChatTemplate, MaxModelLen, Store, StoreBytes, read_template, store_of, told_store
 from inlay.errors import ParameterError
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,14 @@ def serve(
     kv_memory: Annotated[
         str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
     ] = None,
+    store: Store = None,
+    store_bytes: StoreBytes = "16GiB",
+    store_private: Annotated[
+        bool,
+        typer.Option(
+            "--store-private", help="Keep modules of tenants' private schemas, and parts of their messages, there too."
+        ),
+    ] = False,
     max_num_seqs: Annotated[int, typer.Option(help="The most answers that are written at the same time.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="The most answers that wait to begin; more are refused.")] = 1024,
     max_pass: Annotated[
@@ -165,6 +173,7 @@ def serve(
         from inlay.server.run import Server
 
         configure(format=log_format, level=log_level)
+        folder = store_of(store, model)
         disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
         llm = AsyncLLM(
             model,
@@ -180,11 +189,17 @@ def serve(
             weights=weights,
             quantization=quantization,
             generation_config=generation_config,
+            store=folder,
+            store_bytes=store_bytes,
+            store_private=store_private,
         )
         try:
             app = build_app(llm, settings, first)
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
+            kept = told_store(llm.stats(), folder)
+            if kept:
+                logger.info("%s", kept)
             where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
             Server(app, lambda: _ready(where), tls).run([listener])
         finally:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.types import EngineStats
+from inlay.types import EngineStats, TierStats
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -177,6 +177,10 @@ class _Maker:
         return kind(PREFIX + name, says, labelnames=names, registry=self._registry, **settings)
 
 
+#: Why the store on disk did not give a segment; see kv/tiers/tier.py.
+STORE_MISSES = ("absent", "corrupt", "late", "failed")
+
+
 class EngineCollector(Collector):
     """What the engine and the registry of schemas say at the moment of a scrape."""
 
@@ -201,12 +205,43 @@ class EngineCollector(Collector):
         counters: Iterable[tuple[str, str, float]] = (
             ("num_preemptions", "Times that an answer lost its place to make room.", stats.preemptions),
             ("engine_steps", "Forward passes.", stats.steps),
+            ("encoded_tokens", "Tokens of modules that were computed.", stats.encoded_tokens),
         )
+        disk = stats.disk or TierStats()
+        gauges, counters = (*gauges, *_store_gauges(stats, disk)), (*counters, *_store_counters(disk))
+        yield self._store_misses(disk)
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, says, value in rows:
                 family = kind(PREFIX + name, says, labels=("model_name", "engine"))
                 family.add_metric((self._model, ENGINE), value)
                 yield family
+
+    def _store_misses(self, disk: TierStats) -> Metric:
+        says = "Segments that the store on disk was thought to have and did not give."
+        family = CounterMetricFamily(PREFIX + "store_misses", says, labels=("model_name", "engine", "reason"))
+        counts = dict(disk.misses)
+        for reason in STORE_MISSES:
+            family.add_metric((self._model, ENGINE, reason), counts.get(reason, 0))
+        return family
+
+
+def _store_gauges(stats: EngineStats, disk: TierStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("store_segments", "Segments on disk.", disk.segments),
+        ("store_bytes", "Bytes of their files.", disk.bytes),
+        ("store_quota_bytes", "The most that they may have.", disk.quota),
+        ("store_unwritten_segments", "Segments that wait to be written.", stats.unwritten_segments),
+    )
+
+
+def _store_counters(disk: TierStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("store_hits", "Segments that were read from disk.", disk.hits),
+        ("store_hit_tokens", "Their tokens.", disk.hit_tokens),
+        ("store_writes", "Segments that were written.", disk.writes),
+        ("store_refused_writes", "Segments that could not be written, or for which there was no room.", disk.refused),
+        ("store_evictions", "Segments that were removed to make room.", disk.evictions),
+    )
 
 
 def _share(stats: EngineStats) -> float:

@@ -18,7 +18,7 @@ from inlay.types import CompletionOutput, RequestMetrics, RequestOutput
 
 _OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
-_COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "recomputed_tokens", "computed_tokens")
+_COUNTED = ("exact_tokens", "module_tokens", "shifted_tokens", "disk_tokens", "recomputed_tokens", "computed_tokens")
 _NO_TIMES = RequestMetrics()
 _TIMED = ("queue_s", "fetch_s", "compute_s", "ttft_s", "total_s")
 
