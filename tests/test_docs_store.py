@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 
+from inlay.cli.cache import app
+from inlay.cli.main import main
 from inlay.config import EngineConfig
 
 from .pages import DOCS, blocks
@@ -18,6 +21,24 @@ def test_the_second_start_encodes_nothing(tmp_path, capsys):
     (first, none), (zero, read) = [tuple(map(int, line.split())) for line in capsys.readouterr().out.splitlines()]
     assert (none, zero) == (0, 0)
     assert first == read > 0
+
+
+def test_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(DOCS.parent)
+    monkeypatch.setenv("INLAY_STORE", str(tmp_path))
+    (block,) = [block for block in blocks(PAGE) if block.language == "sh"]
+    commands = [shlex.split(line) for line in block.text.splitlines()]
+    assert len(commands) == 4
+    for name, *arguments in commands:
+        assert name == "inlay"
+        assert main(arguments) == 0
+    assert "segments are whole, 0 were damaged" in capsys.readouterr().out
+
+
+def test_every_command_has_a_row():
+    rows = re.findall(r"^\| (`[a-z].*?) \|", PAGE.read_text().split("| command | |")[1], re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([a-z]+)", row)]
+    assert sorted(named) == sorted(command.name or command.callback.__name__ for command in app.registered_commands)
 
 
 def test_every_setting_has_a_row():

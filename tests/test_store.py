@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay import LLM, AsyncLLM, ParameterError, Prompt, SamplingParams, Schema
+from inlay import LLM, AsyncLLM, InlayError, ParameterError, Prompt, SamplingParams, Schema
 from inlay.engine.encoder import Encoding
+from inlay.engine.runner import Runner
 from inlay.kv.tiers.disk import DiskTier
 
 from .conftest import tiny
@@ -268,6 +269,25 @@ def test_a_full_disk_takes_nothing_down(tmp_path, expected, monkeypatch, caplog)
     assert (stats.disk.segments, stats.disk.refused) == (0, 1)
     assert "No space left on device" in caplog.text
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("later", [0, 2])
+def test_what_a_damaged_request_computed_is_not_kept(tmp_path, monkeypatch, later):
+    """Logits that are no numbers, in the pass that ends the prompt or in a later one: its modules are suspect."""
+    llm = make(tmp_path)
+    llm.add_schema(SCHEMA, encode=False)
+    run, calls = Runner.run, []
+
+    def damaged(self, work, rows, plan=None):
+        logits = run(self, work, rows, plan)
+        calls.append(len(rows))
+        return logits * float("nan") if len(calls) > later else logits
+
+    monkeypatch.setattr(Runner, "run", damaged)
+    with pytest.raises(InlayError):
+        answer(llm)
+    llm.shutdown()
+    assert files(tmp_path) == []
 
 
 def test_a_small_pool_reads_what_it_can_hold(tmp_path):

@@ -173,7 +173,7 @@ class InProcessClient:
     def shutdown(self) -> None:
         """What is to be written is, where that takes no longer than _FLUSH_S."""
         with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
-            if self.residency.waiting:
+            if not self.residency.settled:
                 self.thread.run(self.residency.poll)
                 self.residency.flush(_FLUSH_S)
         self.thread.stop()

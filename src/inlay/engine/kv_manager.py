@@ -174,8 +174,9 @@ class KVCacheManager:
         self._store.pool.free(allocation.tail)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
-        for segment in suspect:
-            self.residency.forget(segment.key)
+        if isinstance(task, Request) and task.damaged:
+            for key in task.prefill.encoded:
+                self.residency.forget(key)
         self._store.discard(suspect)
         task.allocation = SequenceAllocation()
         if task is self.encoding:
@@ -223,6 +224,8 @@ class KVCacheManager:
             return
         if task.may_be_kept(run, private=self._private) and self._store.get(run) is not None:
             self.residency.save(run)
+            if isinstance(task, Request):
+                task.prefill.encoded.append(run.key)
 
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
         """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""

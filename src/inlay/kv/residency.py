@@ -104,6 +104,7 @@ class Residency:
         self._waiting: deque[tuple[SegmentSpec, float]] = deque()
         self._saving: _Save | None = None
         self._not_again: set[bytes] = set()  # what did not come up, until it is written anew
+        self._deleting: set[bytes] = set()  # what is still to be removed from the tiers
         self._news = threading.Event()  # a read or a write has come further since the last poll
         self._refreshing = False
 
@@ -117,6 +118,11 @@ class Residency:
     def waiting(self) -> int:
         """How many segments are to be written, those included that are being written."""
         return len(self._waiting) + (self._saving is not None)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is to be written or removed."""
+        return not self.waiting and not self._deleting
 
     @property
     def lag_s(self) -> float:
@@ -185,6 +191,7 @@ class Residency:
         if self._saving is not None and self._saving.spec.key == key:
             self._saving.given_up = True
             self._saving.hold.release()
+        self._deleting.add(key)
         self._writer.submit(lambda: self._delete(key))
 
     def poll(self) -> None:
@@ -237,9 +244,9 @@ class Residency:
     # The end
 
     def flush(self, timeout: float) -> None:
-        """Wait until all is written, as long as that may take."""
+        """Wait until all is written, and removed, but no longer than that."""
         until = time.monotonic() + timeout
-        while self.waiting and time.monotonic() < until:
+        while not self.settled and time.monotonic() < until:
             self._news.wait(0.05)
             self.wake()
 
@@ -301,8 +308,12 @@ class Residency:
             self._tell()
 
     def _delete(self, key: bytes) -> None:
-        for tier in self.tiers:
-            tier.delete(key)
+        try:
+            for tier in self.tiers:
+                tier.delete(key)
+        finally:
+            self._deleting.discard(key)
+            self._news.set()
 
     def _refresh(self) -> None:
         try:

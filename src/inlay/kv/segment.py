@@ -34,11 +34,6 @@ class Segment:
         return len(self.run.ids)
 
     @property
-    def key(self) -> bytes:
-        """The key of all of it. Worked out when it is asked for."""
-        return self.keys.key(self.run.digest, self.run.ids, self.run.start)
-
-    @property
     def held(self) -> int:
         """How many of its tokens, from the first on, somebody needs to stay."""
         return max((hold.tokens[self] for hold in self.holds), default=0)

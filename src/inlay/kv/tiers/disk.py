@@ -23,6 +23,7 @@ from inlay.kv.tiers.files import (
     read_header,
     read_slabs,
     remove_drafts,
+    sync_folder,
     write_file,
 )
 from inlay.kv.tiers.record import SegmentRecord, Slab
@@ -141,6 +142,30 @@ class DiskTier:
             if header.record.key != key:
                 raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
             read_slabs(file, header, at, lambda layer, slab: None, lambda: False)
+
+    def adopt(self, draft: Path) -> SegmentRecord:
+        """Check a file that came from elsewhere, on this file system, and take it in under its own name.
+
+        Raises TierMissError where it is not what it should be, or has no room, and OSError.
+        """
+        file = os.open(draft, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            header, at = read_header(file)
+            read_slabs(file, header, at, lambda layer, slab: None, lambda: False)
+            size = os.fstat(file).st_size
+            os.fsync(file)
+        finally:
+            os.close(file)
+        record, now = header.record, time.time()
+        if not self.holds(record.key) and not self._make_room(size):
+            raise TierMissError(Miss.FAILED, f"there is no room for its {size} bytes beside what is pinned")
+        os.rename(draft, self._path(record.key))
+        sync_folder(self.folder)
+        entry = TierEntry(record.key, record.tokens, size, record.model, now, now)
+        self._index.add([entry])
+        with self._lock:
+            self._entries[record.key] = entry
+        return record
 
     def path(self, key: bytes) -> Path:
         """Where the file of a segment lies, or would."""
