@@ -8,6 +8,7 @@ import shlex
 from inlay.cli.cache import app
 from inlay.cli.main import main
 from inlay.config import EngineConfig
+from inlay.types import MISS_REASONS
 
 from .pages import DOCS, blocks
 
@@ -44,3 +45,12 @@ def test_every_command_has_a_row():
 def test_every_setting_has_a_row():
     rows = re.findall(r"^\| `(store\w*)` \|", PAGE.read_text(), re.MULTILINE)
     assert rows == [name for name in EngineConfig.__dataclass_fields__ if name.startswith("store")]
+
+
+def test_every_reason_is_told():
+    said = PAGE.read_text().split("## Why something is missing")[1].split("\n## ")[0]
+    assert re.findall(r"`((?:other )?[a-z]+(?: seen)?)`", said.split("| reason | |")[1]) == [
+        *MISS_REASONS[:2],
+        *MISS_REASONS[5:],
+        *MISS_REASONS[2:5],
+    ]

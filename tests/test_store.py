@@ -328,3 +328,62 @@ def test_an_encoding_reads_and_encodes_in_turns(store, caplog):
     assert stats.encoded_tokens + stats.disk_tokens == encoding.total
     llm.shutdown()
     assert not caplog.records
+
+
+def test_misses_are_explained(tmp_path):
+    """Each as its own request sees it."""
+
+    def misses(llm: LLM, **asked) -> dict[str, int]:
+        return dict(answer(llm, **asked).usage.misses)
+
+    llm = make(tmp_path)
+    llm.add_schema(SCHEMA, encode=False)
+    first = misses(llm)
+    tokens = sum(first.values())
+    assert list(first) == ["never seen"]
+    assert misses(llm) == {}
+    while llm.stats().unwritten_segments:
+        llm.generate("some text", GREEDY)
+    assert set(misses(llm, reuse="isolated")) <= {"other context"}
+    llm.shutdown()
+
+    for settings, reason in (({"model": "qwen2"}, "other model"), ({"cache_salt": "x"}, "other salt")):
+        other = make(tmp_path, **settings)
+        other.add_schema(SCHEMA, encode=False)
+        assert misses(other) == {reason: tokens}
+        other.shutdown()
+
+    for path in files(tmp_path):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.unlink()
+        path.write_bytes(data)
+    again = make(tmp_path)
+    again.add_schema(SCHEMA, encode=False)
+    assert misses(again) == {"corrupt": tokens}
+    again.shutdown()
+
+    plain = make(None)
+    plain.add_schema(SCHEMA, encode=False)
+    misses(plain)
+    plain.store.clear()
+    assert misses(plain) == {"evicted": tokens}
+
+
+def test_no_explanation_tells_of_somebodys_own_segments(tmp_path):
+    llm = make(tmp_path, store_private=True)
+    llm.add_schema(SCHEMA, cache_salt="one")
+    answer(llm, cache_salt="one")
+    for each in (llm, make(tmp_path, store_private=True)):
+        each.add_schema(SCHEMA, encode=False, cache_salt="other")
+        assert [reason for reason, _ in answer(each, cache_salt="other").usage.misses] == ["never seen"]
+        each.shutdown()
+
+
+def test_what_is_late_says_so(store, monkeypatch):
+    go_on = hang(monkeypatch)
+    llm = make(store, store_timeout_s=0.05)
+    llm.add_schema(SCHEMA, encode=False)
+    assert [reason for reason, _ in answer(llm).usage.misses] == ["late"]
+    go_on.set()
+    llm.shutdown()

@@ -268,6 +268,21 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
+#: Why keys and values of a module were nowhere; see docs/store.md.
+MISS_REASONS = (
+    "never seen",
+    "evicted",
+    "late",
+    "corrupt",
+    "failed",
+    "other model",
+    "other version",
+    "other codec",
+    "other salt",
+    "other context",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """How many of a request's prompt tokens were computed for it, and what the others were reused from.
@@ -284,6 +299,7 @@ class Usage:
             has to compute what follows it.
         disk_tokens: cached tokens that were not in the pool when the request came, and were read from the store on
             disk for it.
+        misses: tokens of modules among those computed, by why their KV was nowhere (MISS_REASONS).
     """
 
     prompt_tokens: int
@@ -294,6 +310,7 @@ class Usage:
     shifted_tokens: int
     recomputed_tokens: int = 0
     disk_tokens: int = 0
+    misses: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self

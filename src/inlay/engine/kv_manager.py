@@ -121,6 +121,7 @@ class KVCacheManager:
             self._check_capacity(self._chunks_needed(splice, lookup), "the request")
         first = request.prefill.admitted_at is None
         known = first and self._knows_last(splice, lookup)  # before room is made, for which that may go
+        misses = self._misses(splice, lookup) if first else {}
         allocation = self._allocate(splice, lookup)
         if allocation is None:
             return Admission.NO_ROOM
@@ -129,7 +130,7 @@ class KVCacheManager:
         self.pending.add(allocation.prefill)
         if first:
             request.prefill.fetch_s = fetch_s + request.prefill.waited_s
-            request.count(lookup.modules, lookup.beginnings, known)
+            request.count(lookup.modules, lookup.beginnings, known, misses)
         return Admission.ADMITTED
 
     def _allocate(self, splice: Splice, lookup: Lookup) -> SequenceAllocation | None:
@@ -220,7 +221,10 @@ class KVCacheManager:
 
     def _write_behind(self, task: Task, run: TokenRun) -> None:
         """Have a module that was computed written to the tiers below, where these may hold it."""
-        if not self.residency.tiers or not isinstance(run, SegmentSpec):
+        if not isinstance(run, SegmentSpec):
+            return
+        self.residency.misses.stored(run)
+        if not self.residency.tiers:
             return
         if task.may_be_kept(run, private=self._private) and self._store.get(run) is not None:
             self.residency.save(run)
@@ -250,6 +254,17 @@ class KVCacheManager:
         coming = [(spec, found) for spec, found in lookup.missing if spec.key in needed]
         coming = [(spec, found) for spec, found in coming if self.residency.below(spec.key)]
         return bool(coming) and self.residency.bring_up(coming)
+
+    def _misses(self, splice: Splice, lookup: Lookup) -> dict[str, int]:
+        """How many tokens of modules that it reads are computed, by why they are missing."""
+        missing = {spec.key: (spec, found.tokens) for spec, found in lookup.missing}
+        counts: dict[str, int] = {}
+        for part in splice:
+            if isinstance(part, Cached) and part.spec.key in missing:
+                spec, done = missing[part.spec.key]
+                reason = self.residency.why_missing(spec)
+                counts[reason] = counts.get(reason, 0) + max(0, part.length - done)
+        return counts
 
     def _look_up(self, splice: Splice, *, find: bool = True) -> Lookup:
         """What is stored of a splice; nothing of it where ``find`` is False."""

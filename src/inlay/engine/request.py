@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -217,18 +217,22 @@ class Request:
         return not spec.before.private and spec.key in self.prompt.public
 
     def count(
-        self, modules: dict[bytes, tuple[SegmentSpec, Found]], beginnings: Sequence[Found | None], known: bool
+        self,
+        modules: dict[bytes, tuple[SegmentSpec, Found]],
+        beginnings: Sequence[Found | None],
+        known: bool,
+        misses: Mapping[str, int],
     ) -> None:
         """Say how the prompt's tokens came about.
 
-        modules, beginnings: what was stored; see kv_manager.py. known: whether the last token was, too.
+        modules, beginnings: what was stored; see kv_manager.py. known: whether the last token was, too. misses: tokens
+        of modules that were not, by why.
         """
         if self.prefill.usage is None:
             stored = {key: found.tokens for key, (_, found) in modules.items()}
             begun = [0 if found is None else found.tokens for found in beginnings]
-            self.prefill.usage = usage_of(
-                self.prompt.splice, stored, begun, recomputed=int(known), awaited=self.prefill.awaited
-            )
+            usage = usage_of(self.prompt.splice, stored, begun, recomputed=int(known), awaited=self.prefill.awaited)
+            self.prefill.usage = replace(usage, misses=tuple(sorted(misses.items())))
 
     def force(self, tokens: Sequence[int]) -> None:
         """Make it say these tokens and keep what the model expected. Raises ContextError where they don't fit."""

@@ -20,10 +20,11 @@ from functools import partial
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.misses import EVICTED, LATE, MissReasons
 from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.record import SegmentRecord, Slab, SlabMemory, is_finite
-from inlay.kv.tiers.tier import Tier, TierMissError
+from inlay.kv.tiers.tier import Miss, Tier, TierMissError
 from inlay.kv.worker import Worker
 from inlay.slots import SlotRange, cut, total
 
@@ -91,6 +92,10 @@ class Residency:
         timeout_s: float = 10,
     ) -> None:
         self.tiers = tuple(tiers)
+        self.misses = MissReasons(store.keys)
+        for tier in self.tiers:
+            for entry in tier.iterate():
+                self.misses.listed(entry)
         self.wake: Callable[[], None] = _nobody
         self.loaded: dict[str, int] = {}  # tokens that came up, by tier
         self.not_written = 0  # segments that had gone, or were too many, before they could be written
@@ -143,6 +148,10 @@ class Residency:
     def bringing(self, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Those of the keys whose segments are on their way up."""
         return frozenset(key for key in keys if key in self._by_key)
+
+    def why_missing(self, spec: SegmentSpec) -> str:
+        """Why a segment that is neither in the pool nor on its way has to be computed; see MissReasons."""
+        return LATE if spec.key in self._by_key else self.misses.explain(spec)
 
     def wait(self, timeout: float) -> None:
         """Until something has come further, or the time is over."""
@@ -226,7 +235,9 @@ class Residency:
             del self._by_key[key]
             if key in load.arrived:
                 self._store.insert(each.spec, each.before + each.slots)
-            if self._store.get(each.spec) is None:  # to ask for it again would be of no use
+            if self._store.get(each.spec) is not None:
+                self.misses.stored(each.spec)
+            else:  # to ask for it again would be of no use
                 self._not_again.add(key)
         load.hold.release()
         self._store.pool.free(load.slots)
@@ -283,7 +294,8 @@ class Residency:
                 continue
             try:
                 tier.get(record, take, lambda: load.late)
-            except TierMissError:
+            except TierMissError as miss:
+                self.misses.failed(record.key, EVICTED if miss.reason is Miss.ABSENT else miss.reason.value)
                 continue
             self.loaded[tier.name] = self.loaded.get(tier.name, 0) + total(wanted.slots)
             for nearer in self.tiers[:number]:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.types import EngineStats, TierStats
+from inlay.types import MISS_REASONS, EngineStats, TierStats
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -80,6 +80,7 @@ class Families:
     cached_tokens: Counter
     shifted_tokens: Counter
     recomputed_tokens: Counter
+    missed_tokens: dict[str, Counter]
     first_token: Histogram
     between_tokens: Histogram
     per_token: Histogram
@@ -112,6 +113,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
     success = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")
     for reason in REASONS:  # a rate needs a zero to begin with
         success.labels(model, ENGINE, reason)
+    missed = made.labelled(Counter, "module_tokens_missed", "Module tokens that were nowhere.", "reason")
     source = made.labelled(Counter, "prompt_tokens_by_source", "Prompt tokens by how their KV came about.", "source")
     overhead = made.labelled(
         Histogram, "server_overhead_seconds", "Time of the server itself, by step.", "step", buckets=_OVERHEAD
@@ -123,6 +125,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
         prefix_hits=count("prefix_cache_hits", "Prompt tokens that were found there."),
         cached_tokens=count("prompt_tokens_cached", "Prompt tokens whose KV came from the cache."),
         shifted_tokens=count("prompt_tokens_shifted", "Cached tokens that were read at another offset."),
+        missed_tokens={reason: missed.labels(model, ENGINE, reason) for reason in MISS_REASONS},
         recomputed_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
         first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
         between_tokens=time("inter_token_latency_seconds", "Between two pieces of an answer.", _BETWEEN_TOKENS),

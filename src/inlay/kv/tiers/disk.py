@@ -103,8 +103,7 @@ class DiskTier:
             self._no_writes_until = time.monotonic() + _RETRY_S
             logger.warning("segments are not written to %s for a while: %s", self.folder, error)
             return False
-        now = time.time()
-        entry = TierEntry(record.key, record.tokens, written, record.model, now, now)
+        entry = TierEntry.of(record, written, time.time())
         self._index.add([entry])
         with self._lock:
             self._entries[record.key] = entry
@@ -156,12 +155,12 @@ class DiskTier:
             os.fsync(file)
         finally:
             os.close(file)
-        record, now = header.record, time.time()
+        record = header.record
         if not self.holds(record.key) and not self._make_room(size):
             raise TierMissError(Miss.FAILED, f"there is no room for its {size} bytes beside what is pinned")
         os.rename(draft, self._path(record.key))
         sync_folder(self.folder)
-        entry = TierEntry(record.key, record.tokens, size, record.model, now, now)
+        entry = TierEntry.of(record, size, time.time())
         self._index.add([entry])
         with self._lock:
             self._entries[record.key] = entry
@@ -213,7 +212,7 @@ class DiskTier:
                 self._discard(key, error)
                 rows.pop(key, None)
                 continue
-            found.append(TierEntry(key, record.tokens, size, record.model, changed, changed))
+            found.append(TierEntry.of(record, size, changed))
         self._index.add(found)
         entries = {key: rows[key] for key in sizes if key in rows} | {entry.key: entry for entry in found}
         with self._lock:

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,14 @@ _VERSION = 1
 _WAIT_S = 5.0  # for another process that writes
 _TABLE = """CREATE TABLE IF NOT EXISTS segments (
     key BLOB PRIMARY KEY, tokens INTEGER NOT NULL, size INTEGER NOT NULL, model TEXT NOT NULL,
-    created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL DEFAULT 0, pinned INTEGER NOT NULL DEFAULT 0
+    created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL, pinned INTEGER NOT NULL,
+    text BLOB NOT NULL, fingerprint BLOB NOT NULL, numerics TEXT NOT NULL, codec TEXT NOT NULL, salt BLOB NOT NULL,
+    context BLOB NOT NULL, private INTEGER NOT NULL
 )"""
-_COLUMNS = "key, tokens, size, model, created, used, uses, pinned"
+_NAMES = [field.name for field in fields(TierEntry)]
+_COLUMNS = ", ".join(_NAMES)
+_FLAGS = ("pinned", "private")
+_USES = ("key", "created", "used", "uses", "pinned")  # what a file does not say
 
 
 class DiskIndex:
@@ -43,7 +49,7 @@ class DiskIndex:
     def entries(self) -> list[TierEntry]:
         """All rows, least recently used first."""
         rows = self._ask(f"SELECT {_COLUMNS} FROM segments ORDER BY used, key")
-        return [TierEntry(**{**row, "pinned": bool(row["pinned"])}) for row in map(dict, rows)]
+        return [TierEntry(**{**row, **{name: bool(row[name]) for name in _FLAGS}}) for row in map(dict, rows)]
 
     def total_bytes(self) -> int:
         """How many bytes all of them take."""
@@ -52,12 +58,10 @@ class DiskIndex:
 
     def add(self, entries: Iterable[TierEntry]) -> None:
         """Rows for segments that are there now. What is known of their uses stays."""
-        rows = [(e.key, e.tokens, e.size, e.model, e.created, e.used, e.uses, int(e.pinned)) for e in entries]
-        self._tell(
-            f"INSERT INTO segments ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET tokens = excluded.tokens, size = excluded.size, model = excluded.model",
-            rows,
-        )
+        rows = [tuple(getattr(entry, name) for name in _NAMES) for entry in entries]
+        marks = ", ".join("?" * len(_NAMES))
+        told = ", ".join(f"{name} = excluded.{name}" for name in _NAMES if name not in _USES)
+        self._tell(f"INSERT INTO segments ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (key) DO UPDATE SET {told}", rows)
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Forget rows."""

@@ -33,7 +33,7 @@ class TierEntry:
     """A segment that a tier holds.
 
     size: bytes that it takes there. created, used: seconds since 1970. uses: how often it was read. pinned: whether it
-    may not be evicted.
+    may not be evicted. text … private: how it was made, as its record says; see MissReasons.
     """
 
     key: bytes
@@ -44,6 +44,32 @@ class TierEntry:
     used: float
     uses: int = 0
     pinned: bool = False
+    text: bytes = b""
+    fingerprint: bytes = b""
+    numerics: str = ""
+    codec: str = ""
+    salt: bytes = b""
+    context: bytes = b""
+    private: bool = False
+
+    @classmethod
+    def of(cls, record: SegmentRecord, size: int, at: float) -> TierEntry:
+        """That of a segment which a tier has since then."""
+        return cls(
+            key=record.key,
+            tokens=record.tokens,
+            size=size,
+            model=record.model,
+            created=at,
+            used=at,
+            text=record.text,
+            fingerprint=record.fingerprint,
+            numerics=record.numerics,
+            codec=f"{record.kv_dtype} {record.codec}",
+            salt=record.salt,
+            context=record.context,
+            private=record.before.private,
+        )
 
 
 class Tier(Protocol):
