@@ -54,7 +54,7 @@ class KVCacheManager:
             self.release(task)  # what it was given before the fault
             raise
         # What is on its way holds room for a moment, for which nobody is turned away.
-        return Admission.COMING if answer is Admission.NO_ROOM and self.residency.moving else answer
+        return Admission.FREEING if answer is Admission.NO_ROOM and self.residency.moving else answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -203,3 +204,45 @@ def test_drafts_of_who_still_writes_stay(tmp_path):
         fcntl.flock(alive, fcntl.LOCK_EX)
         DiskTier(tmp_path, 1 << 30)
         assert [path.name for path in tier.folder.glob(".draft-*")] == [".draft-alive"]
+
+
+def test_many_threads_on_two_tiers_of_one_folder(tmp_path):
+    """Reads, writes, evictions, pins and removals at once: every read gives just what was asked for, or nothing."""
+    quota = 3 * size_of(tmp_path)
+    tiers = [DiskTier(tmp_path / "shared", quota) for _ in range(2)]
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        moves, tier = random.Random(seed), tiers[seed % 2]
+        for _ in range(30):
+            spec = moves.choice(SPECS)
+            try:
+                move = moves.choice(("get", "get", "put", "put", "pin", "delete", "refresh"))
+                if move == "get" and not same(read(tier, record_of(spec)), slabs_of(spec)):
+                    wrong.append("another segment's keys and values")
+                elif move == "put":
+                    tier.put(record_of(spec), slabs_of(spec))
+                elif move == "pin":
+                    tier.pin(spec.key, moves.random() < 0.2)
+                elif move == "delete":
+                    tier.delete(spec.key)
+                else:
+                    tier.refresh()
+            except TierMissError as miss:
+                if miss.reason is not Miss.ABSENT:
+                    wrong.append(str(miss))
+            except Exception as error:
+                wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    tiers[0].reconcile()
+    entries = list(tiers[0].iterate())
+    assert {entry.key for entry in entries} == {bytes.fromhex(p.stem) for p in tiers[0].folder.glob("*.safetensors")}
+    for entry in entries:
+        tiers[0].verify(entry.key)
