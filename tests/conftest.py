@@ -20,6 +20,7 @@ torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that
 # Fingerprints that loads leave behind are the user's, not the tests'; processes that tests start heed it too.
 _CACHE = tempfile.TemporaryDirectory(prefix="inlay-tests-")
 os.environ["INLAY_CACHE_ROOT"] = _CACHE.name
+os.environ["INLAY_STORE"] = "off"  # a test that wants a store says so
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 262,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
-from inlay.config import EngineConfig
+from inlay.config import EngineConfig, parse_bytes
 from inlay.engine.core import Engine
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
@@ -25,10 +26,15 @@ from inlay.engine.request import Request
 from inlay.engine.runner import Runner, why_not_shift
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
+from inlay.errors import InlayError
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.kv.pool import KVPool
+from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.tier import Tier
+from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
 from inlay.models.spec import dtype_name
 from inlay.prompt.processor import ModelInfo
@@ -36,6 +42,8 @@ from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.types import EngineStats, SamplingParams
 
 T = TypeVar("T")
+
+_FLUSH_S = 60.0  # for what is still to be written when an engine ends
 
 
 class Prepared(Protocol):
@@ -146,6 +154,13 @@ class InProcessClient:
         self.store = SegmentStore(pool, self._model.keys)
         movable = self._model.why_not_shift is None
         profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
+        self.residency = Residency(
+            self.store,
+            runner.storage,
+            tiers_of(config),
+            model=loaded.name,
+            timeout_s=config.store_timeout_s,
+        )
         self.engine = Engine(
             self.store,
             runner,
@@ -155,9 +170,12 @@ class InProcessClient:
             max_waiting=config.max_waiting,
             max_pass_s=config.max_pass_s,
             profiler=profiler if config.profile == "auto" else None,
+            residency=self.residency,
+            keep_private=config.store_private,
         )
         self.factory = RequestFactory(loaded, secrets.randbits(64) if seed is None else seed)
         self.thread = EngineThread(self.engine, own=own_thread)
+        self.residency.wake = self._wake
 
     @property
     def model(self) -> ModelInfo:
@@ -226,7 +244,24 @@ class InProcessClient:
         self.thread.check_open()
 
     def shutdown(self) -> None:
+        """What is to be written is, where that takes no longer than _FLUSH_S."""
+        with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
+            if not self.residency.settled:
+                self.thread.run(self.residency.poll)
+                self.residency.flush(_FLUSH_S)
         self.thread.stop()
+        self.residency.close()
+
+    def _wake(self) -> None:
+        """Have the engine see to what came up, or was copied, between two steps. On any thread."""
+        with suppress(InlayError):  # nothing is done any more
+            self.call(self.residency.poll)
+
+
+def tiers_of(config: EngineConfig) -> tuple[Tier, ...]:
+    """The tiers below the pool. Raises ParameterError where the folder cannot be used."""
+    folder = config.store_folder()
+    return () if folder is None else (DiskTier(folder, parse_bytes("store_bytes", config.store_bytes)),)
 
 
 def _model_info(loaded: LoadedModel, config: EngineConfig, size: int, reason: str | None) -> ModelInfo:
@@ -237,5 +272,6 @@ def _model_info(loaded: LoadedModel, config: EngineConfig, size: int, reason: st
         codec="none",
         salt=config.cache_salt.encode(),
         positioned=reason is not None,
+        numerics=numerics(),
     )
     return ModelInfo(loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -43,6 +45,11 @@ class EngineConfig:
         repairs that are ``profiled``; "off": it is not, and these repair the beginnings of modules.
     generation_config: "auto": what the model's generation configuration says of sampling is for requests that say
         nothing; "off": the defaults of SamplingParams are.
+    store: a folder in which schemas' segments outlive the process, or "off"; None for what INLAY_STORE in the
+        environment says, and off where it says nothing.
+    store_bytes: the most that the folder may hold, as a number or like "16GiB"; the least recently used goes first.
+    store_private: whether text of requests and private schemas that becomes modules may lie there as well.
+    store_timeout_s: after how many seconds a segment that is read from there is computed instead.
     """
 
     reuse: str | None = None
@@ -60,6 +67,10 @@ class EngineConfig:
     max_model_len: int | None = None
     generation_config: str = "auto"
     profile: str = "auto"
+    store: str | os.PathLike[str] | None = None
+    store_bytes: int | str = "16GiB"
+    store_private: bool = False
+    store_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         ReusePolicy.parse(self.reuse or str(BEST), self.positions)
@@ -76,6 +87,19 @@ class EngineConfig:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ParameterError(f"{name} is {value!r}; it must be None or a whole number of at least {least}")
         self.kv_bytes()
+        self.store_folder()
+        parse_bytes("store_bytes", self.store_bytes)
+        if not isinstance(self.store_private, bool):
+            raise ParameterError(f"store_private is {self.store_private!r}; it must be True or False")
+        if check_seconds("store_timeout_s", self.store_timeout_s) is None:
+            raise ParameterError("store_timeout_s is None; it must be a number of seconds above 0")
+
+    def store_folder(self) -> Path | None:
+        """Where the store on disk lies, or None for none. Raises ParameterError."""
+        said = os.environ.get("INLAY_STORE") if self.store is None else self.store
+        if said is not None and not isinstance(said, str | os.PathLike):
+            raise ParameterError(f"store is {said!r}; give a folder, or 'off' for none")
+        return None if not said or said == "off" else Path(said)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> EngineConfig:
@@ -91,12 +115,17 @@ class EngineConfig:
         """The size of the KV pool in bytes. scratch: bytes of free memory that attention works in beside the pool."""
         if self.kv_memory is None:
             return int(min(4 * 2**30, max(psutil.virtual_memory().available - scratch, 0) // 4))
-        if isinstance(self.kv_memory, int) and not isinstance(self.kv_memory, bool) and self.kv_memory > 0:
-            return self.kv_memory
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(self.kv_memory))
-        if match is None or float(match[1]) <= 0:
-            raise ParameterError(f"kv_memory is {self.kv_memory!r}; write a number of bytes, or for example '4GiB'")
-        return int(float(match[1]) * _UNITS[match[2]])
+        return parse_bytes("kv_memory", self.kv_memory)
+
+
+def parse_bytes(name: str, value: object) -> int:
+    """A size in bytes that is given as a number or like '4GiB'. Raises ParameterError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(value))
+    if match is None or float(match[1]) <= 0:
+        raise ParameterError(f"{name} is {value!r}; write a number of bytes, or for example '4GiB'")
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def check_seconds(name: str, value: object) -> float | None:

@@ -295,6 +295,21 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
 
+#: Why keys and values of a module were nowhere; see docs/store.md.
+MISS_REASONS = (
+    "never seen",
+    "evicted",
+    "late",
+    "corrupt",
+    "failed",
+    "other model",
+    "other version",
+    "other codec",
+    "other salt",
+    "other context",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """How many of a request's prompt tokens were computed for it, and what the others were reused from.
@@ -313,6 +328,9 @@ class Usage:
             the policy asks for that repair: computed so for this request, or found computed so.
         linked_tokens: repaired tokens that were chosen as the first ones of their module; under a ``profiled`` repair
             those of modules that had no profile yet.
+        disk_tokens: cached tokens that were not in the pool when the request came, and were read from the store on
+            disk for it.
+        misses: tokens of modules among those computed, by why their KV was nowhere (MISS_REASONS).
     """
 
     prompt_tokens: int
@@ -324,6 +342,8 @@ class Usage:
     recomputed_tokens: int = 0
     repaired_tokens: int = 0
     linked_tokens: int = 0
+    disk_tokens: int = 0
+    misses: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -332,6 +352,7 @@ class Usage:
         assert 0 <= self.shifted_tokens <= self.cached_tokens, self
         assert 0 <= self.recomputed_tokens <= self.computed_tokens, self
         assert 0 <= self.linked_tokens <= self.repaired_tokens <= self.prompt_tokens, self
+        assert 0 <= self.disk_tokens <= self.cached_tokens, self
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +373,30 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """How full a tier is, and what it did since the process began.
+
+    Arguments:
+        segments, tokens, bytes, quota: what it holds, and the most bytes that it may hold; 0 for no bound.
+        hits, hit_tokens: segments that were read. misses: reads that gave nothing, by reason.
+        writes, written_bytes, refused: segments that were written; those that there was no room or no leave for.
+        evictions: segments that went to make room.
+    """
+
+    segments: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    quota: int = 0
+    hits: int = 0
+    hit_tokens: int = 0
+    misses: tuple[tuple[str, int], ...] = ()
+    writes: int = 0
+    written_bytes: int = 0
+    refused: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """What an engine is doing, and how full its pool is.
 
@@ -363,6 +408,9 @@ class EngineStats:
         steps, preemptions: since the start.
         busy: whether there is anything to do, encodings too.
         profiled_tokens, profile_s: computed in idle time to learn how much tokens of modules move, and its seconds.
+        encoded_tokens: tokens of modules, and of schemas' always-present text, that were computed since the start.
+        disk_tokens: tokens that came into the pool from the store on disk. unwritten_segments: those that wait to be
+            written there. disk: how full that is, and what it did; None where there is none.
     """
 
     running: int
@@ -377,6 +425,10 @@ class EngineStats:
     busy: bool = False
     profiled_tokens: int = 0
     profile_s: float = 0.0
+    encoded_tokens: int = 0
+    disk_tokens: int = 0
+    unwritten_segments: int = 0
+    disk: TierStats | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -481,3 +481,19 @@ def test_a_fault_behind_an_admission_takes_it_back(method, error):
     assert first.said == (0 if isinstance(error, Exception) else 2)
     assert second.said == 2
     assert not memory.held
+
+
+@pytest.mark.parametrize("answer", [Admission.COMING, Admission.FREEING])
+def test_who_waits_for_a_lower_tier_waits_where_nobody_runs(answer):
+    """Of the same tenant others go on only behind one that has all it needs but its segments."""
+    scheduler, memory = make()
+    first, second = FakeJob(1, 4, 1), FakeJob(2, 4, 1)
+    say, answers = memory.admit, {first: answer}
+    memory.admit = lambda job: answers[job] if job in answers else say(job)
+    scheduler.add(first)
+    scheduler.add(second)
+    step = scheduler.step(0.0)
+    assert step.failed == []
+    assert [job for job, _ in step.prefill] == ([second] if answer is Admission.COMING else [])
+    answers.clear()
+    assert first in [job for job, _ in scheduler.step(0.0).prefill]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.slots import SlotRange
+from inlay.slots import SlotRange, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class KVStorage:
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> None:
         self.dtype = dtype
+        self.layers = tuple(layers)
         self.keys = [_untouched((layer.kv_heads, slots, layer.head_dim), dtype) for layer in layers]
         self.values = [
             keys if layer.shared else _untouched((layer.kv_heads, slots, layer.head_dim), dtype)
@@ -60,6 +61,32 @@ class KVStorage:
         where = slice(slots.first, slots.end) if isinstance(slots, SlotRange) else torch.from_numpy(slots)
         self.keys[layer][:, where] = keys.to(self.dtype)
         self.values[layer][:, where] = values.to(self.dtype)
+
+    # What leaves the pool for another tier, and comes back. NumPy copies, on any thread, without PyTorch's threads,
+    # which would take the cores from those that compute.
+
+    def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> npt.NDArray[np.uint8]:
+        """The bytes of keys and values in these slots: (2, kv_heads, tokens, head_dim × bytes of the dtype)."""
+        shape = self.layers[layer]
+        slab = np.empty((2, shape.kv_heads, total(slots), shape.head_dim * self.dtype.itemsize), np.uint8)
+        for which, memory in enumerate(self._bytes(layer)):
+            at = 0
+            for run in slots:
+                slab[which, :, at : at + run.length] = memory[:, run.first : run.end]
+                at += run.length
+        return slab
+
+    def write_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> None:
+        """Put the bytes of keys and values, as ``read_slab`` gives them, into these slots."""
+        assert slab.shape[2] == total(slots), "one token for each slot"
+        for which, memory in enumerate(self._bytes(layer)):
+            at = 0
+            for run in slots:
+                memory[:, run.first : run.end] = slab[which, :, at : at + run.length]
+                at += run.length
+
+    def _bytes(self, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        return self.keys[layer].view(torch.uint8).numpy(), self.values[layer].view(torch.uint8).numpy()
 
 
 def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ import typer
 
 from inlay.cli.batch import batch
 from inlay.cli.bench import app as bench_app
+from inlay.cli.cache import app as cache_app
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.evaluate import app as eval_app
 from inlay.cli.keys import app as keys_app
@@ -46,6 +47,7 @@ app.add_typer(schema_app, name="schema")
 app.add_typer(program_app, name="program")
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
+app.add_typer(cache_app, name="cache")
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from inlay.errors import ParameterError, PMLError
 from inlay.pml import Prompt, Schema
 from inlay.policy import WORDS
 from inlay.wording import clip
+
+if TYPE_CHECKING:
+    from inlay.types import EngineStats
 
 Model = Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")]
 Tokenizer = Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")]
@@ -39,6 +42,14 @@ MaxModelLen = Annotated[
 Profile = Annotated[
     bool, typer.Option("--profile", help="Encode it as well, and say how much each module depends on the others.")
 ]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="Where encoded modules of public schemas outlive the process: a folder, or off. If not given, INLAY_STORE "
+        "or the user's cache directory, and off for random: models."
+    ),
+]
+StoreBytes = Annotated[str, typer.Option(help="The most that folder may hold; the least recently used goes first.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
@@ -126,3 +137,28 @@ def check_plot(path: Path | None) -> None:
 
     if path is not None:
         check_plot_file(path)
+
+
+def store_of(given: str | None, model: str) -> str:
+    """The ``store`` of a command that keeps one unless it is told otherwise: a folder, or "off"."""
+    said = given if given is not None else os.environ.get("INLAY_STORE")
+    if said or model.startswith("random:"):
+        return said or "off"
+    from inlay.models.fingerprint_cache import cache_root
+
+    root = cache_root()
+    if root is None:
+        return "off"
+    try:  # nobody asked for it, so that nobody is told what is wrong with it but by the line that says where it is
+        (root / "store").mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return "off"
+    return str(root / "store")
+
+
+def told_store(stats: EngineStats, store: str) -> str | None:
+    """The line that says where encoded modules are kept; None for nowhere."""
+    if stats.disk is None:
+        return None
+    size, quota = (f"{amount / 2**30:.1f}" for amount in (stats.disk.bytes, stats.disk.quota))
+    return f"encoded modules are kept in {store} ({size} of {quota} GiB; --store off keeps none)"

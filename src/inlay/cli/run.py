@@ -18,10 +18,14 @@ from inlay.cli.options import (
     Model,
     Quantization,
     Reuse,
+    Store,
+    StoreBytes,
     Weights,
     prompt_file,
     read_template,
     schema_file,
+    store_of,
+    told_store,
 )
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, resolve
@@ -59,6 +63,8 @@ def run(
         str, typer.Option(help="auto: find out how much modules' tokens move, for a 'profiled' repair; off.")
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the draws, and of random weights.")] = 0,
+    store: Store = None,
+    store_bytes: StoreBytes = "16GiB",
     compare: Annotated[bool, typer.Option("--compare", help="Answer without reuse as well, and show both.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of text.")] = False,
 ) -> None:
@@ -75,6 +81,7 @@ def run(
     if temperature is not None:
         given["temperature"] = temperature
     SamplingParams(**given)  # so is this
+    folder = store_of(store, model)
     llm = LLM(
         model,
         dtype=dtype,
@@ -87,16 +94,27 @@ def run(
         profile=profile,
         chat_template=template,
         max_model_len=max_model_len,
+        store=folder,
+        store_bytes=store_bytes,
     )
     params = SamplingParams(**{"temperature": 0.0, **llm.sampling_defaults, **given})
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
+    kept = told_store(llm.stats(), folder)
+    if kept:
+        print(f"inlay: {kept}", file=sys.stderr)
     llm.add_schema(parsed_schema, encode=False)
     encode_ms = _warm(llm, parsed_prompt)
 
     echo: Callable[[str], None] | None = None if as_json else _write
     row = _answer(llm, parsed_prompt, params, llm.policy_for(parsed_prompt), echo)
-    row["encode_ms"] = encode_ms
+    stats = llm.stats()
+    from_disk = min(stats.disk_tokens, row["cached_tokens"])
+    row |= {
+        "encode_ms": encode_ms,
+        "encoded_tokens": stats.encoded_tokens,
+        "tiers": {"device": row["cached_tokens"] - from_disk, "disk": from_disk},
+    }
     if compare:
         if echo:
             echo("\n\n— without reuse —\n")
@@ -106,6 +124,7 @@ def run(
     else:
         print("\n")
         _table(row)
+    llm.shutdown()  # which waits for what is to be written
 
 
 def _warm(llm: LLM, prompt: Prompt) -> float:
@@ -173,4 +192,5 @@ def _table(row: Row) -> None:
         )
     Console().print(table)
     if row["encode_ms"] >= 0.05:
-        print(f"(its modules were encoded once, before the request, in {row['encode_ms']:,.1f} ms)")
+        how = "encoded once" if row["encoded_tokens"] or not row["tiers"]["disk"] else "read from the store"
+        print(f"(its modules were {how}, before the request, in {row['encode_ms']:,.1f} ms)")

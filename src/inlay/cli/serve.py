@@ -16,7 +16,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Quantization, Reuse, Weights, read_template, schema_file
+from inlay.cli.options import (
+    ChatTemplate,
+    DType,
+    MaxModelLen,
+    Quantization,
+    Reuse,
+    Store,
+    StoreBytes,
+    Weights,
+    read_template,
+    schema_file,
+    store_of,
+    told_store,
+)
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -75,6 +88,14 @@ def serve(
     kv_memory: Annotated[
         str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
     ] = None,
+    store: Store = None,
+    store_bytes: StoreBytes = "16GiB",
+    store_private: Annotated[
+        bool,
+        typer.Option(
+            "--store-private", help="Keep modules of tenants' private schemas, and parts of their messages, there too."
+        ),
+    ] = False,
     max_num_seqs: Annotated[int, typer.Option(help="The most answers that are written at the same time.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="The most answers that wait to begin; more are refused.")] = 1024,
     max_pass: Annotated[
@@ -175,6 +196,7 @@ def serve(
 
         configure(format=log_format, level=log_level)
         running: list[AsyncLLM] = []
+        folder = store_of(store, model)
 
         def load(loading: Loading) -> FastAPI:
             """On a thread, while probes are answered."""
@@ -202,10 +224,16 @@ def serve(
                     quantization=quantization,
                     generation_config=generation_config,
                     profile=profile,
+                    store=folder,
+                    store_bytes=store_bytes,
+                    store_private=store_private,
                 )
             running.append(llm)
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
+            kept = told_store(llm.stats(), folder)
+            if kept:
+                logger.info("%s", kept)
             return build_app(llm, settings, first)
 
         where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"

@@ -21,6 +21,7 @@ from inlay.engine.sampler.sampler import sample
 from inlay.engine.scheduler import Scheduler, Step
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
 from inlay.types import EngineStats
 
@@ -33,6 +34,7 @@ class Engine:
 
     max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
     profiler: makes profiles of modules while there is nothing else to do; None for none.
+    residency, keep_private: see KVCacheManager; without tiers below the pool, if not given.
 
     Who is in ``observers`` is told of every step that computes something.
     """
@@ -48,12 +50,15 @@ class Engine:
         max_waiting: int | None = None,
         max_pass_s: float | None = None,
         profiler: Profiler | None = None,
+        residency: Residency | None = None,
+        keep_private: bool = False,
     ) -> None:
         self.store = store
         self.runner = runner
         self._max_tokens = max_tokens
         self._budget = PassBudget(max_pass_s)
-        self.kv_manager = KVCacheManager(store)
+        self.residency = residency or Residency(store, runner.storage)
+        self.kv_manager = KVCacheManager(store, self.residency, private=keep_private)
         self.profiler = profiler
         if profiler is not None:
             self.kv_manager.profiles = profiler.profiles
@@ -64,6 +69,7 @@ class Engine:
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
         self._scoring: set[Task] = set()  # who waits or runs, and its prompt is still to be scored
         self._steps = self._preemptions = 0
+        self._idle = False  # whether the last step had nothing to do
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""
@@ -90,6 +96,10 @@ class Engine:
             busy=self.busy,
             profiled_tokens=0 if self.profiler is None else self.profiler.tokens,
             profile_s=0.0 if self.profiler is None else self.profiler.seconds,
+            encoded_tokens=self.kv_manager.encoded_tokens,
+            disk_tokens=self.residency.loaded.get("disk", 0),
+            unwritten_segments=self.residency.waiting,
+            disk=next((tier.stats() for tier in self.residency.tiers if tier.name == "disk"), None),
         )
 
     def add(self, task: Task) -> None:
@@ -113,6 +123,11 @@ class Engine:
     def busy(self) -> bool:
         return self.scheduler.busy
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the last step found that all who are under way wait for what is read from a lower tier."""
+        return self._idle and self.busy and self.residency.moving
+
     def step(self, *, on_leave: Callable[[Task], None] | None = None, interruptible: bool = True) -> list[Task]:
         """Schedule, run one forward pass, sample.
 
@@ -122,6 +137,7 @@ class Engine:
         interruptible: whether what stops a program (KeyboardInterrupt, SystemExit) is raised again, when those in the
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
+        self.residency.poll()
         began = time.perf_counter()
         if self.profiler is not None:
             self.profiler.give_up()
@@ -131,6 +147,7 @@ class Engine:
             for request in ended:
                 on_leave(request)
         made = self._pass(step)
+        self._idle = not made.work and not ended
         if not made.work:
             return ended
         self._steps += 1

@@ -96,6 +96,10 @@ class Encoding:
             chosen.append(spec)
         return chosen
 
+    def may_be_kept(self, spec: SegmentSpec, *, private: bool) -> bool:
+        """Whether tiers below the pool may hold a segment: a schema's own, and not somebody's unless ``private``."""
+        return private or not spec.before.private
+
     def computed(self, prefill: Prefill) -> None:
         """Note that a segment is stored."""
         self.left.pop(prefill.key, None)

@@ -54,9 +54,13 @@ class Inbox:
             assert self._refusal is not None, "it is closed for a reason"
             self._fail_all(self._refusal())
 
-    def wait(self) -> None:
-        """Until there is something to carry out; for a thread that does nothing else."""
-        self._carry_out(self._queue.get())
+    def wait(self, timeout: float | None = None) -> None:
+        """Until there is something to carry out, or so many seconds are over; for a thread that does nothing else."""
+        try:
+            command = self._queue.get(timeout=timeout)
+        except Empty:
+            return
+        self._carry_out(command)
 
     def carry_out(self) -> None:
         """Do all that has been put."""

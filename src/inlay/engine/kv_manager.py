@@ -20,6 +20,7 @@ from inlay.engine.request import Request
 from inlay.engine.scheduler import Admission
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.residency import Residency
 from inlay.kv.segment import Found, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
@@ -35,23 +36,31 @@ _ENCODING_SHARE = 1 / 8
 class KVCacheManager:
     """Gives requests and encodings their place in the pool of one store; the scheduler's memory.
 
+    residency: the tiers below the pool. private: whether they may hold what is somebody's own.
+
     pending: what they compute that others may wait for. profiles: how much tokens of modules move.
     encoding: the one that has slots, as only one has at a time.
+    encoded_tokens: how many tokens of modules were computed since the start.
     """
 
-    def __init__(self, store: SegmentStore) -> None:
+    def __init__(self, store: SegmentStore, residency: Residency, *, private: bool = False) -> None:
         self._store = store
+        self.residency = residency
+        self._private = private
         self.pending = PendingPrefills(store)
         self.profiles = KnownProfiles()
         self.encoding: Encoding | None = None
+        self.encoded_tokens = 0
 
     def admit(self, task: Task) -> Admission:
         """See scheduler.Memory."""
         try:
-            return self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
+            answer = self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
         except BaseException:
             self.release(task)  # what it was given before the fault
             raise
+        # What is on its way holds room for a moment, for which nobody is turned away.
+        return Admission.FREEING if answer is Admission.NO_ROOM and self.residency.moving else answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored."""
@@ -79,6 +88,8 @@ class KVCacheManager:
         if not batch:
             return Admission.DONE
         lookup = self._look_up_modules(batch)
+        if self._is_coming(batch, lookup):
+            return Admission.COMING
         if self._somebody_computes(encoding, (), lookup):
             return Admission.LATER
         if self._chunks_needed((), lookup) > pool.chunks:  # as below
@@ -102,9 +113,12 @@ class KVCacheManager:
         if self._still_waits(request):
             return Admission.LATER
         since = time.perf_counter()
-        request.prompt.choose(self.stored, self.profiles)
+        request.prompt.choose(self._at_hand, self.profiles)
         splice = request.splice_now()
         lookup = self._look_up(splice)
+        if self._is_coming([part.spec for part in splice if isinstance(part, Cached)], lookup):
+            request.wait_for(self.residency.bringing(spec.key for spec, _ in lookup.missing))
+            return Admission.COMING
         if self._publish(splice, lookup):
             lookup = self._look_up(splice)
         if self._somebody_computes(request, splice, lookup):
@@ -115,6 +129,7 @@ class KVCacheManager:
             self._check_capacity(self._chunks_needed(splice, lookup), "the request")
         first = request.prefill.admitted_at is None
         known = first and self._knows_last(splice, lookup)  # before room is made, for which that may go
+        misses = self._misses(splice, lookup) if first else {}
         allocation = self._allocate(splice, lookup)
         if allocation is None:
             return Admission.NO_ROOM
@@ -122,8 +137,8 @@ class KVCacheManager:
         request.attach(allocation)
         self.pending.add(allocation.prefill)
         if first:
-            request.prefill.fetch_s = fetch_s
-            request.count(lookup.modules, lookup.beginnings, known)
+            request.prefill.fetch_s = fetch_s + request.prefill.waited_s
+            request.count(lookup.modules, lookup.beginnings, known, misses)
         return Admission.ADMITTED
 
     def _allocate(self, splice: Splice, lookup: Lookup) -> SequenceAllocation | None:
@@ -183,6 +198,9 @@ class KVCacheManager:
         self._store.pool.free(allocation.tail)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
+        if isinstance(task, Request) and task.damaged:
+            for key in task.prefill.encoded:
+                self.residency.forget(key)
         self._store.discard(suspect)
 
     def _keep_answer(self, request: Request, allocation: SequenceAllocation) -> None:
@@ -204,9 +222,12 @@ class KVCacheManager:
         """
         allocation = task.allocation
         allocation.prefill.remove(prefill)
+        if prefill.module:
+            self.encoded_tokens += 0 if prefill.pending is None else len(prefill.pending.ids)
         if prefill.keep is not None:
             self.pending.remove(prefill)
             kept = self._store.insert(prefill.keep, prefill.slots)
+            self._write_behind(task, prefill.keep)
             own = self._own(allocation, kept.segments)
             for each in kept.ranges:
                 if each.segment in own:
@@ -216,9 +237,52 @@ class KVCacheManager:
         elif prefill.module:
             task.prefill.encode_s = time.perf_counter() - allocation.since
 
+    def _write_behind(self, task: Task, run: TokenRun) -> None:
+        """Have a module that was computed written to the tiers below, where these may hold it."""
+        if not isinstance(run, SegmentSpec):
+            return
+        self.residency.misses.stored(run)
+        if not self.residency.tiers:
+            return
+        if task.may_be_kept(run, private=self._private) and self._store.get(run) is not None:
+            self.residency.save(run)
+            if isinstance(task, Request):
+                task.prefill.encoded.append(run.key)
+
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
         """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""
         return self._store.longest(run, most=tokens).tokens == tokens
+
+    def _at_hand(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
+        """The keys of those segments that need not be computed."""
+        return frozenset(
+            spec.key for spec in specs if self.residency.below(spec.key) or self._store.get(spec) is not None
+        )
+
+    def _is_coming(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> bool:
+        """Have what is missing of modules, and of what others are encoded behind, brought up where a tier has it.
+
+        wanted: the modules that are read or encoded. Returns whether to wait for that.
+        """
+        if not self.residency.tiers or not lookup.missing:
+            return False
+        keys = {spec.key for spec in wanted}
+        computed = [spec for spec, _ in lookup.missing if spec.key in keys and not self.residency.below(spec.key)]
+        needed = keys | {spec.key for spec in in_encoding_order(computed)}
+        coming = [(spec, found) for spec, found in lookup.missing if spec.key in needed]
+        coming = [(spec, found) for spec, found in coming if self.residency.below(spec.key)]
+        return bool(coming) and self.residency.bring_up(coming)
+
+    def _misses(self, splice: Splice, lookup: Lookup) -> dict[str, int]:
+        """How many tokens of modules that it reads are computed, by why they are missing."""
+        missing = {spec.key: (spec, found.tokens) for spec, found in lookup.missing}
+        counts: dict[str, int] = {}
+        for part in splice:
+            if isinstance(part, Cached) and part.spec.key in missing:
+                spec, done = missing[part.spec.key]
+                reason = self.residency.why_missing(spec)
+                counts[reason] = counts.get(reason, 0) + max(0, part.length - done)
+        return counts
 
     def _look_up(self, splice: Splice, *, find: bool = True) -> Lookup:
         """What is stored of a splice; nothing of it where ``find`` is False."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -32,13 +32,14 @@ class PromptState:
     repaired: which tokens of its modules are computed anew, under the policies that ask for it.
     """
 
-    __slots__ = ("_by_profile", "_known", "_open", "_splice", "repaired", "request")
+    __slots__ = ("_by_profile", "_known", "_open", "_public", "_splice", "repaired", "request")
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._open = request.open_segments()
         self._by_profile = request.policy.profiled
         self._known: tuple[frozenset[bytes], int] | None = None  # what was stored, and of which version profiles were
+        self._public: frozenset[bytes] | None = None
         self._splice: Splice | None = None
         self.repaired = Choice({})
         if self._settled:
@@ -52,6 +53,20 @@ class PromptState:
     def splice(self) -> Splice:
         assert self._splice is not None, "it is chosen when the first of its answers is admitted"
         return self._splice
+
+    @property
+    def public(self) -> frozenset[bytes]:
+        """The keys of public schemas' segments that it may be read from, and of those that they attend to."""
+        if self._public is None:
+            seen: set[SegmentSpec] = set()
+            for part in self.request.parts:
+                for spec in () if part.owned else part.candidates:
+                    at: SegmentSpec | None = spec
+                    while at is not None and at not in seen:
+                        seen.add(at)
+                        at = at.parent
+            self._public = frozenset(spec.key for spec in seen)
+        return self._public
 
     def choose(self, stored: Callable[[Iterable[SegmentSpec]], frozenset[bytes]], profiles: KnownProfiles) -> None:
         """Choose what its parts are read from, and what of that is computed anew, by what is stored and known now.
@@ -92,13 +107,23 @@ class PrefillRecord:
     """How a prompt's tokens came about.
 
     admitted_at: when the request first had a place in the pool, on the clock of its arrival. fetch_s: how long that
-    took. encode_s: how long modules took that it missed.
+    took. encode_s: how long modules took that it missed. awaited: the keys of segments that came up from a lower tier
+    while it waited for them, and waited_since: from when on. encoded: the keys of modules that it computed and lower
+    tiers were given.
     """
 
     usage: Usage | None = None
     admitted_at: float | None = None
     fetch_s: float = 0.0
     encode_s: float = 0.0
+    awaited: frozenset[bytes] = frozenset()
+    waited_since: float | None = None
+    encoded: list[bytes] = field(default_factory=list)
+
+    @property
+    def waited_s(self) -> float:
+        """For how long it has waited for a lower tier."""
+        return 0.0 if self.waited_since is None else time.perf_counter() - self.waited_since
 
 
 @dataclass(eq=False)
@@ -212,19 +237,41 @@ class Request:
         self.prompt.settle()
         self.prefill.admitted_at = self.prefill.admitted_at or time.perf_counter()
 
+    def wait_for(self, keys: frozenset[bytes]) -> None:
+        """Note that segments come up from a lower tier for it."""
+        self.prefill.awaited |= keys
+        self.prefill.waited_since = self.prefill.waited_since or time.perf_counter()
+
+    def may_be_kept(self, spec: SegmentSpec, *, private: bool) -> bool:
+        """Whether tiers below the pool may hold a segment that it computes: a public schema's, unless ``private``."""
+        if private:
+            return True
+        return not spec.before.private and spec.key in self.prompt.public
+
     def count(
-        self, modules: dict[bytes, tuple[SegmentSpec, Found]], beginnings: Sequence[Found | None], known: bool
+        self,
+        modules: dict[bytes, tuple[SegmentSpec, Found]],
+        beginnings: Sequence[Found | None],
+        known: bool,
+        misses: Mapping[str, int],
     ) -> None:
         """Say how the prompt's tokens came about.
 
-        modules, beginnings: what was stored; see kv_manager.py. known: whether the last token was, too.
+        modules, beginnings: what was stored; see kv_manager.py. known: whether the last token was, too. misses: tokens
+        of modules that were not, by why.
         """
         if self.prefill.usage is None:
             stored = {key: found.tokens for key, (_, found) in modules.items()}
             begun = [0 if found is None else found.tokens for found in beginnings]
-            self.prefill.usage = usage_of(
-                self.prompt.splice, stored, begun, recomputed=int(known), repaired=self.prompt.repaired
+            usage = usage_of(
+                self.prompt.splice,
+                stored,
+                begun,
+                recomputed=int(known),
+                awaited=self.prefill.awaited,
+                repaired=self.prompt.repaired,
             )
+            self.prefill.usage = replace(usage, misses=tuple(sorted(misses.items())))
 
     def decode_work(self) -> Work:
         """The step that computes the KV of the token said last, and the logits behind it."""
@@ -331,14 +378,16 @@ def usage_of(
     *,
     recomputed: int = 0,
     repaired: Choice | None = None,
+    awaited: Container[bytes] = (),
 ) -> Usage:
     """How the tokens of a splice came about.
 
     stored: of each module segment, by key, how many tokens were stored when it was admitted; none where it is left out.
     beginnings: for each part, how many tokens of it were stored as they stand here.
-    recomputed: how many were stored and are computed all the same. repaired: what of its modules is computed anew.
+    recomputed: how many were stored and are computed all the same. awaited: the keys of those that came up from a
+    lower tier. repaired: what of its modules is computed anew.
     """
-    total = exact = module = shifted = 0
+    total = exact = module = shifted = lower = 0
     for part, begun in zip(splice, beginnings, strict=True):
         if not isinstance(part, Cached):
             total += len(part.ids)
@@ -349,6 +398,18 @@ def usage_of(
         exact += read if part.exact else 0
         module += 0 if part.exact else read
         shifted += read if part.displaced else 0
+        lower += read if part.spec.key in awaited else 0
     cached = exact + module
     anew = repaired or Choice({})
-    return Usage(total, cached, total - cached, exact, module, shifted, recomputed, anew.tokens, anew.linked)
+    return Usage(
+        total,
+        cached,
+        total - cached,
+        exact,
+        module,
+        shifted,
+        recomputed,
+        repaired_tokens=anew.tokens,
+        linked_tokens=anew.linked,
+        disk_tokens=lower,
+    )

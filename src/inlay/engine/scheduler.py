@@ -36,6 +36,8 @@ class Admission(Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"
     LATER = "later"  # somebody is computing what it could share
+    COMING = "coming"  # what it reads is on its way from a lower tier
+    FREEING = "freeing"  # no room, but what is on its way between the tiers gives some back before long
     DONE = "done"  # there is nothing left to compute
 
 
@@ -275,11 +277,13 @@ class Scheduler(Generic[J]):
             answer = Admission.NO_ROOM if job in self._no_room else self._ask(job, step)
             if answer is Admission.NO_ROOM:
                 self._no_room.add(job)
+            if answer in (Admission.NO_ROOM, Admission.FREEING):
                 stuck[job.tenant] = job
                 if not self._may_overtake(stuck):
                     return
             if answer is Admission.LATER:
                 assert self.running, "a job waits for what nobody computes"
+            if answer in (Admission.LATER, Admission.COMING):
                 asked[key] += 1
             if answer is not None:
                 # One that waits for somebody keeps its place: a long line is not asked through at every step.

@@ -41,6 +41,8 @@ T = TypeVar("T")
 #: raise.
 Listener = Callable[[Any], None]
 
+_STALLED_S = 0.02  # between two looks where all wait for a lower tier
+
 _INSIDE = "this is a call from inside a step of the engine (a finalizer, or a callback); make it when the step is over"
 
 
@@ -124,8 +126,13 @@ class EngineThread:
         return self.call(function).result()
 
     def pump(self) -> None:
-        """Take one step for everybody, where no thread of its own does. Raises InlayError inside a step."""
+        """Take one step for everybody, where no thread of its own does. Raises InlayError inside a step.
+
+        Where all wait for a lower tier, so does this, for a moment and without the turn.
+        """
         self._at_work(self._step)
+        if self._engine.stalled:
+            self._engine.residency.wait(_STALLED_S)
 
     def stop(self) -> None:
         """End the engine behind its current step; requests under way end with an error."""
@@ -206,6 +213,8 @@ class EngineThread:
             while not self._inbox.closed:
                 if not self._engine.busy and not self._engine.idle_step():
                     self._inbox.wait()
+                elif self._engine.stalled:
+                    self._inbox.wait(_STALLED_S)  # what arrives is posted; deadlines are looked at in between
                 self._inbox.carry_out()
                 self._step()
         except BaseException as error:

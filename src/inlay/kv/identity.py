@@ -152,6 +152,8 @@ class KeyMaker:
     """Turns what identifies a segment into its key.
 
     positioned: whether the start position matters (learned positions, or shifts refused).
+    numerics: which versions of what computes them made the keys and values, so that an upgrade never replays what an
+        old fault computed; "" where they don't outlive the process.
     """
 
     fingerprint: bytes
@@ -159,13 +161,14 @@ class KeyMaker:
     codec: str
     salt: bytes
     positioned: bool
+    numerics: str = ""
 
     def place(self, context_digest: bytes, start: int) -> bytes:
         """sha256 of all of that but the token ids: under it the index keeps what may come next."""
         return self._digest([context_digest, self._start(start)])
 
     def key(self, context_digest: bytes, ids: tuple[int, ...], start: int) -> bytes:
-        """sha256 of model fingerprint, KV dtype and codec, tenant salt, context digest, token ids, and start."""
+        """sha256 of model fingerprint, KV dtype and codec, tenant salt, numerics, context digest, ids, and start."""
         return self._digest([context_digest, np.asarray(ids, "<u4").tobytes(), self._start(start)])
 
     def _start(self, start: int) -> bytes:
@@ -173,7 +176,8 @@ class KeyMaker:
 
     def _digest(self, parts: list[bytes]) -> bytes:
         digest = hashlib.sha256()
-        for part in (self.fingerprint, self.kv_dtype.encode(), self.codec.encode(), self.salt, *parts):
+        made = (self.fingerprint, self.kv_dtype.encode(), self.codec.encode(), self.salt, self.numerics.encode())
+        for part in (*made, *parts):
             digest.update(len(part).to_bytes(8, "little") + part)  # so that no two lists of parts read the same
         return digest.digest()
 

@@ -18,6 +18,7 @@ class SegmentStore:
 
     def __init__(self, pool: KVPool, keys: KeyMaker) -> None:
         self.pool = pool
+        self.keys = keys
         self._index = PrefixIndex(pool, keys)
 
     def __len__(self) -> int:

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PretrainedConfig, PreTrainedModel
+
+#: Of the kernels and of how keys and values lie in a segment: raised when either changes what is computed.
+NUMERICS_VERSION = 1
 
 #: Entries of a configuration that say nothing of what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version", "_attn_implementation")
@@ -56,6 +60,11 @@ class Fingerprint:
         """The fingerprint. quantization: how the weights are rounded, which makes another model of them."""
         rounded = "" if quantization is None else f"quantization {quantization}"
         return _sha256(_sha256(self._config) + self.weights() + rounded.encode())
+
+
+def numerics() -> str:
+    """Which versions of what computes keys and values this process has: another part of every segment key."""
+    return f"inlay {NUMERICS_VERSION}, transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 def fingerprint(model: PreTrainedModel) -> bytes:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.types import EngineStats
+from inlay.types import MISS_REASONS, EngineStats, TierStats
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -81,6 +81,7 @@ class Families:
     shifted_tokens: Counter
     recomputed_tokens: Counter
     repaired_tokens: Counter
+    missed_tokens: dict[str, Counter]
     first_token: Histogram
     between_tokens: Histogram
     per_token: Histogram
@@ -113,6 +114,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
     success = made.labelled(Counter, "request_success", "Answers by how they ended.", "finished_reason")
     for reason in REASONS:  # a rate needs a zero to begin with
         success.labels(model, ENGINE, reason)
+    missed = made.labelled(Counter, "module_tokens_missed", "Module tokens that were nowhere.", "reason")
     source = made.labelled(Counter, "prompt_tokens_by_source", "Prompt tokens by how their KV came about.", "source")
     overhead = made.labelled(
         Histogram, "server_overhead_seconds", "Time of the server itself, by step.", "step", buckets=_OVERHEAD
@@ -124,6 +126,7 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
         prefix_hits=count("prefix_cache_hits", "Prompt tokens that were found there."),
         cached_tokens=count("prompt_tokens_cached", "Prompt tokens whose KV came from the cache."),
         shifted_tokens=count("prompt_tokens_shifted", "Cached tokens that were read at another offset."),
+        missed_tokens={reason: missed.labels(model, ENGINE, reason) for reason in MISS_REASONS},
         recomputed_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
         repaired_tokens=count("prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."),
         first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
@@ -179,6 +182,10 @@ class _Maker:
         return kind(PREFIX + name, says, labelnames=names, registry=self._registry, **settings)
 
 
+#: Why the store on disk did not give a segment; see kv/tiers/tier.py.
+STORE_MISSES = ("absent", "corrupt", "late", "failed")
+
+
 class EngineCollector(Collector):
     """What the engine and the registry of schemas say at the moment of a scrape."""
 
@@ -205,12 +212,43 @@ class EngineCollector(Collector):
             ("engine_steps", "Forward passes.", stats.steps),
             ("profiled_tokens", "Tokens computed in idle time for profiles of modules.", stats.profiled_tokens),
             ("profile_seconds", "How long that took.", stats.profile_s),
+            ("encoded_tokens", "Tokens of modules that were computed.", stats.encoded_tokens),
         )
+        disk = stats.disk or TierStats()
+        gauges, counters = (*gauges, *_store_gauges(stats, disk)), (*counters, *_store_counters(disk))
+        yield self._store_misses(disk)
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, says, value in rows:
                 family = kind(PREFIX + name, says, labels=("model_name", "engine"))
                 family.add_metric((self._model, ENGINE), value)
                 yield family
+
+    def _store_misses(self, disk: TierStats) -> Metric:
+        says = "Segments that the store on disk was thought to have and did not give."
+        family = CounterMetricFamily(PREFIX + "store_misses", says, labels=("model_name", "engine", "reason"))
+        counts = dict(disk.misses)
+        for reason in STORE_MISSES:
+            family.add_metric((self._model, ENGINE, reason), counts.get(reason, 0))
+        return family
+
+
+def _store_gauges(stats: EngineStats, disk: TierStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("store_segments", "Segments on disk.", disk.segments),
+        ("store_bytes", "Bytes of their files.", disk.bytes),
+        ("store_quota_bytes", "The most that they may have.", disk.quota),
+        ("store_unwritten_segments", "Segments that wait to be written.", stats.unwritten_segments),
+    )
+
+
+def _store_counters(disk: TierStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("store_hits", "Segments that were read from disk.", disk.hits),
+        ("store_hit_tokens", "Their tokens.", disk.hit_tokens),
+        ("store_writes", "Segments that were written.", disk.writes),
+        ("store_refused_writes", "Segments that could not be written, or for which there was no room.", disk.refused),
+        ("store_evictions", "Segments that were removed to make room.", disk.evictions),
+    )
 
 
 def _share(stats: EngineStats) -> float:

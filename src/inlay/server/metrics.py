@@ -165,6 +165,8 @@ class RequestObserver:
         made.shifted_tokens.inc(usage.shifted_tokens)
         made.recomputed_tokens.inc(usage.recomputed_tokens)
         made.repaired_tokens.inc(usage.repaired_tokens)
+        for reason, tokens in usage.misses:
+            made.missed_tokens[reason].inc(tokens)
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens)):
             made.tenant_tokens.labels(self._model, ENGINE, self._tenant, kind).inc(tokens)
 

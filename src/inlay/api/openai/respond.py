@@ -6,6 +6,7 @@ Its parts, which chunks of streams are made of too: usage, and calls of tools.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ _COUNTED = (
     "exact_tokens",
     "module_tokens",
     "shifted_tokens",
+    "disk_tokens",
     "recomputed_tokens",
     "repaired_tokens",
     "computed_tokens",
@@ -126,12 +128,17 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
 def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """How the tokens of a call's prompts came about (types.Usage), summed, and where the time of the slowest went.
 
-    ``timing`` is in seconds (types.RequestMetrics); null for what is not yet known, as of a request that waits.
+    ``misses`` is left out where there are none. ``timing`` is in seconds (types.RequestMetrics); null for what is not
+    yet known, as of a request that waits.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}
+    misses: Counter[str] = Counter()
+    for output in outputs:
+        misses.update(dict(output.usage.misses))
     return {
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
+        **({"misses": dict(misses)} if misses else {}),
         "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
     }
 

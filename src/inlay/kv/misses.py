@@ -1,0 +1,84 @@
+"""Why a segment that is asked for is nowhere: what was known of it, or of the same text, before.
+
+Nobody learns from this what others have: of somebody's own segments only their keys are remembered, which nobody else
+can ask for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from inlay.kv.identity import KeyMaker, SegmentSpec
+from inlay.kv.tiers.record import salt_digest, text_digest
+from inlay.kv.tiers.tier import TierEntry
+
+NEVER_SEEN, EVICTED, LATE = "never seen", "evicted", "late"
+_MOST = 65_536  # segments that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How the keys and values of a text were made; in the order in which a difference is told."""
+
+    model: bytes
+    version: str
+    codec: str
+    salt: bytes
+    context: bytes
+
+    def difference(self, other: Made) -> tuple[int, str]:
+        """How many of these differ, and the first that does."""
+        differing = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
+        return len(differing), f"other {differing[0]}" if differing else EVICTED
+
+
+class MissReasons:
+    """What has been seen of segments, in the pool of an engine with these keys and in the tiers below it."""
+
+    def __init__(self, keys: KeyMaker) -> None:
+        self._keys = keys
+        self._reasons: OrderedDict[bytes, str] = OrderedDict()  # by key, where it is missing
+        self._made: OrderedDict[bytes, list[Made]] = OrderedDict()  # by text
+
+    def stored(self, spec: SegmentSpec) -> None:
+        """A segment is in the pool: where it is missing later, it was evicted."""
+        self.failed(spec.key, EVICTED)
+        if not spec.before.private:
+            self._add(text_digest(spec.ids), self._of(spec))
+
+    def listed(self, entry: TierEntry) -> None:
+        """A tier has a segment."""
+        if not entry.private:
+            self._add(entry.text, Made(entry.fingerprint, entry.numerics, entry.codec, entry.salt, entry.context))
+
+    def failed(self, key: bytes, reason: str) -> None:
+        """A tier did not give a segment."""
+        self._reasons[key] = reason
+        self._reasons.move_to_end(key)
+        if len(self._reasons) > _MOST:
+            self._reasons.popitem(last=False)
+
+    def explain(self, spec: SegmentSpec) -> str:
+        """Why a segment is missing: never seen, evicted, late, corrupt, failed, or other model, version, codec, salt
+        or context."""
+        known = self._reasons.get(spec.key)
+        if known is not None:
+            return known
+        mine = self._of(spec)
+        others = self._made.get(text_digest(spec.ids), ())
+        return min((mine.difference(other) for other in others), default=(0, NEVER_SEEN))[1]
+
+    def _of(self, spec: SegmentSpec) -> Made:
+        keys = self._keys
+        codec = f"{keys.kv_dtype} {keys.codec}"
+        return Made(keys.fingerprint, keys.numerics, codec, salt_digest(keys.salt), spec.digest)
+
+    def _add(self, text: bytes, made: Made) -> None:
+        known = self._made.setdefault(text, [])
+        if made not in known:
+            known.append(made)
+            del known[:-8]  # of one text, the ways of making it that were seen last
+        self._made.move_to_end(text)
+        if len(self._made) > _MOST:
+            self._made.popitem(last=False)

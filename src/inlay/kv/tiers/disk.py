@@ -1,0 +1,339 @@
+"""The disk tier: a folder of segments, each in a file of its own, that several processes may share."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from inlay.errors import ParameterError
+from inlay.kv.tiers.disk_index import DiskIndex
+from inlay.kv.tiers.files import (
+    FORM,
+    Header,
+    UnknownFormError,
+    pages,
+    read_header,
+    read_slabs,
+    remove_drafts,
+    sync_folder,
+    write_file,
+)
+from inlay.kv.tiers.record import SegmentRecord, Slab
+from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
+from inlay.types import TierStats
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX = ".safetensors"
+LOOK_S = 1.0  # how often others' changes are looked for
+_RETRY_S = 30.0  # after a write that the system refused
+LOCK_S = 2.0  # for another process that evicts
+
+
+class DiskTier:
+    """Segments in files below a folder. ``get``, ``put`` and ``delete`` may be called from any thread.
+
+    quota: the most bytes that the files may take; the least recently used go first, pinned ones never.
+    Raises ParameterError where the folder can be neither made nor read.
+    """
+
+    name = "disk"
+
+    def __init__(self, folder: Path, quota: int) -> None:
+        self.folder = folder / f"v{FORM}"
+        self.quota = quota
+        self._lock = threading.Lock()
+        self._entries: dict[bytes, TierEntry] = {}  # what is thought to be there
+        self._uses: list[tuple[bytes, float]] = []  # that have no row yet
+        self._misses: Counter[str] = Counter()
+        self._hits = self._hit_tokens = self._writes = self._written = self._refused = self._evictions = 0
+        self._no_writes_until = 0.0
+        self._seen = (0.0, -1)  # when others' changes were looked for, and the number of the last one
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.listdir(self.folder)
+        except OSError as error:
+            raise ParameterError(
+                f"the store {folder} cannot be used ({error.strerror}); give another folder, or 'off' for none"
+            ) from None
+        self._index = DiskIndex(self.folder / "index.sqlite")
+        self.reconcile()
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
+        try:
+            with self._opened(asked.key) as file:
+                header, at = read_header(file)
+                if not header.record.same(asked):
+                    raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
+                read_slabs(file, header, at, take, late)
+        except TierMissError as miss:
+            self._missed(asked.key, miss)
+            raise
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            failure = TierMissError(Miss.ABSENT if missing else Miss.FAILED, str(error))
+            self._missed(asked.key, failure)
+            raise failure from None
+        self._hit(asked)
+
+    def put(self, record: SegmentRecord, slabs: Iterable[Slab]) -> bool:
+        if self.holds(record.key) or time.monotonic() < self._no_writes_until:
+            return self.holds(record.key)
+        layers = range(len(record.layers))
+        size = len(Header(record, (2**32 - 1,) * len(layers)).to_bytes())
+        size += sum(pages(record.slab_bytes(layer)) for layer in layers)
+        try:
+            if not self._make_room(size):
+                self._refused += 1
+                return False
+            written = write_file(self.folder, record.key.hex() + _SUFFIX, record, slabs)
+        except OSError as error:
+            self._refused += 1
+            self._no_writes_until = time.monotonic() + _RETRY_S
+            logger.warning("segments are not written to %s for a while: %s", self.folder, error)
+            return False
+        entry = TierEntry.of(record, written, time.time())
+        self._index.add([entry])
+        with self._lock:
+            self._entries[record.key] = entry
+            self._writes += 1
+            self._written += written
+        return True
+
+    def delete(self, key: bytes) -> bool:
+        with self._lock:
+            known = self._entries.pop(key, None) is not None
+        try:
+            self._path(key).unlink()
+            known = True
+        except OSError:
+            pass
+        self._index.remove([key])
+        return known
+
+    def pin(self, key: bytes, pinned: bool) -> None:
+        """Keep a segment from being evicted, or no longer."""
+        self._index.pin(key, pinned)
+        with self._lock:
+            if key in self._entries:
+                self._entries[key] = replace(self._entries[key], pinned=pinned)
+
+    def record(self, key: bytes) -> SegmentRecord:
+        """What a file says of its segment. Raises TierMissError and OSError."""
+        with self._opened(key) as file:
+            return read_header(file)[0].record
+
+    def verify(self, key: bytes) -> None:
+        """Read all of a file. Raises TierMissError and OSError where it is not what it should be."""
+        with self._opened(key) as file:
+            header, at = read_header(file)
+            if header.record.key != key:
+                raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
+            read_slabs(file, header, at, lambda layer, slab: None, lambda: False)
+
+    def adopt(self, draft: Path) -> SegmentRecord:
+        """Check a file that came from elsewhere, on this file system, and take it in under its own name.
+
+        Raises TierMissError where it is not what it should be, or has no room, and OSError.
+        """
+        file = os.open(draft, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            header, at = read_header(file)
+            read_slabs(file, header, at, lambda layer, slab: None, lambda: False)
+            size = os.fstat(file).st_size
+            os.fsync(file)
+        finally:
+            os.close(file)
+        record = header.record
+        if not self.holds(record.key) and not self._make_room(size):
+            raise TierMissError(Miss.FAILED, f"there is no room for its {size} bytes beside what is pinned")
+        os.rename(draft, self._path(record.key))
+        sync_folder(self.folder)
+        entry = TierEntry.of(record, size, time.time())
+        self._index.add([entry])
+        with self._lock:
+            self._entries[record.key] = entry
+        return record
+
+    def path(self, key: bytes) -> Path:
+        """Where the file of a segment lies, or would."""
+        return self._path(key)
+
+    def iterate(self) -> Iterator[TierEntry]:
+        self._note_uses()
+        return iter(self._index.entries())
+
+    def stats(self) -> TierStats:
+        with self._lock:
+            entries = list(self._entries.values())
+            return TierStats(
+                segments=len(entries),
+                tokens=sum(entry.tokens for entry in entries),
+                bytes=sum(entry.size for entry in entries),
+                quota=self.quota,
+                hits=self._hits,
+                hit_tokens=self._hit_tokens,
+                misses=tuple(sorted(self._misses.items())),
+                writes=self._writes,
+                written_bytes=self._written,
+                refused=self._refused,
+                evictions=self._evictions,
+            )
+
+    def close(self) -> None:
+        self._note_uses()
+        self._index.close()
+
+    def reconcile(self) -> None:
+        """Make the index say what is there: rows for files that have none, and none without a file."""
+        sizes = self._files()
+        with suppress(OSError):
+            remove_drafts(self.folder)
+        rows = {entry.key: entry for entry in self._index.entries()}
+        self._index.remove([key for key in rows if key not in sizes])
+        found: list[TierEntry] = []
+        for key, (size, changed) in sizes.items():
+            if key in rows and rows[key].size == size:
+                continue
+            try:
+                record = self.record(key)
+            except (TierMissError, OSError) as error:
+                self._discard(key, error)
+                rows.pop(key, None)
+                continue
+            found.append(TierEntry.of(record, size, changed))
+        self._index.add(found)
+        entries = {key: rows[key] for key in sizes if key in rows} | {entry.key: entry for entry in found}
+        with self._lock:
+            self._entries = entries
+        self._seen = (time.monotonic(), self._index.changes())
+
+    def refresh(self) -> None:
+        """Take note of what other processes have written and removed, at most every second; note own uses."""
+        if time.monotonic() - self._seen[0] < LOOK_S:
+            return
+        self._note_uses()
+        changes = self._index.changes()
+        if changes != self._seen[1]:
+            entries = {entry.key: entry for entry in self._index.entries()}
+            with self._lock:
+                self._entries = entries
+        self._seen = (time.monotonic(), changes)
+
+    # Files
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / f"{key.hex()}{_SUFFIX}"
+
+    @contextmanager
+    def _opened(self, key: bytes) -> Iterator[int]:
+        file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def _files(self) -> dict[bytes, tuple[int, float]]:
+        """Size and time of the last change of every file that has a key for a name."""
+        found = {}
+        with suppress(OSError), os.scandir(self.folder) as files:
+            for file in files:
+                with suppress(OSError, ValueError):
+                    key = bytes.fromhex(file.name.removesuffix(_SUFFIX))
+                    if file.name.endswith(_SUFFIX) and len(key) == 32 and file.is_file(follow_symlinks=False):
+                        stat = file.stat(follow_symlinks=False)
+                        found[key] = stat.st_size, stat.st_mtime
+        return found
+
+    # Hits and misses
+
+    def _hit(self, asked: SegmentRecord) -> None:
+        now = time.time()
+        with self._lock:
+            self._hits += 1
+            self._hit_tokens += asked.tokens
+            self._uses.append((asked.key, now))
+            if asked.key in self._entries:
+                entry = self._entries[asked.key]
+                self._entries[asked.key] = replace(entry, used=now, uses=entry.uses + 1)
+
+    def _missed(self, key: bytes, miss: TierMissError) -> None:
+        with self._lock:
+            self._misses[miss.reason.value] += 1
+            if miss.reason is not Miss.LATE:
+                self._entries.pop(key, None)
+        if miss.reason is Miss.ABSENT and not isinstance(miss, UnknownFormError):
+            self._index.remove([key])
+        elif miss.reason is not Miss.LATE:
+            self._discard(key, miss)
+
+    def _discard(self, key: bytes, reason: Exception) -> None:
+        """Say what is wrong with a file, and unlink it where it is damaged: what it held is computed anew."""
+        logger.warning("%s is not used: %s", self._path(key), reason)
+        if isinstance(reason, TierMissError) and reason.reason is Miss.CORRUPT:
+            with suppress(OSError):
+                self._path(key).unlink()
+        self._index.remove([key])
+
+    def _note_uses(self) -> None:
+        with self._lock:
+            uses, self._uses = self._uses, []
+        self._index.used(uses)
+
+    # Room
+
+    def _make_room(self, size: int) -> bool:
+        """Evict until so many bytes fit into the quota; returns whether they do. One process at a time evicts."""
+        if self._index.total_bytes() + size <= self.quota:
+            return True
+        if size > self.quota:
+            return False
+        with self.evicting() as mine:
+            if not mine:
+                return False
+            self._note_uses()
+            entries = self._index.entries()
+            over = sum(entry.size for entry in entries) + size - self.quota
+            victims = []
+            for entry in entries:
+                if over <= 0:
+                    break
+                if not entry.pinned:
+                    victims.append(entry.key)
+                    over -= entry.size
+            if over > 0:
+                return False
+            for key in victims:
+                self.delete(key)
+            self._evictions += len(victims)
+        return True
+
+    @contextmanager
+    def evicting(self) -> Iterator[bool]:
+        """The lock of who evicts; yields whether it could be had in time. It ends with the process that has it."""
+        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            until = time.monotonic() + LOCK_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        yield False
+                        return
+                    time.sleep(0.01)
+            yield True
+        finally:
+            os.close(file)

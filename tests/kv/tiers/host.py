@@ -1,0 +1,51 @@
+"""A second pool of the CPU as a tier, as the memory of the host is one beside a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from inlay.kv.tiers.record import SegmentRecord, Slab
+from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
+from inlay.types import TierStats
+
+
+class HostTier:
+    """Copies in memory. Of what is in ``broken`` it thinks that it has it, and gives half of it."""
+
+    name = "host"
+
+    def __init__(self) -> None:
+        self.segments: dict[bytes, tuple[SegmentRecord, list[Slab]]] = {}
+        self.broken: set[bytes] = set()
+        self.asked: list[bytes] = []
+
+    def holds(self, key: bytes) -> bool:
+        return key in self.segments
+
+    def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
+        self.asked.append(asked.key)
+        record, slabs = self.segments[asked.key]
+        assert record.same(asked)
+        for layer, slab in enumerate(slabs):
+            if layer and asked.key in self.broken:
+                raise TierMissError(Miss.CORRUPT)
+            take(layer, slab)
+
+    def put(self, record: SegmentRecord, slabs: Iterable[Slab]) -> bool:
+        self.segments[record.key] = record, [slab.copy() for slab in slabs]
+        return True
+
+    def delete(self, key: bytes) -> bool:
+        return self.segments.pop(key, None) is not None
+
+    def iterate(self) -> Iterator[TierEntry]:
+        return iter([TierEntry(key, record.tokens, 0, "", 0, 0) for key, (record, _) in self.segments.items()])
+
+    def stats(self) -> TierStats:
+        return TierStats(segments=len(self.segments))
+
+    def refresh(self) -> None:
+        """Nobody else has it."""
+
+    def close(self) -> None:
+        self.segments.clear()

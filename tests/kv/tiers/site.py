@@ -1,0 +1,63 @@
+"""A pool with tiers below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from inlay.attention.storage import KVStorage, LayerShape, bytes_per_token
+from inlay.kv.identity import SegmentSpec
+from inlay.kv.pool import KVPool
+from inlay.kv.residency import Residency
+from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.tier import Tier
+from inlay.slots import cut
+from tests.kv.tiers.segments import KEYS, LAYERS, slabs_of
+
+
+class Site:
+    """A pool of so many tokens, whose residency is polled at once wherever it asks for that."""
+
+    def __init__(self, tiers: Sequence[Tier], *, tokens: int = 256, timeout_s: float = 30.0) -> None:
+        shapes = [LayerShape(*layer) for layer in LAYERS]
+        size = bytes_per_token(shapes, torch.float32)
+        self.pool = KVPool(tokens * size, size, 16)
+        self.storage = KVStorage(shapes, torch.float32, self.pool.slots)
+        self.store = SegmentStore(self.pool, KEYS)
+        self.residency = Residency(self.store, self.storage, tiers, model="a model", timeout_s=timeout_s)
+
+    def compute(self, spec: SegmentSpec) -> None:
+        """Have a segment in the pool, as if it had been computed, and written behind."""
+        room = self.store.allocate(len(spec.ids))
+        slots = cut(room, 0, len(spec.ids))
+        for layer, slab in enumerate(slabs_of(spec)):
+            self.storage.write_slab(layer, slots, slab)
+        self.store.insert(spec, slots)
+        self.pool.free(room)
+        self.residency.save(spec)
+
+    def written(self) -> None:
+        """Wait until nothing is to be written."""
+        while self.residency.waiting:
+            self.residency.wait(10)
+            self.residency.poll()
+
+    def bring_up(self, *specs: SegmentSpec) -> None:
+        """Read segments, and wait for them."""
+        assert self.residency.bring_up([(spec, self.store.longest(spec)) for spec in specs])
+        while self.residency.bringing(spec.key for spec in specs):
+            self.residency.wait(10)
+            self.residency.poll()
+
+    def lies_right(self, spec: SegmentSpec) -> bool:
+        """Whether the pool has a segment with the keys and values that are its own."""
+        found = self.store.get(spec)
+        return found is not None and all(
+            np.array_equal(self.storage.read_slab(layer, found.slots), slab)
+            for layer, slab in enumerate(slabs_of(spec))
+        )
+
+    def close(self) -> None:
+        self.residency.close()

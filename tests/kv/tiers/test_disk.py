@@ -1,0 +1,248 @@
+"""The disk tier as a folder: quotas, pins, processes that share it or are killed in it, an index that is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from inlay.errors import ParameterError
+from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.tier import Miss, TierMissError
+from tests.kv.tiers.segments import filled, read, record_of, same, slabs_of, spec_of
+
+SPECS = [spec_of(number) for number in range(1, 7)]
+
+
+def size_of(tmp_path: Path) -> int:
+    """Bytes of one file."""
+    return filled(tmp_path / "one", SPECS[0]).stats().bytes
+
+
+def held(tier: DiskTier) -> list[int]:
+    """Which of SPECS a tier holds."""
+    return [number for number, spec in enumerate(SPECS) if tier.holds(spec.key)]
+
+
+def test_the_least_recently_used_goes_first_and_pins_stay(tmp_path):
+    quota = 3 * size_of(tmp_path)
+    tier = filled(tmp_path / "store", *SPECS[:3], quota=quota)
+    tier.pin(SPECS[1].key, True)
+    read(tier, record_of(SPECS[0]))
+    for number in (3, 4):
+        assert tier.put(record_of(SPECS[number]), slabs_of(SPECS[number]))
+    assert held(tier) == [1, 3, 4]
+    assert tier.stats().evictions == 2
+    assert sum(path.stat().st_size for path in tier.folder.glob("*.safetensors")) == tier.stats().bytes <= quota
+    tier.pin(SPECS[1].key, False)
+    assert tier.put(record_of(SPECS[5]), slabs_of(SPECS[5]))
+    assert held(tier) == [3, 4, 5]
+
+
+def test_what_no_eviction_makes_room_for_is_not_written(tmp_path):
+    size = size_of(tmp_path)
+    tier = filled(tmp_path / "store", SPECS[0], quota=size)
+    tier.pin(SPECS[0].key, True)
+    assert not tier.put(record_of(SPECS[1]), slabs_of(SPECS[1]))
+    assert not DiskTier(tmp_path / "small", size - 1).put(record_of(SPECS[0]), slabs_of(SPECS[0]))
+    assert held(tier) == [0]
+    assert tier.stats().refused == 1
+
+
+def test_a_restart_finds_all_with_pins_and_uses(tmp_path):
+    tier = filled(tmp_path, *SPECS[:2])
+    read(tier, record_of(SPECS[0]))
+    tier.pin(SPECS[1].key, True)
+    tier.close()
+    again = DiskTier(tmp_path, 1 << 30)
+    assert [(entry.key, entry.uses, entry.pinned) for entry in again.iterate()] == [
+        (SPECS[1].key, 0, True),
+        (SPECS[0].key, 1, False),
+    ]
+    assert all(same(read(again, record_of(spec)), slabs_of(spec)) for spec in SPECS[:2])
+
+
+@pytest.mark.parametrize("damage", ["lost", "empty", "noise", "another version", "wrong rows"])
+def test_an_index_that_is_lost_or_damaged_is_made_anew(tmp_path, damage):
+    tier = filled(tmp_path, *SPECS[:3])
+    tier.path(SPECS[2].key).unlink()
+    tier.close()
+    path = tier.folder / "index.sqlite"
+    if damage == "wrong rows":
+        import sqlite3
+
+        with sqlite3.connect(path) as rows:
+            rows.execute("UPDATE segments SET size = 1, tokens = 7")
+            rows.execute("UPDATE segments SET key = ? WHERE key = ?", (SPECS[4].key, SPECS[1].key))
+        rows.close()
+    elif damage == "another version":
+        import sqlite3
+
+        with sqlite3.connect(path) as rows:
+            rows.execute("PRAGMA user_version = 99")
+        rows.close()
+    else:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        if damage != "lost":
+            path.write_bytes(b"" if damage == "empty" else random.Random(1).randbytes(20_000))
+    again = DiskTier(tmp_path, 1 << 30)
+    assert held(again) == [0, 1]
+    assert sorted((entry.key, entry.tokens) for entry in again.iterate()) == sorted((s.key, 40) for s in SPECS[:2])
+    assert again.stats().bytes == sum(file.stat().st_size for file in tier.folder.glob("*.safetensors"))
+    assert same(read(again, record_of(SPECS[1])), slabs_of(SPECS[1]))
+
+
+def test_two_on_one_folder_see_what_the_other_writes_and_removes(tmp_path, monkeypatch):
+    one, other = filled(tmp_path, *SPECS[:2]), DiskTier(tmp_path, 1 << 30)
+    assert one.put(record_of(SPECS[2]), slabs_of(SPECS[2]))
+    assert held(other) == [0, 1]
+    one.delete(SPECS[0].key)
+    with pytest.raises(TierMissError) as miss:
+        read(other, record_of(SPECS[0]))
+    assert miss.value.reason is Miss.ABSENT
+    monkeypatch.setattr("inlay.kv.tiers.disk.LOOK_S", 0.0)
+    other.refresh()
+    assert held(other) == [1, 2]
+    assert same(read(other, record_of(SPECS[2])), slabs_of(SPECS[2]))
+
+
+def test_one_process_at_a_time_evicts(tmp_path, monkeypatch):
+    size = size_of(tmp_path)
+    one, other = filled(tmp_path / "s", SPECS[0], quota=size), DiskTier(tmp_path / "s", size)
+    monkeypatch.setattr("inlay.kv.tiers.disk.LOCK_S", 0.05)
+    with one.evicting() as mine:
+        assert mine
+        assert not other.put(record_of(SPECS[1]), slabs_of(SPECS[1])), "it waits no longer than that"
+    assert other.put(record_of(SPECS[1]), slabs_of(SPECS[1]))
+    assert held(other) == [1]
+
+
+def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, caplog):
+    """Whoever runs the tests may be root, whom no mode stops: the system's refusals are played."""
+    filled(tmp_path, *SPECS[:2]).close()
+    opened = os.open
+
+    def refuse(path, flags, *rest, **named):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    tier = DiskTier(tmp_path, 1 << 30)
+    assert not tier.put(record_of(SPECS[2]), slabs_of(SPECS[2]))
+    assert same(read(tier, record_of(SPECS[1])), slabs_of(SPECS[1]))
+    assert "Read-only file system" in caplog.text
+
+
+def test_a_folder_that_cannot_be_one_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ParameterError, match=r"file cannot be used \(Not a directory\); give another folder, or 'off'"):
+        DiskTier(tmp_path / "file", 1 << 30)
+
+
+def test_times_in_the_future_and_the_past_are_only_times(tmp_path, monkeypatch):
+    """A clock that jumps changes who goes first, and nothing else."""
+    size = size_of(tmp_path)
+    tier = DiskTier(tmp_path / "s", 3 * size)
+    for number, at in enumerate((2e9, 0.0, -5.0, 4e9)):
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        assert tier.put(record_of(SPECS[number]), slabs_of(SPECS[number]))
+    monkeypatch.undo()
+    assert held(tier) == [0, 1, 3]
+    assert all(same(read(tier, record_of(SPECS[number])), slabs_of(SPECS[number])) for number in held(tier))
+
+
+def killed(folder: Path, times: int) -> None:
+    """Kill a process that writes at moments that differ, and look at what it leaves."""
+    moments = random.Random(7)
+    for seed in range(times):
+        writer = subprocess.Popen(
+            [sys.executable, "-m", "tests.kv.tiers.writing", str(folder), str(seed)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "begun\n"
+        time.sleep(moments.uniform(0.0, 0.05))  # no synchronisation: the moment is to be any
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+        tier = DiskTier(folder, 1 << 20)
+        assert not list(tier.folder.glob(".draft-*"))
+        keys = {bytes.fromhex(path.stem) for path in tier.folder.glob("*.safetensors")}
+        assert keys == {entry.key for entry in tier.iterate()}
+        for number in range(1, 21):
+            spec = spec_of(number, tokens=300)
+            if spec.key in keys:
+                assert same(read(tier, record_of(spec)), slabs_of(spec))
+        assert dict(tier.stats().misses) == {}
+        tier.close()
+
+
+def test_killed_writers_leave_whole_files_or_none(tmp_path):
+    killed(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_200_killed_writers_leave_whole_files_or_none(tmp_path):
+    killed(tmp_path, 200)
+
+
+def test_drafts_of_who_still_writes_stay(tmp_path):
+    import fcntl
+
+    tier = filled(tmp_path, SPECS[0])
+    for name in (".draft-alive", ".draft-dead"):
+        (tier.folder / name).write_bytes(b"some")
+    with (tier.folder / ".draft-alive").open("rb") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        DiskTier(tmp_path, 1 << 30)
+        assert [path.name for path in tier.folder.glob(".draft-*")] == [".draft-alive"]
+
+
+def test_many_threads_on_two_tiers_of_one_folder(tmp_path):
+    """Reads, writes, evictions, pins and removals at once: every read gives just what was asked for, or nothing."""
+    quota = 3 * size_of(tmp_path)
+    tiers = [DiskTier(tmp_path / "shared", quota) for _ in range(2)]
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        moves, tier = random.Random(seed), tiers[seed % 2]
+        for _ in range(30):
+            spec = moves.choice(SPECS)
+            try:
+                move = moves.choice(("get", "get", "put", "put", "pin", "delete", "refresh"))
+                if move == "get" and not same(read(tier, record_of(spec)), slabs_of(spec)):
+                    wrong.append("another segment's keys and values")
+                elif move == "put":
+                    tier.put(record_of(spec), slabs_of(spec))
+                elif move == "pin":
+                    tier.pin(spec.key, moves.random() < 0.2)
+                elif move == "delete":
+                    tier.delete(spec.key)
+                else:
+                    tier.refresh()
+            except TierMissError as miss:
+                if miss.reason is not Miss.ABSENT:
+                    wrong.append(str(miss))
+            except Exception as error:
+                wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    tiers[0].reconcile()
+    entries = list(tiers[0].iterate())
+    assert {entry.key for entry in entries} == {bytes.fromhex(p.stem) for p in tiers[0].folder.glob("*.safetensors")}
+    for entry in entries:
+        tiers[0].verify(entry.key)
