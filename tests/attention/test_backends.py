@@ -12,7 +12,7 @@ from inlay.attention import torch as torch_flash
 from inlay.attention.backend import AttentionOptions
 from inlay.attention.plan import Item, Part, advance, build_plan
 from inlay.attention.registry import get_backend
-from inlay.attention.rope import Rotary
+from inlay.attention.rope import UNTURNED, Rotary
 from inlay.attention.storage import KVStorage, LayerShape
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
@@ -97,6 +97,28 @@ def test_head_sizes_and_dtypes(backend, head_dim, dtype):
     output, expected = both(parts, options, 6, pool, backend, dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(output.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("alibi", [False, True])
+@given(parts=passes())
+@settings(max_examples=30, deadline=None)
+def test_layers_whose_keys_hold_no_position_are_read_at_any_shift(backend, alibi, parts):
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625]) if alibi else None
+    options = AttentionOptions(scale=0.3, slopes=slopes, rotary=UNTURNED)
+    output, expected = both(parts, options, 4, make_pool(2, 8), backend, torch.float32)
+    torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_that_are_the_keys_are_stored_once(backend):
+    pool = get_backend(backend).make_pool([LayerShape(1, 8, shared=True)], torch.float32, 64)
+    assert pool.values[0] is pool.keys[0]
+    plan = build_plan([Part.of(0, 9, (), (SlotRange(0, 9),))])
+    query, key = torch.randn(4, 9, 8), torch.randn(1, 9, 8)
+    output = get_backend(backend).attend(query, key, key, pool, plan, 0, AttentionOptions(scale=0.3))
+    scores = (query @ key.transpose(1, 2) * 0.3).masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf)
+    torch.testing.assert_close(output, (scores.softmax(-1) @ key).transpose(0, 1), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -18,24 +18,15 @@ REASONS: dict[str, tuple[str, ...]] = {
         *("trocr", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
     ),
     "they take images, sound or several streams beside the text, of which a text's states would not tell": (
-        *("blt", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_assistant", "gemma4_unified"),
-        *(
-            "gemma4_unified_assistant",
-            "git",
-            "got_ocr2",
-            "llama4",
-            "llama4_text",
-            "mllama",
-            "moshi",
-            "moss_transcribe_diarize",
-        ),
+        *("blt", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_assistant", "gemma4_unified", "git"),
+        *("gemma4_unified_assistant", "got_ocr2", "llama4", "mllama", "moshi", "moss_transcribe_diarize"),
         *("musicgen", "musicgen_melody", "phi4_multimodal"),
     ),
     "their attention chooses, mixes or shares keys in a way of its own, beside transformers' AttentionInterface": (
         *("cpmant", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hy_v4", "axk2"),
         *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash", "inkling_text", "inkling2_text"),
         *("gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_neox_japanese", "openai-gpt", "xglm", "codegen"),
-        *("gptj", "jetmoe", "hrm_text"),
+        *("gptj", "jetmoe", "hrm_text", "llama4_text"),
     ),
     "their keys and values differ in width, which no backend stores yet": ("mimo_v2_flash",),
 }
