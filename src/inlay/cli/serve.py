@@ -16,7 +16,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Quantization, Reuse, Weights, read_template, schema_file
+from inlay.cli.options import (
+    ChatTemplate,
+    DefaultMaxTokens,
+    DType,
+    GenerationConfig,
+    KVMemory,
+    MaxModelLen,
+    Quantization,
+    ReasoningParser,
+    Reuse,
+    ToolParser,
+    Weights,
+    read_template,
+    schema_file,
+)
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -72,9 +86,7 @@ def serve(
         ),
     ] = None,
     open_to_network: Annotated[bool, typer.Option("--open-to-network", help=_NETWORK)] = False,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
-    ] = None,
+    kv_memory: KVMemory = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most answers that are written at the same time.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="The most answers that wait to begin; more are refused.")] = 1024,
     max_pass: Annotated[
@@ -88,14 +100,8 @@ def serve(
     seed: Annotated[
         int | None, typer.Option(help="Of requests that bring none, and of random weights; drawn, if not given.")
     ] = None,
-    default_max_tokens: Annotated[
-        int | None,
-        typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
-    ] = None,
-    generation_config: Annotated[
-        str,
-        typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off."),
-    ] = "auto",
+    default_max_tokens: DefaultMaxTokens = None,
+    generation_config: GenerationConfig = "auto",
     timeout: Annotated[float, typer.Option(help="Seconds after which a request ends; 0 for never.")] = 300.0,
     max_timeout: Annotated[
         float | None, typer.Option(help="The most seconds that a request may ask for; --timeout, if not given.")
@@ -107,13 +113,8 @@ def serve(
     ] = 1,
     slow_client: Annotated[float, typer.Option(help="Seconds that a client may leave its answer unread.")] = 30.0,
     max_body: Annotated[int, typer.Option(help="Bytes of the largest body of a request.")] = 8 * 2**20,
-    tool_parser: Annotated[
-        str | None, typer.Option(help="How the model writes calls of tools; told from its chat template, if not given.")
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None,
-        typer.Option(help="How the model writes what it thinks, or off; told from its chat template, if not given."),
-    ] = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A web page's origin whose scripts may ask; * for all. Several times.")
     ] = None,
