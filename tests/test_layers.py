@@ -161,6 +161,13 @@ def test_the_layers_hold(files: dict[str, str]) -> None:
     assert list(problems(read(files))) == []
 
 
+def test_the_tour_draws_these_layers() -> None:
+    page = (Path(__file__).parent.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    drawn = page.partition("## Who imports whom")[2].split("```")[1].strip().splitlines()
+    rows = [row for row in LAYERS if not row[0].startswith("__")]
+    assert [set(line.split()) for line in drawn] == [set(row) for row in reversed(rows)]
+
+
 def test_the_ground_imports_no_torch() -> None:
     code = f"import sys, {', '.join(f'inlay.{module}' for module in LIGHT)}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -20,7 +20,13 @@ FOLDERS = (TESTS, TESTS.parent / "benchmarks", SOURCE / "bench")
 
 #: Of other packages, without public ones: how a stock model attends, the caller's frame, what ours is timed against;
 #: what notebooks ask objects for.
-OF_OTHERS = {"_attn_implementation", "_getframe", "_scaled_dot_product_flash_attention_for_cpu", "_repr_html_"}
+OF_OTHERS = {
+    "_attn_implementation",
+    "_get_alibi_slopes",
+    "_getframe",
+    "_repr_html_",
+    "_scaled_dot_product_flash_attention_for_cpu",
+}
 #: No attributes: the file of our kernel, which a test has missing; endings of metrics; a name looked for in source.
 OTHERWISE = {"_kernel", "_sum", "_count", "_total", "_tokens", "_stop"}
 

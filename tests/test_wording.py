@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inlay.wording import shown, shown_python
+from inlay.wording import show, shown, shown_python
 
 
 class Color(Enum):
@@ -49,3 +49,9 @@ def test_values_of_json(value: Any, plain: str, with_kind: str) -> None:
 )
 def test_values_of_python(value: object, text: str) -> None:
     assert shown_python(value) == text
+
+
+def test_a_mapping_is_shown_as_a_dict_whatever_its_size() -> None:
+    assert show(MappingProxyType({"role": "user"})) == "{'role': 'user'}"
+    assert show(MappingProxyType({"role": LONG * 1000})).startswith("{'role': 'xxx")
+    assert len(show(MappingProxyType({"role": LONG * 1000}))) <= 101

@@ -38,10 +38,11 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join([*first[:8], "…"] if len(first) > 8 else first)
 
 
-def shown(value: Any, *, kind: bool = False) -> str:
+def shown(value: Any, *, kind: bool = False, most: int = SHOWN) -> str:
     """A value of JSON in a few words, as in ``a list of 3``.
 
     kind: whether to say what a text or a number is, as in ``the text "a"``, and of an object only that it is one.
+    most: characters, where the kind is not said.
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -54,7 +55,7 @@ def shown(value: Any, *, kind: bool = False) -> str:
         return "a huge number"  # which Python may refuse to write
     if not kind:
         # no more of a text than is shown: a body may hold one of many megabytes
-        return clip(repr(value[: SHOWN + 1] if isinstance(value, str) else value))
+        return clip(repr(value[: most + 1] if isinstance(value, str) else value), most)
     if isinstance(value, str):
         return f"the text {quote(value)}" if len(value) <= SHOWN else f"a text of {len(value):,} characters"
     return f"the number {value}"
@@ -97,8 +98,8 @@ class _Repr(reprlib.Repr):
 
 
 def show(value: object) -> str:
-    """A value as ``repr`` writes it, on one line and in at most 100 characters, whatever its size."""
-    text = _Repr().repr(value).replace("\n", " ")
+    """A value as ``repr`` writes it, any mapping as a dict, on one line and in 100 characters, whatever its size."""
+    text = _Repr().repr(dict(value) if isinstance(value, Mapping) else value).replace("\n", " ")
     return text if len(text) <= _SHOWN_PYTHON else f"{text[:_SHOWN_PYTHON]}…"
 
 

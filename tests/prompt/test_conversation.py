@@ -80,13 +80,13 @@ def test_parts_that_nobody_marked_are_looked_up_and_leave_no_module():
     other = "Document lake: nobody has stored this one anywhere. "
     messages = conversation(2, 0, marked=False)
     messages[1]["content"].insert(1, part(other))
-    usage = llm.generate(messages, ONE)[0].usage
+    usage = llm.generate(messages, ONE, reuse="modular")[0].usage
     assert usage.module_tokens == ids[0]
     assert usage.exact_tokens >= ids[2]  # right behind all that it has seen
     assert usage.computed_tokens >= len(llm.encoder.text(other))
     again = conversation(1, marked=False)
     again[1]["content"].insert(1, part(other))
-    usage = llm.generate(again, ONE)[0].usage
+    usage = llm.generate(again, ONE, reuse="modular")[0].usage
     assert usage.exact_tokens >= ids[1]
     assert usage.computed_tokens >= len(llm.encoder.text(other))
 

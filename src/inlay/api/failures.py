@@ -20,10 +20,11 @@ from inlay.errors import (
     PMLError,
     QueueFullError,
 )
+from inlay.wording import clip
 
 MAX_PROBLEMS = 20  # that one error names
 
-_NAME = 100  # characters of a name that came from a client
+MAX_NAME = 100  # characters of a name that came from a client, as errors repeat it
 _MESSAGE = 6_000  # of what one error says, whatever it is made of
 _QUEUE_RETRY_S = 1.0  # a place in the line is free again as soon as any request ends
 
@@ -40,11 +41,6 @@ _KINDS: tuple[tuple[type[InlayError], int, str | None, float | None], ...] = (
     (CapacityError, 507, "kv_memory_exceeded", None),
     (InlayError, 500, None, None),
 )
-
-
-def cut(text: str, most: int = _NAME) -> str:
-    """A text as errors repeat it: not longer than so many characters."""
-    return text if len(text) <= most else f"{text[:most]}…"
 
 
 class BodyError(ParameterError):
@@ -64,7 +60,7 @@ class BodyError(ParameterError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.param = None if param is None else cut(param)
+        self.param = None if param is None else clip(param, MAX_NAME)
         self.code = code
         self.status = status
         self.retry_after_s = retry_after_s
@@ -111,7 +107,7 @@ INTERNAL_ERROR = Failure(500, "the server failed at this; its log says why", cod
 
 def failure_of(error: InlayError) -> Failure:
     """What to tell the sender of a request that ended so."""
-    message = "; ".join(cut(str(error), _MESSAGE).splitlines())
+    message = "; ".join(clip(str(error), _MESSAGE).splitlines())
     if isinstance(error, BodyError):
         return Failure(error.status, message, error.param, error.code, error.retry_after_s)
     status, code, retry_after_s = next((s, c, r) for cls, s, c, r in _KINDS if isinstance(error, cls))

@@ -1,4 +1,4 @@
-"""Values of JSON: how sentences show them, and what no tokenizer, template or grammar takes.
+"""Values of JSON in bodies: how sentences show them, and what no tokenizer, template or grammar takes.
 
 What looks into lists does so a piece at a time, and asks for the types of a whole piece at once: a body may hold a
 million token ids, and other threads get their turn between two pieces.
@@ -7,31 +7,24 @@ million token ids, and other threads get their turn between two pieces.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from inlay.api.failures import BodyError, cut
-from inlay.wording import lone_surrogate
+from inlay import wording
+from inlay.api.failures import MAX_NAME, BodyError
+from inlay.wording import clip, lone_surrogate
 
 MAX_NESTING = 128  # lists and objects inside each other, the body's own counted
 
 MAX_FIELDS = 256  # of a body, and of each object in it whose fields are known
 
-_SHOWN = 60  # characters of a value that a sentence repeats
-_MAX_BITS = 200
+_SHOWN = 61  # characters of a value that a sentence repeats, with the ellipsis
 _PIECE = 2**15  # members of a list that are looked at together
 
 
 def shown(value: Any) -> str:
-    """A value of JSON in a few words."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | Mapping):
-        kind = "list" if isinstance(value, list) else "object"
-        return f"{'a list' if kind == 'list' else 'an object'} of {len(value):,}" if value else f"an empty {kind}"
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return "a huge number"  # which Python may refuse to write
-    return cut(repr(value[: _SHOWN + 1] if isinstance(value, str) else value), _SHOWN)
+    """A value of JSON in a few words: see ``wording.shown``."""
+    return wording.shown(value, most=_SHOWN)
 
 
 def all_of(kind: type, values: Sequence[Any]) -> bool:
@@ -60,7 +53,7 @@ def check_values(name: str, value: Any, most: int | None = None) -> None:
     """
     if problem := lone_surrogate(name):
         raise BodyError(f"the name of a field holds {problem}")
-    said, count = cut(name), 0
+    said, count = clip(name, MAX_NAME), 0
     for depth, piece in walk(value):
         count += len(piece)
         if most is not None and count > most:

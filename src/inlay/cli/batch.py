@@ -13,11 +13,16 @@ import typer
 
 from inlay.cli.options import (
     ChatTemplate,
+    DefaultMaxTokens,
     DType,
+    GenerationConfig,
+    KVMemory,
     MaxModelLen,
     Model,
     Quantization,
+    ReasoningParser,
     Reuse,
+    ToolParser,
     Weights,
     read_template,
     schema_file,
@@ -47,29 +52,13 @@ def batch(
     quantization: Quantization = None,
     weights: Weights = "packed",
     reuse: Reuse = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
-    ] = None,
+    kv_memory: KVMemory = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most requests that run at the same time.")] = 64,
-    default_max_tokens: Annotated[
-        int | None,
-        typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
-    ] = None,
-    generation_config: Annotated[
-        str,
-        typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off."),
-    ] = "auto",
+    default_max_tokens: DefaultMaxTokens = None,
+    generation_config: GenerationConfig = "auto",
     seed: Annotated[int, typer.Option(help="Of requests that bring none, with their custom_id.")] = 0,
-    tool_parser: Annotated[
-        str | None,
-        typer.Option(
-            help="How the model writes tool calls: hermes, llama3_json, mistral, … Told from its chat template."
-        ),
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None,
-        typer.Option(help="How the model writes what it thinks, or off; told from its chat template, if not given."),
-    ] = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What requests may call the model beside its name. Several times.")
     ] = None,

@@ -50,6 +50,27 @@ Store = Annotated[
     ),
 ]
 StoreBytes = Annotated[str, typer.Option(help="The most that folder may hold; the least recently used goes first.")]
+KVMemory = Annotated[
+    str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
+]
+DefaultMaxTokens = Annotated[
+    int | None,
+    typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
+]
+GenerationConfig = Annotated[
+    str, typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off.")
+]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        help="How the model writes tool calls: hermes, llama3_json, mistral, …; told from its chat template, if not "
+        "given."
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option(help="How the model writes what it thinks, or off; told from its chat template, if not given."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]

@@ -18,12 +18,17 @@ import typer
 
 from inlay.cli.options import (
     ChatTemplate,
+    DefaultMaxTokens,
     DType,
+    GenerationConfig,
+    KVMemory,
     MaxModelLen,
     Quantization,
+    ReasoningParser,
     Reuse,
     Store,
     StoreBytes,
+    ToolParser,
     Weights,
     read_template,
     schema_file,
@@ -85,9 +90,7 @@ def serve(
         ),
     ] = None,
     open_to_network: Annotated[bool, typer.Option("--open-to-network", help=_NETWORK)] = False,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
-    ] = None,
+    kv_memory: KVMemory = None,
     store: Store = None,
     store_bytes: StoreBytes = "16GiB",
     store_private: Annotated[
@@ -109,14 +112,8 @@ def serve(
     seed: Annotated[
         int | None, typer.Option(help="Of requests that bring none, and of random weights; drawn, if not given.")
     ] = None,
-    default_max_tokens: Annotated[
-        int | None,
-        typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),
-    ] = None,
-    generation_config: Annotated[
-        str,
-        typer.Option(help="auto: requests that do not say get what the model's generation_config.json says; off."),
-    ] = "auto",
+    default_max_tokens: DefaultMaxTokens = None,
+    generation_config: GenerationConfig = "auto",
     profile: Annotated[
         str,
         typer.Option(help="auto: find out in idle time how much modules' tokens move, for 'profiled' repairs; off."),
@@ -132,13 +129,8 @@ def serve(
     ] = 1,
     slow_client: Annotated[float, typer.Option(help="Seconds that a client may leave its answer unread.")] = 30.0,
     max_body: Annotated[int, typer.Option(help="Bytes of the largest body of a request.")] = 8 * 2**20,
-    tool_parser: Annotated[
-        str | None, typer.Option(help="How the model writes calls of tools; told from its chat template, if not given.")
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None,
-        typer.Option(help="How the model writes what it thinks, or off; told from its chat template, if not given."),
-    ] = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A web page's origin whose scripts may ask; * for all. Several times.")
     ] = None,

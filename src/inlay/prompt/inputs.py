@@ -45,7 +45,7 @@ def check_ids(ids: Sequence[Any], vocabulary: int, *, what: str = "a prompt") ->
 def check_params(params: object) -> None:
     """Raises ParameterError for what is no SamplingParams."""
     if not isinstance(params, SamplingParams):
-        raise ParameterError(f"sampling_params is {_shown(params)}; give an inlay.SamplingParams")
+        raise ParameterError(f"sampling_params is {show(params)}; give an inlay.SamplingParams")
 
 
 def check_template(text: str, where: str = "chat_template") -> str:
@@ -94,20 +94,20 @@ def check_messages(messages: Sequence[Message]) -> None:
     for message in messages:
         if not isinstance(message.get("role"), str) or not _is_content(message.get("content")):
             raise ParameterError(
-                f"a chat message is {_shown(message)}; it needs a 'role' and a 'content' of text, or of parts "
+                f"a chat message is {show(message)}; it needs a 'role' and a 'content' of text, or of parts "
                 "{'type': 'text', 'text': …}"
             )
         for call in _listed(message.get("tool_calls"), "tool_calls"):
             if not isinstance(_function(call).get("arguments"), Mapping):
                 raise ParameterError(
-                    f"a tool call is {_shown(call)}; write {{'id': …, 'type': 'function', 'function': "
+                    f"a tool call is {show(call)}; write {{'id': …, 'type': 'function', 'function': "
                     "{'name': …, 'arguments': {…}}}"
                 )
     if isinstance(messages, Conversation):
         for tool in _listed(messages.tools, "tools"):
             if not _function(tool):
                 raise ParameterError(
-                    f"a tool is {_shown(tool)}; write {{'type': 'function', 'function': {{'name': …, "
+                    f"a tool is {show(tool)}; write {{'type': 'function', 'function': {{'name': …, "
                     "'parameters': {…}}}"
                 )
 
@@ -125,7 +125,7 @@ def _listed(value: Any, name: str) -> Sequence[Any]:
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ParameterError(f"{name} is {_shown(value)}; it must be a list")
+        raise ParameterError(f"{name} is {show(value)}; it must be a list")
     return value
 
 
@@ -133,10 +133,6 @@ def _function(value: Any) -> Mapping[str, Any]:
     """What a call or a tool has under "function"; nothing where it has no name."""
     function = value.get("function") if isinstance(value, Mapping) else None
     return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else {}
-
-
-def _shown(value: Any) -> str:
-    return show(dict(value) if isinstance(value, Mapping) else value)
 
 
 def as_prompt(prompt: Prompt | PromptBuilder) -> Prompt:
@@ -151,7 +147,7 @@ def unwrap(prompt: Mapping[str, Any]) -> Any:
         return next(iter(prompt.values()))
     if "messages" in keys and keys <= {"messages", "tools", *CHAT_OPTIONS}:
         if not is_conversation(prompt["messages"]):
-            raise ParameterError(f"messages is {_shown(prompt['messages'])}; it must be a list of chat messages")
+            raise ParameterError(f"messages is {show(prompt['messages'])}; it must be a list of chat messages")
         return Conversation(prompt["messages"], prompt.get("tools"), _options(prompt))
     raise ParameterError(
         f"a prompt has the keys {sorted(map(str, keys))}; write {{'prompt': …}}, {{'prompt_token_ids': …}}, "
@@ -187,7 +183,7 @@ def as_conversations(messages: Any) -> list[Any]:
             return list(messages)
         messages = next(one for one in messages if not is_conversation(one))
     raise ParameterError(
-        f"chat takes a list of messages, or several, and this is {_shown(messages)}; write "
+        f"chat takes a list of messages, or several, and this is {show(messages)}; write "
         "[{'role': 'user', 'content': …}]"
     )
 

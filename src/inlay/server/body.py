@@ -16,12 +16,13 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inlay.api.failures import BodyError, cut, failure_of
+from inlay.api.failures import BodyError, failure_of
 from inlay.server.errors import failure_response, has_body, refuse
 from inlay.server.limits import EVERYBODY, Tenant
 from inlay.server.routes import route_of
 from inlay.server.threads import BodyWorkers
 from inlay.strict_json import Fault, JSONError, decode, read_json
+from inlay.wording import clip
 
 MAX_CONTAINERS = 100_000  # lists and objects, as many as PML may have elements
 MAX_FIELDS = 100_000  # of all objects together
@@ -67,7 +68,7 @@ def _sentence(error: JSONError) -> str:
         case Fault.CONSTANT:
             return f"holds {error.detail}, which is no value of JSON; write a number, or leave it out"
         case Fault.TWICE:
-            return f"gives {json.dumps(cut(error.detail, 60))} twice in one object; keep one of them"
+            return f"gives {json.dumps(clip(error.detail))} twice in one object; keep one of them"
         case Fault.HALF:
             return "holds half a character (a lone surrogate); cut texts between characters"
         case Fault.NUMBER:

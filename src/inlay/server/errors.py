@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inlay.api.dialect import dialect_of
-from inlay.api.failures import BodyError, Failure, cut, failure_of
+from inlay.api.failures import MAX_NAME, BodyError, Failure, failure_of
 from inlay.errors import InlayError
+from inlay.wording import clip
 
 # Sent again, these would only make the server do the same work for nothing; OpenAI's clients look at the header.
 _NOT_AGAIN = frozenset({504, 507})
@@ -62,7 +63,7 @@ async def handle_inlay_error(request: Request, error: Exception) -> Response:
 async def handle_http_exception(request: Request, error: Exception) -> Response:
     """The handler of starlette's own errors: no such route, no such method."""
     assert isinstance(error, HTTPException)
-    method, path = cut(request.method), cut(request.url.path)
+    method, path = clip(request.method, MAX_NAME), clip(request.url.path, MAX_NAME)
     sentences = {
         404: f"there is nothing at {path!r}; see docs/server.md, or /openapi.json, for what there is",
         405: f"{path!r} does not take {method}; it takes {(error.headers or {}).get('Allow', 'other methods')}",

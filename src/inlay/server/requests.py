@@ -15,12 +15,13 @@ from starlette.types import Scope
 
 from inlay.api.call import Call
 from inlay.api.dialect import dialect_of
-from inlay.api.failures import BodyError, cut
+from inlay.api.failures import MAX_NAME, BodyError
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy, default_policy
 from inlay.prompt.inputs import has_modules
 from inlay.server.limits import Tenant
 from inlay.server.settings import ServerSettings
+from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.server.service import Service
@@ -128,7 +129,7 @@ def check_name(name: str | None, settings: ServerSettings) -> None:
     """Raises BodyError, status 404, for a model that is not served here."""
     known = settings.served_names
     if name is not None and name not in known:
-        message = f"there is no model {cut(name)!r}; this server has {' or '.join(map(repr, known))}"
+        message = f"there is no model {clip(name, MAX_NAME)!r}; this server has {' or '.join(map(repr, known))}"
         raise BodyError(message, param="model", code="model_not_found", status=404)
 
 
@@ -151,7 +152,7 @@ def check_schemas(call: Call, service: Service, tenant: Tenant) -> None:
     """Raises BodyError, status 404, for a schema that the tenant cannot see."""
     for prompt in call.prompts:
         if isinstance(prompt, Prompt) and service.llm.schema(prompt.schema, cache_salt=tenant.salt) is None:
-            message = f"there is no schema {cut(prompt.schema)!r}; create it with POST /v1/schemas"
+            message = f"there is no schema {clip(prompt.schema, MAX_NAME)!r}; create it with POST /v1/schemas"
             raise BodyError(message, param="prompt", code="schema_not_found", status=404)
 
 

@@ -1,16 +1,15 @@
 """OpenAI's protocol without HTTP, one file a step.
 
-bodies, messages: which fields there are. read: JSON → body, or sentences. tools: the tools of a body. translate: body →
-call. respond: outputs → body of a response. stream: outputs so far → events. errors: failure → error object. openapi:
-what the OpenAPI document says of it all.
+bodies, messages: which fields there are. read: JSON → body, or sentences. tools, reasoning: what a body asks of these.
+translate: body → call. respond: outputs → body of a response, failure → error object. stream: outputs so far → events.
+logprobs: how both write these. openapi: what the OpenAPI document says of it all.
 """
 
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import Endpoint
-from inlay.api.openai.errors import error_body
 from inlay.api.openai.openapi import ROUTES, components
 from inlay.api.openai.read import read_body
-from inlay.api.openai.respond import respond
+from inlay.api.openai.respond import error_body, respond
 from inlay.api.openai.stream import Chunks
 from inlay.api.openai.translate import translate
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from inlay.api.failures import MAX_PROBLEMS, BodyError, cut
+from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, BodyError
 from inlay.api.openai.bodies import (
     LARGEST,
     LONGEST,
@@ -29,6 +29,7 @@ from inlay.api.openai.bodies import (
 )
 from inlay.api.openai.messages import Form, Message, Problem, form_of, problems_of
 from inlay.api.values import MAX_FIELDS, check_values, shown
+from inlay.wording import clip
 
 _FORMS: dict[Endpoint, type[Body]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
 _LONGEST_GUESSED = 60  # characters of a name that others are compared with
@@ -181,7 +182,7 @@ def _wrong_member(error: ValidationError, name: str, number: int, member: Any, f
     found: dict[str, Problem] = {}
     for one in error.errors(include_url=False, include_context=False, include_input=False):
         field, *inner = map(str, one["loc"])
-        param = f"{place}.{cut(field)}"
+        param = f"{place}.{clip(field, MAX_NAME)}"
         if one["type"] == "extra_forbidden" and not inner:
             known = ", ".join(form.model_fields)
             said = f"{place} has the field {shown(field)}, which is not supported; a {called} has {known}"

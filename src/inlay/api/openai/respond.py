@@ -1,4 +1,4 @@
-"""Finished outputs → the body of a response: ``chat.completion`` or ``text_completion``.
+"""Finished outputs → the body of a response, ``chat.completion`` or ``text_completion``; and failure → error object.
 
 Its parts, which chunks of streams are made of too: usage, and calls of tools.
 """
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.api.call import Call
+from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
 from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, joined, prompt_scores
 from inlay.api.reasoning import ReasoningUse
@@ -181,3 +182,9 @@ def _opened(delta: Delta, response: str, choice: int) -> dict[str, Any]:
     digest = hashlib.sha256(f"{response} {choice} {delta.call}".encode()).hexdigest()
     function = {"name": delta.name, "arguments": delta.arguments}
     return {"id": f"call_{digest[:24]}", "type": "function", "function": function}
+
+
+def error_body(failure: Failure) -> dict[str, Any]:
+    """The body of a response: ``{"error": {"message", "type", "param", "code"}}``."""
+    kind = failure.kind.value
+    return {"error": {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}}

@@ -14,9 +14,8 @@ from typing import Any
 from inlay.api.call import Call
 from inlay.api.failures import Failure
 from inlay.api.openai.bodies import Endpoint
-from inlay.api.openai.errors import error_body
 from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
-from inlay.api.openai.respond import as_delta, finish_reason, inlay_of, told_reasoning, usage_of
+from inlay.api.openai.respond import as_delta, error_body, finish_reason, inlay_of, told_reasoning, usage_of
 from inlay.api.reasoning import ReasoningParser, Split
 from inlay.api.tools import Delta
 from inlay.types import CompletionOutput, Logprob, RequestOutput

@@ -9,9 +9,10 @@ from typing import Any
 
 import jsonschema_rs
 
-from inlay.api.failures import BodyError, cut
+from inlay.api.failures import MAX_NAME, BodyError
 from inlay.api.tools.bounded import FREE, bounded, free_value
 from inlay.engine.structured import CompilerError, panics_told, parser_limits, too_large
+from inlay.wording import clip
 
 _MAX_CALLS = 32  # in one answer that a grammar holds to calls: so that it ends
 _LONGEST_HELD = 2**16  # characters of a schema: making a grammar takes half a second there, and grows with the square
@@ -135,8 +136,8 @@ def _problem(schema: Mapping[str, Any]) -> str | None:
     try:
         jsonschema_rs.meta.validate({**schema, "$schema": known})
     except jsonschema_rs.ValidationError as error:
-        reason = cut(error.message, _LONGEST_REASON)
-        place = cut(".".join(map(str, error.instance_path)))
+        reason = clip(error.message, _LONGEST_REASON)
+        place = clip(".".join(map(str, error.instance_path)), MAX_NAME)
         return f"{place}: {reason}" if place else reason
     return None
 
@@ -154,4 +155,4 @@ def _why_not_held(text: str) -> str | None:
             wrong, reports = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
     except CompilerError as error:
         return str(error)
-    return cut(reports[0].splitlines()[0], _LONGEST_REASON).rstrip(".") if wrong else None
+    return clip(reports[0].splitlines()[0], _LONGEST_REASON).rstrip(".") if wrong else None
