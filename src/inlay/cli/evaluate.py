@@ -68,8 +68,8 @@ def modular_qa(
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Write tables and drawings into this directory (needs inlay-llm[plots]), and keep the answers there: the "
-            "same command goes on where it was broken off."
+            help="Write tables and drawings into this directory (needs inlay-llm\\[plots]), and keep the answers there: "
+            "the same command goes on where it was broken off."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite that file if it exists.")] = False,

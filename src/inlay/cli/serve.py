@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import ChatTemplate, DType, MaxModelLen, Quantization, Reuse, Weights, read_template, schema_file
+from inlay.cli.options import (
+    ChatTemplate,
+    DType,
+    MaxModelLen,
+    Quantization,
+    Reuse,
+    Weights,
+    announce_hub,
+    read_template,
+    schema_file,
+)
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -127,7 +137,7 @@ def serve(
     """
     from inlay.server.run import listen, listen_unix, tls_context, url
 
-    model = _one_model(name, model)
+    model = announce_hub(_one_model(name, model))
     # All that can be wrong is looked at before the model, which may take minutes to load.
     tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs, ssl_cert_reqs)
     template = read_template(chat_template)
