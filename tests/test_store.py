@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from inlay import LLM, AsyncLLM, InlayError, ParameterError, Prompt, SamplingParams, Schema
-from inlay.engine.encoder import Encoding
 from inlay.engine.runner import Runner
+from inlay.events import EncodeEvent
 from inlay.kv.tiers.disk import DiskTier
 
 from .conftest import tiny
@@ -317,15 +317,16 @@ def test_an_encoding_reads_and_encodes_in_turns(store, caplog):
     files(store)[0].unlink()
     llm = make(store)
     _, specs = llm.schemas.add(SCHEMA, llm.policy())
-    encoding = Encoding("a schema", tuple(specs))
-    llm.client.submit(encoding, lambda _: None)
-    while not encoding.finished:
+    encoding = llm.processor.encoding("a schema", specs)
+    news: list[EncodeEvent] = []
+    llm.client.encode(encoding, news.extend)
+    while not (news and news[-1].finished):
         llm.client.pump()
-    assert encoding.error is None
+    assert news[-1].error is None
     stats = llm.stats()
     assert stats.encoded_tokens > 0
     assert stats.disk_tokens > 0
-    assert stats.encoded_tokens + stats.disk_tokens == encoding.total
+    assert stats.encoded_tokens + stats.disk_tokens == encoding.tokens
     llm.shutdown()
     assert not caplog.records
 

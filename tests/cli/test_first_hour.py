@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken
 
 from inlay.cli.main import main
+from inlay.errors import ParameterError
 from inlay.models.load import MODEL_DIRECTORY, load_tokenizer
 
 SCHEMA = '<schema name="s"><user><module name="a">Bravel is a town. Its mayor is Rosa Tilen. </module></user></schema>'
@@ -115,3 +116,32 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_one_sentence(files, caps
     assert "'<|mine|>'" in err
     assert "the tokenizer does not belong to this model" in err
     assert "Traceback" not in err
+
+
+def test_a_name_that_goes_to_the_hub_is_announced(files, capsys, monkeypatch):
+    def refuse(name, *arguments, **options):
+        raise ParameterError(f"{name} is not to be had")
+
+    monkeypatch.setattr("inlay.models.load.load_tokenizer", refuse)
+    assert main(["schema", "show", "s.xml", "--model", "some/name"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "inlay: some/name is no folder here; it is looked up on the Hugging Face hub",
+        "inlay: some/name is not to be had",
+    ]
+    for local in ("demo", "random:tiny", "./none", "."):
+        assert main(["schema", "show", "s.xml", "--model", local]) == 2
+        assert "hub" not in capsys.readouterr().err
+
+
+def test_help_names_the_extra_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["eval", "modular-qa", "--help"]) == 0
+    assert "inlay-llm[plots]" in capsys.readouterr().out
+
+
+def test_a_batch_with_failures_says_where_they_are_explained(files, capsys):
+    (files / "in.jsonl").write_text("hello\n")
+    assert main(["batch", "in.jsonl", "out.jsonl"]) == 1
+    said = capsys.readouterr()
+    assert "inlay: 1 of 1 requests failed; out.jsonl says why, line by line" in said.err.splitlines()
+    assert json.loads(said.out)["failed"] == 1

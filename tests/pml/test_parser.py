@@ -8,6 +8,14 @@ from tests.pml.helpers import prompt_problems, schema_problems
 BROKEN = {
     "": 's.xml:1:1: there is nothing here; write <schema name="…"> or <prompt schema="…">',
     " \n ": 's.xml:2:2: there is nothing here; write <schema name="…"> or <prompt schema="…">',
+    '\n{"name": "s"}': (
+        's.xml:2:1: there is text before any tag; begin with <schema name="…"> or <prompt schema="…">, '
+        "or, if this is JSON, give its file a name that ends in .json"
+    ),
+    "Bravel is a town.": (
+        's.xml:1:1: there is text before any tag; begin with <schema name="…"> or <prompt schema="…">, '
+        "or, if this is JSON, give its file a name that ends in .json"
+    ),
     "<schema name='s'>\n <module name='m'>\n</union></schema>": (
         "s.xml:3:3: <module> of line 2 is still open here; write </module> first"
     ),

@@ -120,6 +120,11 @@ def batch(
     except KeyboardInterrupt:
         print("inlay: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    if counts.failed:
+        print(
+            f"inlay: {counts.failed:,} of {counts.requests:,} requests failed; {output} says why, line by line",
+            file=sys.stderr,
+        )
     print(json.dumps({**counts.describe(), "model": model, "output": str(output)}, ensure_ascii=False))
     return 1 if counts.failed else 0
 

@@ -68,7 +68,7 @@ def modular_qa(
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Write tables and drawings into this directory (needs inlay-llm[plots]), and keep the answers there: "
+            help="Write tables and drawings into this directory (needs inlay-llm\\[plots]), and keep the answers: "
             "the same command goes on where it was broken off."
         ),
     ] = None,

@@ -19,8 +19,20 @@ from inlay.wording import clip
 if TYPE_CHECKING:
     from inlay.types import EngineStats
 
-Model = Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.")]
-Tokenizer = Annotated[str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.")]
+
+def announce_hub(model: str) -> str:
+    """The name of a model as it is; one line on stderr where the hub is asked for it, which can be a wait."""
+    here = model == "demo" or model.startswith("random:") or os.path.exists(model)
+    path = model.startswith((".", "/")) or model.endswith((".gguf", "/")) or model.count("/") > 1
+    if model and not here and not path:
+        print(f"inlay: {clip(model)} is no folder here; it is looked up on the Hugging Face hub", file=sys.stderr)
+    return model
+
+
+Model = Annotated[str, typer.Option(help="A directory, a hub name, random:<shape>, or demo.", callback=announce_hub)]
+Tokenizer = Annotated[
+    str, typer.Option(help="Whose tokenizer counts: a directory, a hub name, or demo.", callback=announce_hub)
+]
 DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 Quantization = Annotated[
     str | None, typer.Option(help="int8 or int4: keep the weights in so many bits; as they are, if not given.")

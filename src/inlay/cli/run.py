@@ -40,7 +40,7 @@ Row = dict[str, Any]
 
 def run(
     schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
-    prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML), or - for standard input.")],
+    prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML or JSON), or - for standard input.")],
     model: Model = "demo",
     dtype: DType = "auto",
     chat_template: ChatTemplate = None,

@@ -30,6 +30,7 @@ from inlay.cli.options import (
     StoreBytes,
     ToolParser,
     Weights,
+    announce_hub,
     read_template,
     schema_file,
     store_of,
@@ -144,7 +145,7 @@ def serve(
     """
     from inlay.server.run import listen, listen_unix, tls_context, url
 
-    model = _one_model(name, model)
+    model = announce_hub(_one_model(name, model))
     # All that can be wrong is looked at before the model, which may take minutes to load.
     tls = tls_context(ssl_certfile, ssl_keyfile, ssl_ca_certs, ssl_cert_reqs)
     template = read_template(chat_template)

@@ -164,9 +164,19 @@ class _TreeBuilder:
         elif message == expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT and self.root:
             tag = clip(self.root.tag)
             self._problems.add(place, f"something stands after </{tag}>; keep one <{tag}> and nothing after it")
+        elif self._begins_with_text():
+            self._problems.add(
+                place,
+                'there is text before any tag; begin with <schema name="…"> or <prompt schema="…">, '
+                "or, if this is JSON, give its file a name that ends in .json",
+            )
         else:
             remedy = _REMEDIES.get(message, f"this is not well-formed XML ({message}); correct it")
             self._problems.add(place, remedy)
+
+    def _begins_with_text(self) -> bool:
+        first = self._data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+        return self.root is None and first != b"<"
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         self._end_run()
