@@ -216,7 +216,7 @@ def test_the_encoding_of_a_schema_that_is_not_wanted_any_more_ends(change):
             said = "schema 'many' was removed or replaced while it was encoded; what is encoded stays"
             assert str(caught.value) == said
         await last(llm.generate("And on it goes.", PARAMS))
-        await llm.add_schema(schema, encode=False)
+        await llm.add_schema(schema, encode=False, replace=True)
         return tuple(map(sum, zip(*(await llm.stored("many")).values(), strict=True)))
 
     tokens, stored = asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_what_comes_behind_a_stop_string_is_dropped(include):
     params = SamplingParams(n=4, max_tokens=40, seed=1, ignore_eos=True)
     whole = local.generate("Tell me something.", params)[0].outputs
     stop = next(char for char in whole[0].text[3:] if char in whole[1].text)
-    cut = SamplingParams(**{**vars(params), "stop": stop, "include_stop_str_in_output": include})
+    cut = replace(params, stop=stop, include_stop_str_in_output=include)
     expected = said(local, "Tell me something.", cut)
     assert {answer[3] for answer in expected[0][-1]} >= {stop}
     assert said(remote, "Tell me something.", cut)[0][1:] == expected[0][1:]

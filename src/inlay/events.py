@@ -145,7 +145,9 @@ def _read(written: Mapping[str, Any]) -> Event:
             None if one is None else [(token, value, rank) for token, value, rank in one]
             for one in fields["prompt_logprobs"]
         ]
-    for name, made in (("usage", Usage), ("metrics", RequestMetrics)):
-        if name in fields:
-            fields[name] = made(**fields[name])
+    if "usage" in fields:
+        misses = tuple((reason, tokens) for reason, tokens in fields["usage"]["misses"])
+        fields["usage"] = Usage(**{**fields["usage"], "misses": misses})
+    if "metrics" in fields:
+        fields["metrics"] = RequestMetrics(**fields["metrics"])
     return TokenEvent(**fields)

@@ -125,7 +125,7 @@ def test_a_report_needs_a_place_and_matplotlib(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = run(capsys, "eval", "modular-qa", "--report", str(tmp_path / "report"))
     assert status == 2
-    assert "drawing needs matplotlib; install it with: pip install 'inlay[plots]'" in err
+    assert "drawing needs matplotlib; install it with: pip install 'inlay-llm[plots]'" in err
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ class Library:
         positions: str | None = None,
         progress: Callable[[int, int], None] | None = None,
         cache_salt: str | None = None,
+        replace: bool = False,
         tenant: str = "",
     ) -> Any:
         await asyncio.sleep(0)
