@@ -33,7 +33,6 @@ NOT_SHOWN = {
     "permission denied": "the operating system refuses nothing to root, who may run the tests",
     "this becomes": "it takes a model and a tokenizer that do not belong together",
     "turns come with": "it takes a chat template that refuses some orders of roles",
-    "<Schema ": "that is how a schema is shown, and no error",
 }
 #: The files with the other messages of that table.
 WITH_A_MODEL = (
@@ -203,9 +202,11 @@ def _is_not_shown(code: str) -> bool:
 
 
 def _phrases(source: str) -> Iterator[str]:
-    """The strings of a file that have words in them, but for docstrings; with …… for what is filled in."""
+    """The strings of a file that have words in them, but for docstrings and reprs; with …… for what is filled in."""
     tree = ast.parse(source)
     quiet = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    reprs = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__repr__")
+    quiet.update(id(inside) for node in reprs for inside in ast.walk(node))
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             quiet.update(map(id, node.values))
