@@ -176,11 +176,16 @@ def test_what_is_stored_no_more_is_passed_over():
     assert not profiles_of(driver.llm)
 
 
-def test_a_fault_ends_profiles_and_nothing_else(monkeypatch, caplog):
+class Panic(BaseException):
+    """What a library written in Rust raises where it panics: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+def test_a_fault_ends_profiles_and_nothing_else(monkeypatch, caplog, kind):
     driver = driver_for()
 
     def fault(*_):
-        raise RuntimeError("a fault")
+        raise kind("a fault")
 
     monkeypatch.setattr(profiler_module, "deviation", fault)
     with caplog.at_level(logging.ERROR):

@@ -94,10 +94,12 @@ class Profiler:
             if self._begun is None and not self._begin():
                 return False
             self._compute(tokens)
-        except Exception:  # of something that nobody waits for, and no reason for anybody's end
+        except BaseException as error:  # of something that nobody waits for, and no reason for anybody's end
             logger.exception("a profile could not be made: modules without one are repaired from their beginnings")
             self._waiting.clear()
             self.give_up()
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
         finally:
             self.seconds += time.perf_counter() - began
         return True
