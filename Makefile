@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "1/2 Making $(VENV), and installing into it: a few minutes, most of them for torch (see README.md, Installing)."
+	@echo "1/2 Making $(VENV), and installing into it: a few minutes, for the kernel, which pip compiles without a word, and for torch (see README.md, Installing)."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -28,8 +28,9 @@ from inlay.kv.codecs import CODECS
 from inlay.kv.codecs.codec import from_floats, to_floats
 from inlay.kv.segment import Segment
 from inlay.models.spec import dtype_name
+from inlay.quality.divergence import divergence
 from inlay.quality.modular_cases import Round, draw_rounds
-from inlay.quality.modular_qa import MAX_TOKENS, divergence
+from inlay.quality.modular_qa import MAX_TOKENS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 SCORED = 8  # prompts whose scores are compared

@@ -2,10 +2,11 @@
 
     python benchmarks/growth.py
 
-A table: seconds of one thread at each size. Where a row takes ten times as long at ten times the size, the cost grows
-evenly. The last line of stdout is one JSON object.
+A table: seconds of one thread's own time at each size. Where a row takes ten times as long at ten times the size, the
+cost grows evenly. The last line of stdout is one JSON object.
 """
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from inlay.pml import Prompt, Schema, resolve
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, in_encoding_order
 from inlay.prompt.conversation import lay_out_conversation
+from inlay.prompt.inputs import Conversation
 from inlay.prompt.layout import SchemaLayout, lay_out_schema
 from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.request import PromptPart
@@ -72,7 +74,7 @@ def splice_joins(parts: int) -> Callable[[], Any]:
 def chat_turns(turns: int) -> Callable[[], Any]:
     said = [{"type": "text", "text": "a few words"}]
     messages = [{"role": ("user", "assistant")[n % 2], "content": said} for n in range(turns)]
-    return lambda: lay_out_conversation(messages, ENCODER, TEMPLATE)
+    return lambda: lay_out_conversation(Conversation(messages), ENCODER, TEMPLATE)
 
 
 def placement(texts: int) -> Callable[[], Any]:
@@ -154,13 +156,20 @@ ROWS: dict[str, tuple[Callable[[int], Callable[[], Any]], tuple[int, ...]]] = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, default=3, help="how many sizes of each row, from the smallest on")
+    parser.add_argument("--only", default="", help="rows whose name begins so")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
     seconds: dict[str, dict[int, float]] = {}
     for name, (prepared, sizes) in ROWS.items():
-        for size in sizes:
+        if not name.startswith(arguments.only):
+            continue
+        for size in sizes[: arguments.sizes]:
             work = prepared(size)
-            began = time.perf_counter()
+            began = time.thread_time()
             work()
-            seconds.setdefault(name, {})[size] = round(time.perf_counter() - began, 4)
+            seconds.setdefault(name, {})[size] = round(time.thread_time() - began, 4)
         print(f"{name:38}", *(f"{size:>7,}: {took:7.3f} s" for size, took in seconds[name].items()))
     print(json.dumps({"seconds": seconds}))
 

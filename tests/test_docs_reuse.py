@@ -1,14 +1,31 @@
-"""The example of docs/reuse.md runs, and does what the page says."""
+"""The examples of docs/reuse.md run, and do what the page says."""
 
 from __future__ import annotations
 
-from inlay import LLM
+import dataclasses
+import re
 
-from .pages import DOCS, blocks
+from inlay import LLM
+from inlay.types import Usage
+
+from .pages import DOCS, Block, blocks
+
+
+def example(beginning: str) -> Block:
+    """The example that holds this text."""
+    (found,) = [each for each in blocks(DOCS / "reuse.md") if each.language == "python" and beginning in each.text]
+    return found
+
+
+def test_shadow_sampling(capsys):
+    exec(example("shadow=1.0").text, names := {})
+    (found,) = names["llm"].drift()
+    assert capsys.readouterr().out == f"ships modular: {found.kl:.3f} nats, 1 answers\n"
+    assert found.taken is None
 
 
 def test_parts_of_messages():
-    (block,) = [block for block in blocks(DOCS / "reuse.md") if block.language == "python"]
+    block = example("cache_control")
     llm = LLM("demo", seed=0)
     exec(block.text, names := {"llm": llm})
     parts = [names["question"], names["document"]]
@@ -19,3 +36,13 @@ def test_parts_of_messages():
         [{"role": "system", "content": "Answer from the documents."}, {"role": "user", "content": parts}]
     )
     assert moved.usage.module_tokens == document
+
+
+def test_every_count_is_explained():
+    counts = (DOCS / "reuse.md").read_text().partition("\n## Counts\n")[2].partition("\n## ")[0]
+    fields = {field.name for field in dataclasses.fields(Usage)}
+    assert fields == {name for row in counts.splitlines() if row.startswith("| `") for name in _names(row)}
+
+
+def _names(row: str) -> list[str]:
+    return re.findall(r"`(\w+)`", row.split("|")[1])

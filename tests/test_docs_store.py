@@ -16,12 +16,19 @@ PAGE = DOCS / "store.md"
 
 
 def test_the_second_start_encodes_nothing(tmp_path, capsys):
-    (block,) = [block for block in blocks(PAGE) if block.language == "python"]
+    (block,) = [block for block in blocks(PAGE) if block.language == "python" and not block.note]
     assert "/tmp/inlay-store" in block.text
     exec(block.text.replace("/tmp/inlay-store", str(tmp_path)), {})
     (first, none), (zero, read) = [tuple(map(int, line.split())) for line in capsys.readouterr().out.splitlines()]
     assert (none, zero) == (0, 0)
     assert first == read > 0
+
+
+def test_pins_and_evictions(capsys):
+    (block,) = [block for block in blocks(PAGE) if block.note == "pins"]
+    exec(block.text, {})
+    taken, tokens = map(int, capsys.readouterr().out.split())
+    assert taken > 0 < tokens
 
 
 def test_commands(tmp_path, monkeypatch, capsys):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-from inlay.kv.identity import Context, KeyMaker, TokenRun
+from inlay.engine.popularity import Popularity
+from inlay.kv.identity import Context, KeyMaker, SegmentSpec, TokenRun, specify
 from inlay.kv.pool import KVPool
 from inlay.kv.store import SegmentStore
 from inlay.models.random import bytes_tokenizer
 from inlay.pml import Prompt, Schema, resolve
+from inlay.prompt.beginning import Node
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import TextRun, lay_out_schema
@@ -119,3 +122,40 @@ def test_eviction_among_many_segments():
         pool.free(slots)
     assert seconds(lambda: [store.allocate(1) for _ in range(2000)]) < 3  # 0.1; looking through all: 6
     assert len(store) == 20_000 - 2000 - pool.free_chunks
+
+
+def test_forgetting_a_module_with_many_texts_behind_it():
+    store = SegmentStore(KVPool(10_000, 1, 1), KEYS)
+
+    def put(run):
+        slots = store.allocate(len(run.ids))
+        store.insert(run, slots)
+        store.pool.free(slots)
+
+    module = specify(tuple(range(20)), 0, (), KEYS)
+    for end in range(1, 20):  # it lies in 20 pieces, each of which begins another text
+        put(TokenRun((*range(end), 99), 0, Context()))
+    put(module)
+    for token in range(6000):
+        put(module_and(module, token))
+    ends = []
+    assert seconds(lambda: ends.extend(store.own_ends(module))) < 3  # 0.1; quadratic: 20
+    assert len(ends) == 6001
+
+
+def module_and(module: SegmentSpec, token: int) -> TokenRun:
+    return TokenRun((*module.ids, token), 0, Context())
+
+
+def test_beginnings_that_wait_to_be_encoded():
+    known = Popularity(lambda run: None)
+    runs = [TokenRun((number,), 0, Context()) for number in range(20_000)]
+    nodes = [Node(run, bytes(str(run.ids), "ascii"), 1, (b"module",)) for run in runs]
+    beginnings: Any = [SimpleNamespace(nodes=(node,)) for node in nodes]
+
+    def ask_twice():
+        for each in beginnings * 2:
+            known.ask("", each, 0)
+
+    assert seconds(ask_twice) < 4  # 0.2; quadratic: 20
+    assert known.next() is not None

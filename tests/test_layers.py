@@ -20,20 +20,21 @@ SOURCE = Path(inlay.__file__).parent
 #: From the ground up: a module imports from rows below its own, and from its own part; parts of one row leave each
 #: other alone. A part is a module or a package; the longest name counts, so ``kv.identity`` is not ``kv``.
 LAYERS = (
-    ("errors", "slots", "wording", "distribution"),
+    ("errors", "slots", "wording", "distribution", "logprobs"),
+    ("tolerance",),
     ("types", "sampling_params", "policy", "strict_json", "kv.identity"),
     ("pml", "kv", "events"),
     ("prompt", "attention"),
     ("models", "config", "output"),
     ("engine",),
     ("client",),
-    ("schemas",),
+    ("schemas", "measured"),
     ("base",),
     ("llm", "async_llm"),
     ("__init__",),
     ("api", "advice"),
     ("server", "batch", "quality", "bench"),
-    ("cluster",),
+    ("cluster", "reproduce"),
     ("cli",),
     ("__main__",),
 )

@@ -30,7 +30,7 @@ OF_OTHERS = {
 }
 #: No attributes: the file of our kernel, which a test has missing; endings of metrics; a name looked for in source; a
 #: field of LongBench's rows; endings of weights and of figures.
-OTHERWISE = {"_kernel", "_sum", "_count", "_total", "_tokens", "_stop", "_id", "_exps", "_proj", "_gb_s"}
+OTHERWISE = {"_kernel", "_sum", "_count", "_total", "_tokens", "_stop", "_id", "_exps", "_proj", "_gb_s", "_ms"}
 
 _PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 

@@ -10,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import ParameterError
-from inlay.policy import ACROSS, BEST, CONTEXTS, LEVELS, POSITIONS, REPAIRED, WORDS, ReusePolicy, default_policy
+from inlay.policy import (
+    ACROSS,
+    BEST,
+    CEILINGS,
+    CONTEXTS,
+    LEVELS,
+    POSITIONS,
+    REPAIRED,
+    TOLERANT,
+    WORDS,
+    ReusePolicy,
+    default_policy,
+)
+from inlay.tolerance import DEFAULT, Measured, Tolerance
 
 REUSE = ("off", "exact", *CONTEXTS)
 
@@ -42,7 +55,9 @@ def test_modular_is_the_most_exact_form_there_is():
 
 @pytest.mark.parametrize("word", ["", "Exact", None, 3, ["off"]])
 def test_what_is_no_policy_is_told_so(word):
-    with pytest.raises(ParameterError, match=r"^reuse is .*; use one of off, exact, isolated, anchored, modular$"):
+    with pytest.raises(
+        ParameterError, match=r"^reuse is .*; use one of off, exact, isolated, anchored, modular, auto$"
+    ):
         ReusePolicy.parse(word)
     with pytest.raises(ParameterError, match=r"^positions is .*; use one of schema, packed$"):
         ReusePolicy.parse("off", word if word is not None else "")
@@ -73,6 +88,33 @@ def test_positions_are_the_best_that_a_model_allows():
 
 
 SHARES = ["profiled", "query", "profiled*query", "blend"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "safer", "without"),
+    [
+        ("modular", "modular+profiled:0.15", "exact"),
+        ("modular+healing:off", "modular+profiled:0.15+healing:off", "exact"),
+        ("isolated", "isolated+profiled:0.15", "exact"),
+        ("anchored+across", "anchored+across+profiled:0.15", "exact"),
+        ("anchored+linked:64", "anchored+profiled:0.15", "exact"),
+        ("modular+profiled:0.05", "modular+profiled:0.15", "exact"),
+        ("modular+profiled:0.15", "exact", "exact"),
+        ("modular+profiled:0.3", "exact", "exact"),
+        ("anchored+query:0.05", "exact", "exact"),
+        ("anchored+blend:0.05", "exact", "exact"),
+        ("exact", "exact", "exact"),
+        ("off", "off", "off"),
+    ],
+)
+def test_the_next_safer_policy(asked, safer, without):
+    policy = ReusePolicy.parse(asked, "packed")
+    found = policy.safer(profiles=True)
+    assert str(found) == safer
+    assert str(policy.safer(profiles=False)) == without
+    assert found.within(policy)
+    gaps = ReusePolicy.parse(asked, "schema").safer(profiles=True)
+    assert gaps.positions == ("packed" if safer == "exact" != asked else "schema"), "full prefill has no gaps"
 
 
 def test_the_default_goes_by_whether_there_are_modules():
@@ -137,6 +179,8 @@ def test_healing_is_turned_off_in_writing(repair):
         ("anchored+blend:2", "blend takes a share between 0 and 1"),
         ("anchored+healing:off", "'anchored' is the same whatever is stored; leave '+healing:off' out"),
         ("exact+healing:off", "'exact' is the same whatever is stored; leave '+healing:off' out"),
+        ("modular+healing:off+blend:0.1", "'+healing:off' stands at its end, once; write it like modular+linked:16+"),
+        ("modular+healing:off+healing:off", "'+healing:off' stands at its end, once; write it like"),
         ("modular+healing:on", "no repair is called 'healing'; write it like"),
         ("some+linked:8", "use one of off, exact, isolated, anchored"),
     ],
@@ -196,3 +240,116 @@ def test_an_across_that_is_none_is_told_so(written, sentence):
 def test_a_pass_chooses_where_something_is_left_to_choose(kind):
     selects = [ReusePolicy.parse(f"anchored+{kind}:{share}").repair.selects for share in ("0", "0.5", "1")]
     assert selects == [False, kind != "profiled", False]
+
+
+def measured(policy: str, kl_high: float, recomputed: float, **more) -> Measured:
+    given = {"positions": "packed", "prompts": 40, "kl": kl_high / 2, "top1": 1.0, "same": 1.0, "same_low": 0.9}
+    return Measured(policy=policy, kl_high=kl_high, recomputed=recomputed, ttft_ms=1.0, **given | more)
+
+
+ROWS = (
+    measured("exact", 0.0, 0.9),
+    measured("modular", 1.2, 0.0, same_low=0.4),
+    measured("modular+profiled:0.05", 0.06, 0.05, same_low=0.85),
+    measured("modular+profiled:0.15", 0.03, 0.15, same_low=0.95),
+    measured("modular+profiled:0.3", 0.01, 0.3, same_low=0.97),
+    measured("isolated", 0.001, 0.0, positions="schema"),
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        ("auto:2", "modular"),
+        ("auto:0.06", "modular+profiled:0.05"),
+        ("auto:0.05", "modular+profiled:0.15"),
+        ("auto:0.03", "modular+profiled:0.15"),  # a bound is within itself
+        ("auto:0.0299", "modular+profiled:0.3"),
+        ("auto:0.001", "exact"),
+        ("auto:0", "exact"),
+        ("auto:answers:0.3", "modular"),
+        ("auto:answers:0.95", "modular+profiled:0.15"),
+        ("auto:answers:0.99", "exact"),
+    ],
+)
+def test_auto_is_the_cheapest_policy_that_was_measured_to_be_within_its_tolerance(written, taken):
+    policy = ReusePolicy.parse(written)
+    assert (policy.auto, str(policy)) == (True, written)
+    assert re.match(TOLERANT, written)
+    for rows in (ROWS, ROWS[::-1]):
+        assert str(policy.resolved(rows, None)) == taken
+
+
+def test_auto_goes_by_what_was_measured_where_modules_stand():
+    """What was measured packed says nothing of modules at their schema's positions."""
+    assert str(ReusePolicy.parse("auto:0.05").resolved(ROWS, "it turns")) == "isolated"
+    at_schema = ReusePolicy.parse("auto:0.05", "schema").resolved(ROWS, None)
+    assert (str(at_schema), at_schema.positions) == ("isolated", "schema")
+
+
+def test_auto_without_a_measurement_is_exact():
+    assert ReusePolicy.parse("auto:100").resolved((), None) == ReusePolicy.parse("exact")
+    without_answers = [measured("modular", 0.1, 0.0, same=None, same_low=None)]
+    assert ReusePolicy.parse("auto:answers:0.1").resolved(without_answers, None) == ReusePolicy.parse("exact")
+
+
+def test_auto_takes_its_tolerance_from_the_engine_where_it_has_none():
+    alone, own = ReusePolicy.parse("auto"), ReusePolicy.parse("auto:0.2")
+    assert str(alone.tolerating(DEFAULT)) == "auto:0.05"
+    assert own.tolerating(DEFAULT) == own
+    assert ReusePolicy.parse("modular").tolerating(DEFAULT) == BEST
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("auto:much", "tolerance is 'much'; write it like 0.05, in nats a token, or like answers:0.98"),
+        ("auto:-1", "tolerance is '-1'"),
+        ("auto:", "tolerance is ''"),
+        ("auto:answers:2", "the share is above 0 and at most 1"),
+        ("auto:answers:0", "the share is above 0 and at most 1"),
+        ("auto+linked:16", "what 'auto' is comes of what was measured; write 'auto' alone"),
+        ("auto:0.1+across", "write 'auto:0.1' alone"),
+    ],
+)
+def test_what_is_no_auto_is_told_so(written, told):
+    with pytest.raises(ParameterError, match=re.escape(told)):
+        ReusePolicy.parse(written)
+
+
+@pytest.mark.parametrize("tolerance", [True, None, "x", float("nan"), -0.1, 1e9, [0.1], "answers:", "answers:1.01"])
+def test_what_is_no_tolerance_is_told_so(tolerance):
+    with pytest.raises(
+        ParameterError, match=r"^tolerance is .*write it like 0\.05, in nats a token, or like answers:0"
+    ):
+        Tolerance.parse(tolerance)
+
+
+@given(st.floats(0, 1000), st.floats(0.001, 1))
+def test_a_tolerance_reads_as_it_is_written(kl, answers):
+    for tolerance in (Tolerance(kl=round(kl, 6)), Tolerance(answers=round(answers, 6))):
+        assert Tolerance.parse(str(tolerance)) == tolerance
+    assert Tolerance.parse(kl) == Tolerance(kl=kl)
+
+
+def test_a_ceiling_of_auto_allows_what_was_measured_to_be_within_it():
+    ceiling = ReusePolicy.parse("auto:0.05")
+    allowed = {word: ReusePolicy.parse(word).within(ceiling, ROWS) for word in (*WORDS, *(row.policy for row in ROWS))}
+    assert [word for word, is_allowed in allowed.items() if is_allowed] == [
+        *("off", "exact", "isolated", "modular+profiled:0.15", "modular+profiled:0.3")
+    ]
+    for word in ("isolated", "modular", "modular+profiled:0.15"):
+        assert not ReusePolicy.parse(word).within(ceiling)  # nothing was measured
+    for word, within in (("auto", True), ("auto:0.04", True), ("auto:0.06", False), ("auto:answers:0.99", False)):
+        assert ReusePolicy.parse(word).within(ceiling, ROWS) == within
+    assert ReusePolicy.bounded(None, BEST, ceiling, ROWS) == ceiling
+    assert ReusePolicy.bounded(BEST, BEST, ceiling, ROWS) is None
+    assert not ceiling.within(ReusePolicy.parse("exact"))
+    assert ceiling.within(BEST)
+    assert [ReusePolicy.least("modular", word) == ReusePolicy.parse(word) for word in CEILINGS] == [True] * 4
+
+
+def test_schemas_are_encoded_ahead_for_what_their_prompts_get():
+    modular, auto = BEST, ReusePolicy.parse("auto")
+    assert ReusePolicy.ahead(None, modular) == ReusePolicy.ahead("exact", modular) == BEST
+    assert ReusePolicy.ahead("auto", modular) == ReusePolicy.ahead(None, auto) == auto

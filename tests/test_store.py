@@ -51,7 +51,7 @@ class Clock:
     def __init__(self, monkeypatch) -> None:
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=time.perf_counter)
-        monkeypatch.setattr("inlay.engine.kv_manager.time", clock)
+        monkeypatch.setattr("inlay.engine.retention.time", clock)
 
 
 def files(store: Path) -> list[Path]:
@@ -202,6 +202,33 @@ def test_a_part_of_a_message_lives_as_long_as_the_latest_claim(tmp_path, monkeyp
     assert asked(None) == {}
     clock.now += 2
     assert set(asked(None)) == {"expired"}
+    llm.shutdown()
+
+
+def test_what_was_promoted_of_a_part_goes_with_it(monkeypatch):
+    """Behind a part that stays, the other is encoded exactly when both are asked for again."""
+    clock = Clock(monkeypatch)
+    llm = make("off")
+
+    def asked(question: str, salt: str | None = None):
+        texts = [("A document of some length. " * 3, "1h"), ("One more, of another length. " * 3, "5m")]
+        marked = [
+            {"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": ttl}} for text, ttl in texts
+        ]
+        message = {"role": "user", "content": [*marked, {"type": "text", "text": question}]}
+        usage = answer(llm, [message], reuse="modular", cache_salt=salt).usage
+        llm.promote()
+        return usage
+
+    for salt in (None, "other"):
+        asked("What?", salt)
+        asked("And?", salt)
+    clock.now += 299
+    assert asked("So?", "other").promoted_tokens == 29 * 3
+    clock.now += 2
+    after = asked("What?")
+    assert (after.promoted_tokens, after.misses) == (0, (("expired", 29 * 3),))
+    assert asked("And?", "other").promoted_tokens == 29 * 3  # of another's, nothing is forgotten
     llm.shutdown()
 
 

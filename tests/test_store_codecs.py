@@ -148,9 +148,12 @@ def test_a_form_that_has_gone_is_computed_and_named_no_more_exact_than_it_was(tm
     llm = make(tmp_path, store_codec="int8")
     llm.add_schema(SCHEMA, encode=False)
     request = llm.client.prepare(llm.processor.process(BOTH, GREEDY, llm.policy()))
-    known = llm.client.engine.kv_manager.profiles
+    manager = llm.client.engine.kv_manager
     request.prompt.choose(
-        lambda specs: frozenset(spec.key for spec in specs if spec.codec == "int8"), lambda run: 0, known
+        lambda specs: frozenset(spec.key for spec in specs if spec.codec == "int8"),
+        lambda run: 0,
+        manager.profiles,
+        manager.orders,
     )
     request.prompt.settle()
     events = []

@@ -122,7 +122,7 @@ def test_a_server_need_not_be_there(server, expected):
 def test_others_go_on_while_the_server_is_asked(server, expected, monkeypatch):
     restarted(None, store_shared=server.address)
     monkeypatch.setattr(shared, "FIND_S", 30.0)
-    monkeypatch.setattr("inlay.kv.residency.SEEK_S", 30.0)
+    monkeypatch.setattr("inlay.kv.loader.SEEK_S", 30.0)
 
     async def ask():
         llm = make(None, AsyncLLM, store_shared=server.address, store_timeout_s=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from inlay import strict_json
 from inlay.strict_json import Fault, JSONError, read_json
 
 MOST = 8
@@ -131,3 +133,23 @@ def test_brackets_in_texts_count_for_nothing() -> None:
 def test_objects_and_numbers_of_the_callers_own() -> None:
     made = read_json(b'{"a": 1, "a": 23}', make_object=list, make_integer=len)  # type: ignore[arg-type]
     assert made == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize(("number", "many"), [("7", True), ("0.5", True), ("7", False)])
+def test_others_have_their_turn_between_two_of_many_numbers(number, many):
+    """Python's parser holds the interpreter for as long as it runs, 0.1 s a million numbers; functions give it up."""
+    count, calls = (50_000 if many else 1000), 0
+
+    def counted(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename == strict_json.__file__
+
+    data = f"[{','.join([number] * count)}]".encode()
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        value = read_json(data)
+    finally:
+        sys.setprofile(before)
+    assert value == [json.loads(number)] * count
+    assert (calls >= count) == many

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
         QueueFullError,
     )
     from inlay.llm import LLM
-    from inlay.pml import Prompt, Schema, use
+    from inlay.logprobs import Logprob
+    from inlay.pml import Prompt, Schema, any_order, use
     from inlay.pml.program import Length, Program, ProgramPrompt, assistant, program, system, user
     from inlay.sampling_params import SamplingParams
-    from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Usage
+    from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SetOrder, Usage
 
 _HOMES = {
     "QueueFullError": "inlay.errors",
@@ -40,7 +41,7 @@ _HOMES = {
     "InlayError": "inlay.errors",
     "LLM": "inlay.llm",
     "Length": "inlay.pml.program",
-    "Logprob": "inlay.types",
+    "Logprob": "inlay.logprobs",
     "ModelError": "inlay.errors",
     "PMLError": "inlay.errors",
     "ParameterError": "inlay.errors",
@@ -52,6 +53,8 @@ _HOMES = {
     "SamplingParams": "inlay.sampling_params",
     "Schema": "inlay.pml",
     "Usage": "inlay.types",
+    "SetOrder": "inlay.types",
+    "any_order": "inlay.pml",
     "assistant": "inlay.pml.program",
     "program": "inlay.pml.program",
     "system": "inlay.pml.program",
@@ -82,7 +85,9 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Schema",
+    "SetOrder",
     "Usage",
+    "any_order",
     "assistant",
     "program",
     "system",

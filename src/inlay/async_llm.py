@@ -19,7 +19,7 @@ from inlay.events import EncodeEvent, TokenEvent
 from inlay.output.processor import RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.inputs import PromptInput, check_params, check_salt
+from inlay.prompt.inputs import PromptInput, check_order, check_params, check_salt, in_any_order, parse_ttl
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
 from inlay.sampling_params import SamplingParams
@@ -52,17 +52,19 @@ class AsyncLLM(Base):
         arrival: float | None = None,
         reuse: str | None = None,
         positions: str | None = None,
+        order: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
         stream_interval: int | None = 1,
         tenant: str = "",
         weight: float = 1.0,
+        keep_marked_alone: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt; yields what there is so far, at most once a step, the last time with ``finished``.
 
         A reader that is slower than the model gets fewer, longer steps. Leaving the loop gives the request up.
 
-        prompt, sampling_params, reuse, positions, cache_salt, adapter: as in ``LLM.generate``.
+        prompt, sampling_params, reuse, positions, order, cache_salt, adapter: as in ``LLM.generate``.
         request_id: a name for ``abort``, that no other request under way has; None for a random one.
         priority: who goes first where not all can run; a lower number does.
         timeout_s: seconds after which the request ends with a DeadlineError, wherever it stands: also while its prompt
@@ -72,18 +74,22 @@ class AsyncLLM(Base):
             asks for more wakes the event loop less often. The first token and the end come as soon as they are there.
         tenant: whose request it is. Tenants share the passes, the places and the line (docs/batching.md).
         weight: how large its share is beside those of others.
+        keep_marked_alone: whether what stands behind the last module, or marked part of a message, is neither kept for
+            requests to come nor found; all of a prompt that has none.
         Raises InlayError: for a wrong argument at once, for a full queue and other faults when they end the request.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         _check_arguments(params, request_id, priority, stream_interval)
         timeout_s = check_seconds("timeout_s", timeout_s)
-        policy, salt = self.policy_for(prompt, reuse, positions), check_salt(cache_salt)
+        prompt = in_any_order(prompt) if check_order(order) else prompt
+        salt = check_salt(cache_salt)
+        policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
         began = time.perf_counter() if arrival is None else arrival
         deadline = None if timeout_s is None else began + timeout_s
         name, under_way = self._begin(request_id)
         try:
             of_job: dict[str, Any] = {"request_id": name, "priority": priority, "tenant": tenant, "weight": weight}
-            of_job["adapter"] = adapter
+            of_job |= {"adapter": adapter, "keep_marked_alone": keep_marked_alone}
             prepared, state = await self._prepared(prompt, params, policy, salt, deadline=deadline, **of_job)
             updates = _Updates(state, asyncio.get_running_loop(), stream_interval)
             self.client.submit(prepared, updates.tell)
@@ -155,6 +161,7 @@ class AsyncLLM(Base):
         progress: Progress | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        ttl: str | None = None,
         tenant: str = "",
         weight: float = 1.0,
     ) -> SchemaLayout:
@@ -164,8 +171,10 @@ class AsyncLLM(Base):
             out, then on the engine's thread.
         tenant, weight: as in ``generate``.
         """
-        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
-        add = partial(self.schemas.add, replace=replace, adapter=adapter)
+        salt = check_salt(cache_salt)
+        ttl_s = None if ttl is None else parse_ttl(ttl)
+        policy = self._policy_of(schema, reuse, positions, adapter)
+        add = partial(self.schemas.add, replace=replace, adapter=adapter, ttl_s=ttl_s)
         layout, specs = await self.pools.schemas.run(add, schema, policy, salt, owner=cache_salt)
         if encode:
             of_job: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "weight": weight}
@@ -183,10 +192,66 @@ class AsyncLLM(Base):
         adapter: str | None = None,
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
-        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
+        salt = check_salt(cache_salt)
+        policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
         segments = self.processor.segments_of
         specs = await self.pools.prompts.run(segments, prompt, policy, salt, adapter, owner=cache_salt)
         await self._encode(self.processor.encoding("the prompt", specs, salt, adapter=adapter), None)
+
+    async def pin(
+        self,
+        name: str,
+        *,
+        modules: Sequence[str] = (),
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        max_bytes: int | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
+    ) -> int:
+        """See LLM.pin. tenant, weight: as in ``generate``; with a tenant, the pins are its own under whatever salt."""
+        salt = check_salt(cache_salt)
+        owner = tenant or salt
+        find = partial(self.segments_of, tenant=tenant, weight=weight)
+        segments = await self.pools.schemas.run(find, name, modules, reuse, positions, salt, adapter, owner=cache_salt)
+        await self.unpin(name, cache_salt=cache_salt, tenant=tenant)
+        taken = await asyncio.wrap_future(self.client.pin(segments, owner, max_bytes))
+        self.schemas.pinned(segments, name, salt, owner)
+        try:
+            await self._encode(segments, None)
+        except BaseException:
+            await self.unpin(name, cache_salt=cache_salt, tenant=tenant)
+            raise
+        return taken
+
+    async def unpin(self, name: str, *, cache_salt: str | None = None, tenant: str = "") -> bool:
+        """See LLM.unpin. tenant: as in ``pin``."""
+        salt = check_salt(cache_salt)
+        owner = tenant or salt
+        pinned = self.schemas.unpinned(name, salt, owner)
+        if pinned is not None:
+            await asyncio.wrap_future(self.client.unpin(pinned, owner))
+        return pinned is not None
+
+    async def evict(
+        self,
+        name: str,
+        *,
+        modules: Sequence[str] = (),
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> int:
+        """See LLM.evict."""
+        salt = check_salt(cache_salt)
+        policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
+        find = self.processor.schemas.every_spec
+        specs = await self.pools.schemas.run(find, name, policy, salt, adapter, modules, owner=cache_salt)
+        segments = self.processor.encoding(f"schema '{name}'", specs, salt, adapter=adapter)
+        return await asyncio.wrap_future(self.client.evict(segments))
 
     async def stored(
         self,
@@ -201,8 +266,9 @@ class AsyncLLM(Base):
 
         Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
         """
-        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
-        found = self.processor.module_specs
+        salt = check_salt(cache_salt)
+        policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
+        found = self.processor.schemas.module_specs
         modules = await self.pools.schemas.run(found, name, policy, salt, adapter, owner=cache_salt)
         specs = [spec for module in modules.values() for spec in module]
         encoding = self.processor.encoding(name, specs, salt, adapter=adapter)

@@ -17,14 +17,17 @@ from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
 from inlay.config import EngineConfig, parse_bytes
 from inlay.engine.core import Engine
+from inlay.engine.drift import DriftLog
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forward import StepObserver
+from inlay.engine.idle import IdleWorker
 from inlay.engine.profiler import Profiler
 from inlay.engine.profiles import KnownProfiles, Profile
 from inlay.engine.promoter import Promoter
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner, check_adapters, why_not_shift
+from inlay.engine.shadow import ShadowSampler
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
 from inlay.errors import InlayError
@@ -42,10 +45,11 @@ from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapter, Adapters
 from inlay.models.spec import dtype_name
+from inlay.policy import ReusePolicy
 from inlay.prompt.limits import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling_params import SamplingParams
-from inlay.types import EngineStats
+from inlay.types import DriftStats, EngineStats, SegmentState
 
 T = TypeVar("T")
 
@@ -110,6 +114,29 @@ class EngineClient(Protocol):
         """The keys of those of its segments that are stored, as of the end of the step under way."""
         ...
 
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
+        """Of each of its segments, where it and its forms lie, and what is said of them. owner: see ``pin``."""
+        ...
+
+    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
+        """The segments in the pool that were stored as modules, whoever's they are."""
+        ...
+
+    def evict(self, request: EncodeRequest) -> Future[int]:
+        """Forget its segments, pinned ones too, and what was said behind them; returns how many tokens there were."""
+        ...
+
+    def pin(self, request: EncodeRequest, owner: str, budget: int | None = None) -> Future[int]:
+        """Keep its segments in the pool, those that come later too; returns what the owner's pins take, in bytes.
+
+        budget: the most bytes that they may take; None for no bound but ``pin_memory``. Raises CapacityError.
+        """
+        ...
+
+    def unpin(self, request: EncodeRequest, owner: str) -> Future[int]:
+        """Let an owner's pins of its segments go; returns what its others take, in bytes."""
+        ...
+
     def reset_prefix_cache(self) -> Future[None]:
         """Forget all that is stored and that no request reads."""
         ...
@@ -128,6 +155,25 @@ class EngineClient(Protocol):
 
     def promote(self) -> None:
         """Encode now what prompts ask for again, likewise."""
+        ...
+
+    def measure_drift(self) -> None:
+        """Compare the answers that wait for it with full prefill now, likewise."""
+        ...
+
+    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
+        """How far a salt's answers were from full prefill, as far as they were compared. Cheap, from any thread."""
+        ...
+
+    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
+        """The policy that a request gets that asks for this one: a safer one where answers under it are too far.
+
+        salt, schema, digest: see EngineRequest. Cheap, from any thread.
+        """
+        ...
+
+    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
+        """Give what is asked for again; see DriftLog.lift. Cheap, from any thread."""
         ...
 
     def pump(self) -> None:
@@ -177,6 +223,10 @@ class InProcessClient:
         movable = self._model.why_not_shift is None
         profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
         share = config.promotion_memory
+        self.drift_log = DriftLog(config.shadow_threshold, profiles=config.profile == "auto")
+        shadow: ShadowSampler | None = None
+        if config.shadow:
+            shadow = ShadowSampler(self.store, runner, self.drift_log, share=config.shadow, seed=seed)
         self.residency = Residency(
             self.store,
             runner.storage,
@@ -194,8 +244,11 @@ class InProcessClient:
             max_pass_s=config.max_pass_s,
             profiler=profiler if config.profile == "auto" else None,
             promoter=Promoter(self.store, runner, share=share) if share else None,
+            shadow=shadow,
             residency=self.residency,
             keep_private=config.store_private,
+            pin_share=config.pin_memory,
+            prefetch_likely=config.prefetch == "likely",
         )
         self.factory = RequestFactory(
             loaded,
@@ -225,7 +278,12 @@ class InProcessClient:
 
     def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
         encoding = Encoding(
-            request.name, request.specs, request.request_id, tenant=request.tenant, weight=request.weight
+            request.name,
+            request.specs,
+            request.request_id,
+            tenant=request.tenant,
+            weight=request.weight,
+            ttl_s=request.ttl_s,
         )
         self.thread.submit(encoding, listener)
 
@@ -237,6 +295,21 @@ class InProcessClient:
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         return self.call(lambda: self.engine.stored(request.specs))
+
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
+        return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
+
+    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
+        return self.call(self.engine.kv_manager.retention.modules)
+
+    def evict(self, request: EncodeRequest) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.evict(request.specs))
+
+    def pin(self, request: EncodeRequest, owner: str, budget: int | None = None) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.pin(request.specs, owner, budget))
+
+    def unpin(self, request: EncodeRequest, owner: str) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.unpin(request.specs, owner))
 
     def reset_prefix_cache(self) -> Future[None]:
         return self.call(self.engine.forget)
@@ -251,12 +324,22 @@ class InProcessClient:
         return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
 
     def finish_profiles(self) -> None:
-        while self.thread.run(partial(self.engine.idle_step, whole=True, promote=False)):
-            pass
+        self._use_time(self.engine.profiler)
 
     def promote(self) -> None:
-        while self.thread.run(partial(self.engine.idle_step, whole=True)):
-            pass
+        self._use_time(self.engine.profiler, self.engine.promoter)
+
+    def measure_drift(self) -> None:
+        self._use_time(self.engine.shadow)
+
+    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
+        return self.drift_log.of(salt)
+
+    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
+        return self.drift_log.taken(policy, salt, schema, digest)
+
+    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
+        return self.drift_log.lift(salt, schema)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Have a function called between two steps."""
@@ -285,6 +368,11 @@ class InProcessClient:
         self.thread.stop()
         self.residency.close()
         self._adapters.remove()
+
+    def _use_time(self, *workers: IdleWorker | None) -> None:
+        """Have these do what there is to do, where nobody is under way."""
+        while self.thread.run(partial(self.engine.idle_step, whole=True, only=workers)):
+            pass
 
     def _wake(self) -> None:
         """Have the engine see to what came up, or was copied, between two steps. On any thread."""

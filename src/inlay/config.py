@@ -17,11 +17,16 @@ from inlay.kv.codecs import CODECS
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
 from inlay.kv.tiers.link import check_address
 from inlay.policy import BEST, ReusePolicy
+from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import show
 
 PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
 PROFILES = ("auto", "off")
+PREFETCHES = ("waiting", "likely")
+
+#: Nats a token from full prefill, beyond which a schema's answers get a safer policy.
+DEFAULT_THRESHOLD = 0.1
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -31,6 +36,8 @@ class EngineConfig:
     """Settings of an engine; checked once, here. Raises ParameterError.
 
     reuse: the reuse policy of requests that bring none; None for that of ``policy.default_policy``.
+    tolerance: of "auto", where it is written without one: the most divergence from full prefill in nats a token, or
+        like "answers:0.98" the least share of same answers; see docs/check.md.
     positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
     kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB,
         and on a GPU for nine tenths of what the weights leave.
@@ -54,8 +61,16 @@ class EngineConfig:
         repairs that are ``profiled``; "off": it is not, and these repair the beginnings of modules.
     promotion_memory: the share of the pool, 0 to 1, for the beginnings of prompts under ``modular`` that are asked for
         again and encoded exactly in idle time; 0 for no such thing.
+    pin_memory: the share of the pool, 0 to 1, that all pins together may take; see ``LLM.pin``.
+    shadow: the share of answers, 0 to 1, that is run again in full in idle time, of those that have read
+        approximations; 0 for none (docs/reuse.md).
+    shadow_threshold: nats a token that answers to a schema may be from full prefill, before its requests get a safer
+        policy; None for any.
     generation_config: "auto": what the model's generation configuration says of sampling is for requests that say
         nothing; "off": the defaults of SamplingParams are.
+    prefetch: what is brought up from the tiers below the pool before it is needed: "waiting": what requests in line
+        will read; "likely": also siblings of what a prompt takes of a union, and the modules that followed its own the
+        last time.
     store: a folder in which schemas' segments outlive the process, or "off"; None for what INLAY_STORE in the
         environment says, and off where it says nothing.
     store_bytes: the most that the folder may hold, as a number or like "16GiB".
@@ -68,6 +83,7 @@ class EngineConfig:
     """
 
     reuse: str | None = None
+    tolerance: float | str = str(DEFAULT)
     positions: str | None = None
     kv_memory: int | str | None = None
     chunk_size: int = 64
@@ -85,6 +101,10 @@ class EngineConfig:
     generation_config: str = "auto"
     profile: str = "auto"
     promotion_memory: float = 0.1
+    pin_memory: float = 0.25
+    prefetch: str = "waiting"
+    shadow: float = 0.0
+    shadow_threshold: float | None = DEFAULT_THRESHOLD
     store: str | os.PathLike[str] | None = None
     store_bytes: int | str = "16GiB"
     store_private: bool = False
@@ -94,6 +114,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         ReusePolicy.parse(self.reuse or str(BEST), self.positions)
+        Tolerance.parse(self.tolerance)
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         check_choice("profile", self.profile, PROFILES)
@@ -109,6 +130,15 @@ class EngineConfig:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ParameterError(f"{name} is {value!r}; it must be None or a whole number of at least {least}")
         check_share("promotion_memory", self.promotion_memory)
+        check_share("pin_memory", self.pin_memory)
+        check_choice("prefetch", self.prefetch, PREFETCHES)
+        check_share("shadow", self.shadow)
+        check_nats("shadow_threshold", self.shadow_threshold)
+        if not self.shadow and self.shadow_threshold != DEFAULT_THRESHOLD:
+            raise ParameterError(
+                f"shadow_threshold is {self.shadow_threshold!r}, and shadow is 0, so that no answer is compared with "
+                "anything; give shadow a share, like 0.01, or leave shadow_threshold out"
+            )
         self.kv_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
@@ -167,6 +197,15 @@ def check_seconds(name: str, value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value)
     raise ParameterError(f"{name} is {value!r}; it must be a number of seconds above 0, or None")
+
+
+def check_nats(name: str, value: object) -> float | None:
+    """Return a setting that is a divergence in nats a token, or None. Raises ParameterError."""
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+        return float(value)
+    raise ParameterError(f"{name} is {value!r}; it must be a number of nats above 0, like 0.1, or None")
 
 
 def check_device(value: object) -> str:

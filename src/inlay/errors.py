@@ -6,6 +6,7 @@ InlayError
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
 ├── ContextError      a prompt does not fit into the model's context
 ├── CapacityError     the KV pool is too small for what is asked of it
+│   └── PinError      or for what is to be pinned, or somebody's budget for that is
 ├── QueueFullError    as many requests wait as may
 ├── DeadlineError     a request had no answer by its deadline
 ├── AbortedError      a request was given up while somebody waited for it
@@ -92,3 +93,7 @@ class ContextError(InlayError):
 
 class CapacityError(InlayError):
     """The KV pool is too small for what is asked of it."""
+
+
+class PinError(CapacityError):
+    """What is to be pinned is more than the pool may hold of that, or than somebody may pin."""

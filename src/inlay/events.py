@@ -13,12 +13,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from inlay import errors
+from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 from inlay.types import RequestMetrics, Usage
 
 _VERSION = 1
-
-#: A token id, its natural log-probability under the raw logits, and its rank from 1.
-RankedLogprob = tuple[int, float, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ class TokenEvent:
     elapsed_s: from the request's arrival to the last of this.
     prompt_logprobs: where they were asked for, of each token of the prompt as in ``logprobs``; None for the first one.
     usage, metrics: of the request, where they have changed; ``metrics.total_s`` is left to those who know its end.
+    orders: with these, in which order the members of the prompt's free sets stand; see EngineRequest.ordered.
     """
 
     request_id: str
@@ -71,9 +70,10 @@ class TokenEvent:
     stop_reason: int | None = None
     error: Fault | None = None
     elapsed_s: float = 0.0
-    prompt_logprobs: Sequence[Sequence[RankedLogprob] | None] | None = None
+    prompt_logprobs: FlatLogprobs[dict[int, Logprob] | None] | None = None
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
+    orders: Sequence[Sequence[int]] = ()
 
 
 @dataclass(slots=True)
@@ -123,6 +123,8 @@ def _written(event: Event) -> dict[str, Any]:
     if isinstance(event, TokenEvent):
         if event.distributions:
             written["distributions"] = [base64.b64encode(row).decode() for row in event.distributions]
+        if event.prompt_logprobs is not None:
+            written["prompt_logprobs"] = list(event.prompt_logprobs.ranked())
         for name in ("usage", "metrics"):
             if name in written:
                 written[name] = asdict(written[name])
@@ -141,10 +143,7 @@ def _read(written: Mapping[str, Any]) -> Event:
     if "logprobs" in fields:
         fields["logprobs"] = [[(token, value, rank) for token, value, rank in one] for one in fields["logprobs"]]
     if "prompt_logprobs" in fields:
-        fields["prompt_logprobs"] = [
-            None if one is None else [(token, value, rank) for token, value, rank in one]
-            for one in fields["prompt_logprobs"]
-        ]
+        fields["prompt_logprobs"] = FlatLogprobs(fields["prompt_logprobs"])
     if "usage" in fields:
         misses = tuple((reason, tokens) for reason, tokens in fields["usage"]["misses"])
         fields["usage"] = Usage(**{**fields["usage"], "misses": misses})

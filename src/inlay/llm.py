@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,12 +14,24 @@ from torch import Tensor
 from tqdm import tqdm
 
 from inlay.base import Asked, Base, Progress
+from inlay.config import parse_bytes
 from inlay.errors import AbortedError, InlayError, ParameterError
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.models.load import GivenModel
 from inlay.output.processor import RequestState
 from inlay.pml import Prompt, PromptBuilder, Schema
-from inlay.prompt.inputs import Message, PromptInput, as_conversations, check_ids, check_params, check_salt, is_several
+from inlay.prompt.inputs import (
+    Message,
+    PromptInput,
+    as_conversations,
+    check_ids,
+    check_order,
+    check_params,
+    check_salt,
+    in_any_order,
+    is_several,
+    parse_ttl,
+)
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.request import EncodeRequest
 from inlay.sampling_params import SamplingParams
@@ -56,6 +68,7 @@ class LLM(Base):
         progress: Progress | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        ttl: str | None = None,
     ) -> SchemaLayout:
         """Make a schema known under its name, and encode its modules, packed, so that prompts find them.
 
@@ -66,10 +79,14 @@ class LLM(Base):
         cache_salt: makes it private: only requests with this salt know it, and theirs goes before a public one of the
             same name. None for everybody's.
         adapter: whose prompts its modules are encoded for; None for those of the model alone.
+        ttl: for how long what is encoded is to be found from when it was encoded or a prompt last read it, like "5m",
+            "1h" or "inf"; None for as long as there is room. The schema itself stays.
         Raises PMLError, ParameterError, CapacityError, and AbortedError where it is removed or replaced meanwhile.
         """
-        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
-        layout, specs = self.schemas.add(schema, policy, salt, replace=replace, adapter=adapter)
+        salt = check_salt(cache_salt)
+        ttl_s = None if ttl is None else parse_ttl(ttl)
+        policy = self._policy_of(schema, reuse, positions, adapter)
+        layout, specs = self.schemas.add(schema, policy, salt, replace=replace, adapter=adapter, ttl_s=ttl_s)
         if encode:
             self._encode(self.schemas.encoding(layout, specs, salt=salt, adapter=adapter), progress)
         return layout
@@ -86,8 +103,74 @@ class LLM(Base):
     ) -> None:
         """Encode the segments that a prompt will read, and no others."""
         salt = check_salt(cache_salt)
-        specs = self.processor.segments_of(prompt, self.policy(reuse, positions), salt, adapter)
+        policy = self.policy_for(prompt, reuse, positions, cache_salt=cache_salt, adapter=adapter)
+        specs = self.processor.segments_of(prompt, policy, salt, adapter)
         self._encode(self.processor.encoding("the prompt", specs, salt, adapter=adapter), progress)
+
+    def pin(
+        self,
+        name: str,
+        *,
+        modules: Sequence[str] = (),
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        max_bytes: int | str | None = None,
+    ) -> int:
+        """Keep what is encoded of a schema in the pool, whatever else comes; encodes what is missing.
+
+        The pins end with the process, and when the schema is removed or replaced. A later pin of the same schema takes
+        the place of an earlier one.
+
+        name: of the schema. modules: the paths of those to keep; none for all, with the text outside of them.
+        reuse, positions, cache_salt, adapter: as in ``add_schema``.
+        max_bytes: the most that all pins under this salt may take, as a number or like "64MiB"; None for no bound but
+            ``pin_memory``, a share of the pool for all pins together.
+        Returns the bytes that the pins under this salt take: whole chunks for every segment.
+        Raises ParameterError for what is not known, and CapacityError where that is too little; then nothing is pinned.
+        """
+        budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
+        salt = check_salt(cache_salt)
+        segments = self.segments_of(name, modules, reuse, positions, salt, adapter)
+        self.unpin(name, cache_salt=cache_salt)
+        taken = self.client.pin(segments, salt, budget).result()
+        self.schemas.pinned(segments, name, salt, salt)
+        try:
+            self._encode(segments, None)
+        except BaseException:
+            self.unpin(name, cache_salt=cache_salt)
+            raise
+        return taken
+
+    def unpin(self, name: str, *, cache_salt: str | None = None) -> bool:
+        """Let what ``pin`` keeps of a schema under this salt go when room is needed; returns whether there was any."""
+        salt = check_salt(cache_salt)
+        pinned = self.schemas.unpinned(name, salt, salt)
+        if pinned is not None:
+            self.client.unpin(pinned, salt).result()
+        return pinned is not None
+
+    def evict(
+        self,
+        name: str,
+        *,
+        modules: Sequence[str] = (),
+        reuse: str | None = None,
+        positions: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> int:
+        """Forget what is encoded of a schema, here and in the store, and what was said behind it; the schema stays.
+
+        That is what was encoded for this policy and for those that prompts have had so far. Pinned modules go as well.
+        What a request still reads goes when it ends. Arguments as in ``pin``.
+        Returns how many tokens there were. Raises ParameterError.
+        """
+        salt = check_salt(cache_salt)
+        policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
+        specs = self.processor.schemas.every_spec(name, policy, salt, adapter, modules)
+        return self.client.evict(self.processor.encoding(f"schema '{name}'", specs, salt, adapter=adapter)).result()
 
     def sensitivity(
         self,
@@ -103,8 +186,9 @@ class LLM(Base):
         A share of how large the values of its tokens are, the mean over them: 0 for none. Modules of which nothing is
         encoded are left out. reuse, positions, cache_salt, adapter: as in ``add_schema``. Raises ParameterError.
         """
-        policy, salt = self.policy(reuse, positions), check_salt(cache_salt)
-        modules = self.processor.module_specs(name, policy, salt, adapter)
+        salt = check_salt(cache_salt)
+        policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
+        modules = self.processor.schemas.module_specs(name, policy, salt, adapter)
         self.client.finish_profiles()
         known = self.client.profiles(spec for specs in modules.values() for spec in specs).result()
         found = {module: [known[spec.key] for spec in specs if spec.key in known] for module, specs in modules.items()}
@@ -121,6 +205,19 @@ class LLM(Base):
         before = self.stats().promoted_tokens
         self.client.promote()
         return self.stats().promoted_tokens - before
+
+    def measure_drift(self) -> int:
+        """Compare with full prefill, now, those answers that were chosen for it (``shadow``).
+
+        An engine with a thread of its own does so in idle time. Returns how many were compared.
+        """
+        before = self._compared()
+        self.client.measure_drift()
+        return self._compared() - before
+
+    def _compared(self) -> int:
+        shadow = self.stats().shadow
+        return 0 if shadow is None else shadow.samples
 
     def _encode(self, encoding: EncodeRequest, progress: Progress | None) -> None:
         news = [EncodeEvent(encoding.request_id, 0, encoding.tokens)]
@@ -152,6 +249,7 @@ class LLM(Base):
         use_tqdm: bool = False,
         reuse: str | None = None,
         positions: str | None = None,
+        order: str | None = None,
         cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
@@ -163,11 +261,18 @@ class LLM(Base):
         sampling_params: for all prompts, or one for each; None for ``get_default_sampling_params()``, the model's own.
         use_tqdm: whether to show a progress bar of finished prompts.
         reuse, positions: the policy of these requests; None for the engine's defaults.
+        order: "any" where imports that are neighbours may change places, and marked parts of messages that are, as if
+            they stood in a ``<set>``; None for the order in which the prompts have them. ``RequestOutput.order`` is
+            the one that was taken.
         cache_salt: keeps what these requests leave in the cache for requests with the same salt; None for everybody.
         adapter: the name of the one that answers all prompts, or one for each; None for the model alone.
         Returns outputs in the order of the prompts. Raises InlayError, before anything runs, for a wrong prompt; and
         when all have ended for one that failed, with the others' outputs in the error's ``outputs``.
         """
+        if check_order(order):
+            prompts = [
+                in_any_order(one) for one in (cast(Sequence[Any], prompts) if is_several(prompts) else [prompts])
+            ]
         asked = self._asked(prompts, sampling_params, reuse, positions, check_salt(cache_salt), adapter=adapter)
         with tqdm(total=len(asked), disable=not use_tqdm, desc="prompts") as bar:
             for _ in self._run(asked):
@@ -181,10 +286,12 @@ class LLM(Base):
         *,
         reuse: str | None = None,
         positions: str | None = None,
+        order: str | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding what there is so far after every token. Arguments as in ``generate``."""
+        prompt = in_any_order(prompt) if check_order(order) else prompt
         (asked,) = self._asked([prompt], sampling_params, reuse, positions, check_salt(cache_salt), adapter=adapter)
         return self._listen(asked)
 
@@ -228,6 +335,7 @@ class LLM(Base):
         *,
         reuse: str | None = None,
         positions: str | None = None,
+        cache_salt: str | None = None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[Tensor]:
         """What the model expects at every token of given continuations: teacher forcing, through the engine.
@@ -236,7 +344,8 @@ class LLM(Base):
 
         prompts: a list of prompts, each as in ``generate``.
         continuations: token ids for each prompt, at least one; end-of-sequence tokens are tokens like others.
-        reuse, positions: the policy of these requests; None for the engine's defaults. adapter: as in ``generate``.
+        reuse, positions: the policy of these requests; None for the engine's defaults.
+        cache_salt, adapter: as in ``generate``.
         Returns natural log-probabilities (tokens, vocabulary), fp32, for each prompt: row i is of the token behind
         the prompt and i tokens of its continuation. Raises InlayError, before anything runs, for a wrong argument.
         """
@@ -246,7 +355,7 @@ class LLM(Base):
             raise ParameterError("a continuation is empty; give at least one token id")
         forced = [check_ids(ids, self.vocab_size, what="a continuation") for ids in continuations]
         params = [SamplingParams(temperature=0, max_tokens=len(ids), ignore_eos=True) for ids in forced]
-        asked = self._asked(prompts, params, reuse, positions, forced=forced, adapter=adapter)
+        asked = self._asked(prompts, params, reuse, positions, check_salt(cache_salt), forced=forced, adapter=adapter)
         for _ in self._run(asked):
             pass
         return [_as_tensor(state.answers[0].distributions) for _, state in asked]
@@ -271,8 +380,12 @@ class LLM(Base):
         adapters = [adapter] * len(several) if isinstance(adapter, str) or adapter is None else list(adapter)
         if len(adapters) != len(several):
             raise ParameterError(f"there are {len(several)} prompts and {len(adapters)} adapters; give one for each")
-        policies = [self.policy_for(prompt, reuse, positions) for prompt in several]
-        if any(policy.profiled for policy in policies):
+        policies = [
+            self.policy_for(prompt, reuse, positions, cache_salt=salt or None, adapter=named)
+            for prompt, named in zip(several, adapters, strict=True)
+        ]
+        pairs = zip(several, policies, strict=True)
+        if any(self.policy_taken(prompt, policy, salt).profiled for prompt, policy in pairs):
             self.client.finish_profiles()  # on this thread no time is idle but what somebody waits in
         return [
             self._request(prompt, p, policy, salt, request_id=str(next(self._numbers)), forced=ids, adapter=named)

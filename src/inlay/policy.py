@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inlay.errors import ParameterError
+from inlay.tolerance import WRITTEN, Measured, Tolerance
 from inlay.wording import show
 
 #: How much approximation there may be, from none to all: nothing is reused; exact prefixes are; modules are, too.
@@ -28,6 +30,9 @@ _WRITTEN: dict[str, tuple[str, str | None]] = {
 #: The word for the most exact form that is stored, and what ends a policy that does not look for that.
 _BEST, _HEALING_OFF = "modular", "healing:off"
 
+#: The word for the cheapest policy that was measured to be near enough to full prefill.
+_AUTO = "auto"
+
 #: All words that are a policy's written form, or stand for one: the same on every face.
 WORDS = tuple(_WRITTEN)
 
@@ -42,6 +47,12 @@ _END = f"(?:\\+{_REPAIR})?"
 #: adapters.
 REPAIRED = f"^(?:(?:{_READ})\\+{_REPAIR}|{_BEST}{_END}\\+{_HEALING_OFF})$"
 ACROSS = f"^(?:(?:{_READ})\\+across{_END}|{_BEST}\\+across{_END}\\+{_HEALING_OFF})$"
+
+#: What ``auto`` is written like, alone or with a tolerance of its own, as a regular expression.
+TOLERANT = f"^{_AUTO}(?::{WRITTEN})?$"
+
+#: How much approximation a server may allow at most, from none to all.
+CEILINGS = ("off", "exact", _AUTO, "modular")
 
 _LIKE = "write it like anchored+linked:16 or anchored+profiled:0.15"
 _LIKE_ACROSS = "write it like anchored+across, or anchored+across+linked:16"
@@ -105,6 +116,10 @@ class Repair:
         return cls(kind, float(amount))
 
 
+#: What a policy is repaired by where it is found to go too far from full prefill (docs/quality.md).
+_SAFER = Repair("profiled", 0.15)
+
+
 @dataclass(frozen=True, slots=True)
 class ReusePolicy:
     """What a request accepts in place of its own full prefill. ``str`` gives its written form, which ``parse`` reads.
@@ -116,6 +131,8 @@ class ReusePolicy:
     best: whether a module is read in the most exact form that is stored, not as ``context`` has it alone.
     healing: of ``best``: whether what others leave in the store may make a form more exact; else it depends on the
         request alone which form is read.
+    tolerance: of ``auto``, which no engine takes: what has been measured says which policy it is (``resolved``). None
+        for every other policy.
     """
 
     level: str
@@ -125,13 +142,27 @@ class ReusePolicy:
     across: bool = False
     best: bool = False
     healing: bool = True
+    tolerance: Tolerance | None = None
 
     @classmethod
     def parse(cls, reuse: object, positions: object = None) -> ReusePolicy:
         """The policy that is written so. Raises ParameterError."""
         word, across, repair, healing = _cut(reuse)
+        name, colon, tolerance = word.partition(":")
+        if name == _AUTO:
+            if word != reuse:
+                raise ParameterError(
+                    f"reuse is {show(reuse)}, and what '{_AUTO}' is comes of what was measured; write '{word}' alone"
+                )
+            within = Tolerance.parse(tolerance) if colon else Tolerance()
+            return cls("modular", positions=_positions(positions), tolerance=within)
+        if repair is not None and f"+{_HEALING_OFF}" in f"+{repair}":
+            raise ParameterError(
+                f"reuse is {show(reuse)}, and '+{_HEALING_OFF}' stands at its end, once; write it like "
+                f"{_BEST}+linked:16+{_HEALING_OFF}"
+            )
         if word not in _WRITTEN:
-            raise ParameterError(f"reuse is {show(reuse)}; use one of {', '.join(WORDS)}")
+            raise ParameterError(f"reuse is {show(reuse)}; use one of {', '.join(WORDS)}, {_AUTO}")
         level, context = _WRITTEN[word]
         if across and level != "modular":
             raise ParameterError(
@@ -147,8 +178,7 @@ class ReusePolicy:
             raise ParameterError(
                 f"reuse is {show(reuse)}, and '{word}' is the same whatever is stored; leave '+{_HEALING_OFF}' out"
             )
-        if positions is not None and (not isinstance(positions, str) or positions not in POSITIONS):
-            raise ParameterError(f"positions is {show(positions)}; use one of {', '.join(POSITIONS)}")
+        positions = _positions(positions)
         if repair is not None and repair.endswith("across"):
             raise ParameterError(f"reuse is {show(reuse)}, and '+across' stands before a repair; {_LIKE_ACROSS}")
         made = None if repair is None else Repair.parse(repair, str(reuse))
@@ -168,16 +198,34 @@ class ReusePolicy:
         return min((cls.parse(word) for word in written if word is not None), key=lambda policy: policy._rank)
 
     @classmethod
-    def bounded(cls, asked: ReusePolicy | None, default: ReusePolicy, ceiling: ReusePolicy) -> ReusePolicy | None:
+    def ahead(cls, default: str | None, ceiling: ReusePolicy) -> ReusePolicy:
+        """What schemas are encoded for ahead of requests where nobody says: ``auto`` where that is what these get.
+
+        default: the policy of requests that bring none; None for that of ``default_policy``. ceiling: the most that
+            they may ask for.
+        """
+        asked = BEST if default is None else cls.parse(default)
+        return next((policy for policy in (asked, ceiling) if policy.auto), BEST)
+
+    @classmethod
+    def bounded(
+        cls,
+        asked: ReusePolicy | None,
+        default: ReusePolicy,
+        ceiling: ReusePolicy,
+        measured: Sequence[Measured] = (),
+    ) -> ReusePolicy | None:
         """What a request gets: what it asks for; where it does not say, the default, or the ceiling where that is less.
 
-        None where it asks for more than the ceiling.
+        measured: see ``within``. None where it asks for more than the ceiling.
         """
         if asked is not None:
-            return asked if asked.within(ceiling) else None
-        return default if default.within(ceiling) else ceiling
+            return asked if asked.within(ceiling, measured) else None
+        return default if default.within(ceiling, measured) else ceiling
 
     def __str__(self) -> str:
+        if self.tolerance is not None:
+            return f"{_AUTO}:{self.tolerance}" if self.tolerance.given else _AUTO
         words = [_BEST if self.best else self.context or self.level]
         words += ["across"] if self.across else []
         words += [] if self.repair is None else [str(self.repair)]
@@ -204,6 +252,11 @@ class ReusePolicy:
         return self.best and self.healing
 
     @property
+    def chooses_order(self) -> bool:
+        """Whether what is stored may say in which order modules stand, where a prompt leaves that free."""
+        return self.level == "exact" or self.heals
+
+    @property
     def profiled(self) -> bool:
         """Whether what is computed anew depends on how much tokens of modules move."""
         return self.repair is not None and self.repair.profiled
@@ -213,16 +266,56 @@ class ReusePolicy:
         """Whether everything follows what stands before it, without a gap. Of one that is ``settled``."""
         return self.positions == "packed"
 
-    def within(self, ceiling: ReusePolicy) -> bool:
+    @property
+    def auto(self) -> bool:
+        """Whether what has been measured says which policy it is."""
+        return self.tolerance is not None
+
+    def within(self, ceiling: ReusePolicy, measured: Sequence[Measured] = ()) -> bool:
         """Whether it accepts no more approximation than another one, by its level: a repair only takes from that, and
-        of all that read modules none is bounded."""
-        return self._rank <= ceiling._rank
+        of all that read modules none is bounded.
+
+        measured: what is known of the model, by which a policy may be within the tolerance of ``auto``.
+        """
+        if ceiling.tolerance is None or self._rank <= LEVELS.index("exact"):
+            return self._rank <= ceiling._rank
+        if self.tolerance is not None:
+            return not self.tolerance.given or ceiling.tolerance.covers(self.tolerance)
+        row = self.row(measured)
+        return row is not None and ceiling.tolerance.allows(row)
+
+    def tolerating(self, default: Tolerance) -> ReusePolicy:
+        """This policy; ``auto`` with this tolerance where it has none of its own."""
+        if self.tolerance is None or self.tolerance.given:
+            return self
+        return replace(self, tolerance=default)
+
+    def resolved(self, measured: Sequence[Measured], why_not_shift: str | None) -> ReusePolicy:
+        """The policy that ``auto`` is: the one that computes least of those that are within its tolerance, ``exact``
+        where none is. Any other policy is itself.
+
+        measured: what is known of the model and what is asked of it. why_not_shift: see ``settled``.
+        """
+        if self.tolerance is None:
+            return self
+        positions = (replace(BEST, positions=self.positions)).settled(why_not_shift).positions
+        rows = [row for row in measured if row.positions == positions and self.tolerance.allows(row)]
+        found = [(row.recomputed, row.kl, policy) for row in rows if (policy := self.named(row.policy)) is not None]
+        modular = [each for each in found if each[2].modular and not each[2].auto]
+        taken = min(modular, key=lambda each: each[:2])[2] if modular else EXACT
+        return replace(taken, positions=self.positions)
+
+    def row(self, measured: Sequence[Measured]) -> Measured | None:
+        """What was measured of this policy, which is without healing what it is with it at worst; None for nothing."""
+        named = str(replace(self, healing=True))
+        return next((row for row in measured if row.policy == named and self.positions in (None, row.positions)), None)
 
     def settled(self, why_not_shift: str | None) -> ReusePolicy:
         """This policy with positions. why_not_shift: the reason why a model reads nothing at a shift, or None.
 
         Raises ParameterError where the model cannot do what is asked.
         """
+        assert self.tolerance is None, "what has been measured says which policy it is"
         if self.modular and self.packed and why_not_shift is not None:
             raise ParameterError(
                 f"positions 'packed' with reuse '{self}' reads segments at a shift, which this model does not allow: "
@@ -236,13 +329,34 @@ class ReusePolicy:
         """This policy for a prompt of which everything is computed: it stands where it did, and nothing is reused."""
         return replace(self, level="off", context=None, repair=None, across=False, best=False, healing=True)
 
+    def safer(self, *, profiles: bool) -> ReusePolicy:
+        """The next policy on the way to full prefill: the same with more repair, then ``exact``, where that way ends.
+
+        profiles: whether modules have profiles, without which more repair is not worth its price.
+        """
+        if not self.modular:
+            return self
+        repair, safer = self.repair, _SAFER
+        less = repair is None or repair.kind == "linked" or (repair.kind == safer.kind and repair.amount < safer.amount)
+        if profiles and less:
+            return replace(self, repair=safer)
+        return replace(EXACT, positions="packed")
+
     def unrepaired(self) -> ReusePolicy:
         """This policy as far as it says what modules are encoded as, and where they stand."""
         return replace(self, repair=None, across=False, best=False, healing=True)
 
     @property
-    def _rank(self) -> int:
-        return LEVELS.index(self.level)
+    def _rank(self) -> float:
+        """By its level; ``auto`` is between those that read no modules and those that read them anyway."""
+        return LEVELS.index(self.level) - (0.5 if self.auto else 0.0)
+
+
+def _positions(positions: object) -> str | None:
+    """A word of POSITIONS, or None. Raises ParameterError."""
+    if positions is not None and (not isinstance(positions, str) or positions not in POSITIONS):
+        raise ParameterError(f"positions is {show(positions)}; use one of {', '.join(POSITIONS)}")
+    return positions
 
 
 def _cut(reuse: object) -> tuple[str, bool, str | None, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from inlay.client import EngineClient
 from inlay.errors import AbortedError, InlayError, ParameterError
@@ -14,6 +15,7 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.limits import check_lengths
 from inlay.prompt.processor import PromptProcessor
+from inlay.prompt.registry import PUBLIC
 from inlay.prompt.request import EncodeRequest
 
 
@@ -25,6 +27,8 @@ class SchemaManager:
         self._client = client
         self._lock = threading.Lock()  # of which schemas are known, and which of them are being encoded
         self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
+        # By the name of a schema, whose that is, and who has pinned it.
+        self._pins: dict[tuple[str, str, str], tuple[EncodeRequest, SchemaLayout]] = {}
 
     def add(
         self,
@@ -34,17 +38,18 @@ class SchemaManager:
         *,
         replace: bool = False,
         adapter: str | None = None,
+        ttl_s: float | None = None,
     ) -> tuple[SchemaLayout, list[SegmentSpec]]:
         """Make a schema known; returns its layout and the segments that can be encoded beforehand.
 
-        replace: whether it may take the name of another one. adapter: what these are encoded with. Raises
-        ParameterError and PMLError.
+        replace: whether it may take the name of another one. adapter: what these are encoded with.
+        ttl_s: see KnownSchema. Raises ParameterError and PMLError.
         """
         if not isinstance(schema, Schema):
             raise ParameterError(f"add_schema takes an inlay.Schema, not {type(schema).__name__}")
         processor = self._processor
         processor.model.adapter(adapter)  # what is unknown is said before anything is known
-        layout = processor.lay_out_schema(schema, salt)
+        layout = processor.schemas.lay_out(schema, salt)
         check_lengths(layout, processor.model.max_positions)
         with self._lock:
             known = processor.schemas.get(schema.name, salt)
@@ -53,9 +58,9 @@ class SchemaManager:
                     f"there is another schema '{schema.name}'; give replace=True to put this one in its place, or name "
                     "it differently"
                 )
-            processor.add_schema(layout, salt)
+            processor.schemas.add(layout, salt, ttl_s)
             self._end_encodings()
-        return layout, processor.all_specs(layout, policy, salt, adapter)
+        return layout, processor.schemas.all_specs(layout, policy, salt, adapter)
 
     def remove(self, name: str, salt: str = "") -> bool:
         """Forget a schema; returns whether there was one. Requests under way go on; its encoding ends."""
@@ -80,12 +85,40 @@ class SchemaManager:
         # No prompt reads what lies beyond the context.
         useful = [spec for spec in specs if moves or spec.end <= model.max_positions]
         name = f"schema '{layout.schema.name}'"
-        encoding = self._processor.encoding(name, useful, salt, adapter=adapter, tenant=tenant, weight=weight)
+        known = self._processor.schemas.get(layout.schema.name, salt)
+        of_job: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "weight": weight}
+        of_job["ttl_s"] = None if known is None else known.ttl_s
+        encoding = self._processor.encoding(name, useful, salt, **of_job)
         with self._lock:
             if not self._knows(layout, salt):
                 raise removed(encoding)
             self.encodings[encoding] = layout, salt
         return encoding
+
+    def pinned(self, segments: EncodeRequest, name: str, salt: str, owner: str) -> None:
+        """Note that an owner has pinned segments of a schema: they are let go when it is removed or replaced."""
+        known = self._processor.schemas.find(name, salt)
+        with self._lock:
+            if known is None or not self._knows(known.layout, known.owner):
+                self._unpin(segments, owner)
+                raise removed(segments)
+            self._pins[name, known.owner, owner] = segments, known.layout
+
+    def unpinned(self, name: str, salt: str, owner: str) -> EncodeRequest | None:
+        """What an owner has pinned of a schema, which it has no more; None for nothing."""
+        with self._lock:
+            for whose in dict.fromkeys((salt, PUBLIC)):
+                if (pinned := self._pins.pop((name, whose, owner), None)) is not None:
+                    return pinned[0]
+        return None
+
+    def has_pinned(self, name: str, salt: str, owner: str) -> bool:
+        """Whether an owner has pinned any of a schema."""
+        return (name, salt, owner) in self._pins
+
+    def _unpin(self, segments: EncodeRequest, owner: str) -> None:
+        with suppress(InlayError):  # the engine may have been shut down meanwhile
+            self._client.unpin(segments, owner)
 
     def ended(self, encoding: EncodeRequest, *, complete: bool) -> None:
         """Forget an encoding that is over; its profile is made where it came to its end."""
@@ -94,7 +127,11 @@ class SchemaManager:
                 self._client.profile(encoding.specs)
 
     def _end_encodings(self) -> None:
-        """Give up the encodings of schemas that are not known any more."""
+        """Give up the encodings and the pins of schemas that are not known any more."""
+        for (name, salt, owner), (segments, layout) in list(self._pins.items()):
+            if not self._knows(layout, salt):
+                del self._pins[name, salt, owner]
+                self._unpin(segments, owner)
         for encoding, (layout, salt) in list(self.encodings.items()):
             if not self._knows(layout, salt):
                 with suppress(InlayError):  # the engine may have been shut down meanwhile
@@ -102,7 +139,7 @@ class SchemaManager:
 
     def _knows(self, layout: SchemaLayout, salt: str) -> bool:
         """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
-        known = self._processor.schema(layout.schema.name, salt)
+        known = self._processor.schemas.layout(layout.schema.name, salt)
         return known is not None and known.schema is layout.schema
 
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from inlay.logprobs import Logprob
 from inlay.wording import counted, html_table, show
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """One token's log-probability under the model's own distribution, before temperature and filters.
-
-    ``logprob`` is a natural logarithm; ``rank`` counts from 1, the most probable token.
-    """
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +22,7 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: int | str | None = None
 
@@ -82,6 +72,7 @@ class Usage:
         disk_tokens: cached tokens that were not in the pool when the request came, and were read from the store on
             disk for it.
         shared_tokens: the same of the store that is shared with other servers.
+        written_tokens: computed tokens whose KV is kept for requests to come, as long as there is room.
         across_tokens: module tokens that were made without the request's adapter, which its policy allows.
         misses: tokens of modules among those computed, by why their KV was nowhere (MISS_REASONS).
     """
@@ -99,6 +90,7 @@ class Usage:
     disk_tokens: int = 0
     shared_tokens: int = 0
     across_tokens: int = 0
+    written_tokens: int = 0
     misses: tuple[tuple[str, int], ...] = ()
     scaffold_tokens: int = 0
     anchored_tokens: int = 0
@@ -114,9 +106,27 @@ class Usage:
         assert 0 <= self.linked_tokens <= self.repaired_tokens <= self.prompt_tokens, self
         assert min(self.selecting_tokens, self.disk_tokens, self.shared_tokens) >= 0, self
         assert self.disk_tokens + self.shared_tokens <= self.cached_tokens, self
+        assert 0 <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
         assert self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens <= self.module_tokens, self
+
+
+@dataclass(frozen=True, slots=True)
+class SetOrder:
+    """The order in which the members of a set stand in a prompt: imports of a ``<set>``, or parts of a message.
+
+    members: names of modules, by their paths, or of parts, like ``messages[0].content[1]``.
+    why_fixed: the reason why no other order was possible; None where the engine has chosen.
+    """
+
+    members: tuple[str, ...]
+    why_fixed: str | None = None
+
+    @property
+    def told(self) -> dict[str, list[str] | str]:
+        """The same as JSON has it; ``why_fixed`` is left out where the engine has chosen."""
+        return {"members": list(self.members)} | ({} if self.why_fixed is None else {"why_fixed": self.why_fixed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +175,95 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentState:
+    """Where a stored segment lies, and what is said of it.
+
+    Arguments:
+        key: of the segment, or of the form of it that is there; codec: what that has passed through.
+        tokens: of it. tiers: where it lies, nearest first: "pool", "disk", "shared".
+        uses: how often it was computed or read, as far as the pool knows; 0 where it is not there.
+        pinned: whether whoever asks has pinned it. ttl_s: for how long it is to be found; None for no end.
+    """
+
+    key: bytes
+    codec: str
+    tokens: int
+    tiers: tuple[str, ...]
+    uses: int = 0
+    pinned: bool = False
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftStats:
+    """How far answers of one schema, under one policy and for one salt, are from full prefill: see docs/reuse.md.
+
+    Arguments:
+        schema: its name; "" for messages in parts. reuse, positions: the policy that they were given under.
+        samples: answers that were compared since the start.
+        kl: nats a token, the mean over the latest of them. low, high: its 95% bounds; None for no bound.
+        top1: the share of their steps at which the likeliest token is the same.
+        taken: the policy that requests get instead, since that is too far; None where they get what they ask for.
+    """
+
+    schema: str
+    reuse: str
+    positions: str
+    samples: int
+    kl: float
+    low: float
+    high: float | None
+    top1: float
+    taken: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftTotals:
+    """The same of all salts together, since the start.
+
+    Arguments:
+        schema, reuse: as in DriftStats. samples: answers. kl: nats a token, summed over them.
+        at_most: how many of them are within each of DRIFT_BOUNDS.
+        steps: of these answers, and agreeing: those at which the likeliest token is the same.
+        fallbacks: of how many salts requests get a safer policy now.
+    """
+
+    schema: str
+    reuse: str
+    samples: int
+    kl: float
+    at_most: tuple[int, ...]
+    steps: int
+    agreeing: int
+    fallbacks: int
+
+
+#: Nats a token, by which answers are counted.
+DRIFT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+#: Why an answer that was chosen for comparison was not compared; see docs/reuse.md.
+DROP_REASONS = ("busy", "gone", "no room", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowStats:
+    """What shadow sampling did since the start: answers that were run again in full, in idle time.
+
+    Arguments:
+        waiting: answers that are still to be compared. samples: those that were.
+        tokens, seconds: what that took. dropped: those that were not compared, by reason (DROP_REASONS).
+        totals: by schema and policy.
+    """
+
+    waiting: int = 0
+    samples: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    dropped: tuple[tuple[str, int], ...] = ()
+    totals: tuple[DriftTotals, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """What an engine is doing, and how full its pool is.
 
@@ -177,10 +276,12 @@ class EngineStats:
         busy: whether there is anything to do, encodings too.
         profiled_tokens, profile_s: computed in idle time to learn how much tokens of modules move, and its seconds.
         promoted_tokens, promotion_s: computed in idle time of combinations that are asked for again, and its seconds.
+        pinned_bytes: of the pool, that pins take.
         encoded_tokens: tokens of modules, and of schemas' always-present text, that were computed since the start.
         disk_tokens, shared_tokens: tokens that came into the pool from the store on disk, and from the shared one.
             unwritten_segments: those that wait to be written, write_lag_s: for how long the first of them has. disk,
             shared: how full they are, and what they did; None where there is none.
+        shadow: see ShadowStats; None where no answers are compared.
     """
 
     running: int
@@ -198,12 +299,14 @@ class EngineStats:
     promoted_tokens: int = 0
     promotion_s: float = 0.0
     encoded_tokens: int = 0
+    pinned_bytes: int = 0
     disk_tokens: int = 0
     shared_tokens: int = 0
     unwritten_segments: int = 0
     write_lag_s: float = 0.0
     disk: TierStats | None = None
     shared: TierStats | None = None
+    shadow: ShadowStats | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -213,6 +316,10 @@ class RequestOutput:
     ``prompt_positions`` holds the position ID of every token of ``prompt_token_ids``; with reused modules they may
     have gaps. ``prompt`` is None where the request was given as token ids. ``prompt_logprobs``, where they were asked
     for, has one entry per token of the prompt: None for the first, and for those that are not computed yet.
+    ``reuse`` is the policy that it got, as it is written: where it asked for ``auto``, what that was. Where shadow
+    sampling has found that the policy it would have had goes too far from full prefill, ``fell_back_from`` is that one;
+    else None. ``order`` has an entry for each set of the prompt; until the
+    request has a place, its members stand as they are written.
     """
 
     request_id: str
@@ -223,7 +330,10 @@ class RequestOutput:
     finished: bool
     usage: Usage
     metrics: RequestMetrics
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    order: tuple[SetOrder, ...] = ()
+    reuse: str | None = None
+    fell_back_from: str | None = None
 
     def __post_init__(self) -> None:
         assert len(self.prompt_positions) == len(self.prompt_token_ids), "every prompt token has one position"

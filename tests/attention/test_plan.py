@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -158,3 +159,32 @@ def test_groups_do_not_depend_on_how_columns_are_sorted(monkeypatch, share):
     monkeypatch.setattr("inlay.attention.grouping.MOST_BITS", 0)
     assert grouped(parts, share=share) == near
     assert slow
+
+
+def test_what_is_left_out_of_many_items_costs_no_call_of_numpys_for_each():
+    """A request of a thousand repaired modules has a thousand parts, which read a thousand items each."""
+    draw = random.Random(3)
+    items, seen = [], set()
+    for number in range(300):
+        first, length = 40 * number, draw.randint(1, 30)
+        left_out = tuple(sorted(draw.sample(range(first, first + length), draw.randint(0, length))))
+        items.append(Item(SlotRange(first, length), 50 * number, draw.randint(0, 1), left_out=left_out))
+        seen |= {(slot, items[-1].position + slot - first) for slot in range(first, first + length)} - {
+            (slot, items[-1].position + slot - first) for slot in left_out
+        }
+    calls = 0
+
+    def counted(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        part = Part.of(20_000, 1, items, [SlotRange(15_000, 1)])
+    finally:
+        sys.setprofile(before)
+    ranges = part.items[:, part.items[0] < 15_000].T.tolist()
+    told = [(first + at, position + at) for first, length, position, *_ in ranges for at in range(length)]
+    assert sorted(told) == sorted(seen)
+    assert calls < 3 * len(items)

@@ -188,7 +188,7 @@ def test_llama_cpp_runs_the_same_shape(name, tmp_path):
 
 @pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
 def test_a_file_that_llama_cpp_cannot_read_is_one_sentence(monkeypatch):
-    monkeypatch.setattr(llama, "write_gguf", lambda config, path: path.write_bytes(b"no model"))
+    monkeypatch.setattr(llama, "write_gguf", lambda config, path, quantization: path.write_bytes(b"no model"))
     sentence = r"llama\.cpp cannot load the model; leave it out with --baselines transformers"
     with pytest.raises(ModelError, match=sentence), llama.llama_answers(tiny("llama").model.config, 4, 4):
         pass

@@ -165,3 +165,19 @@ def test_codecs_are_told(capsys, store):
     data[-5000] ^= 1
     path.write_bytes(data)
     assert "3 segments are whole, 1 were damaged" in cache(capsys, "verify", status=1)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["ls", "show ab", "pin --all", "evict --all", "verify", "stats", "export out.tar"]
+)
+def test_a_store_that_is_misspelt_is_told_and_not_made(capsys, store, arguments):
+    assert cache(capsys, *arguments.split(), "--store", "stoer", status=2) == (
+        "inlay: stoer: no such folder; give that of a store, as inlay cache warm --store makes one\n"
+    )
+    assert not Path("stoer").exists()
+
+
+def test_a_store_without_segments_says_so(capsys, store):
+    cache(capsys, "evict", "--all")
+    assert run(capsys, "cache", "ls") == (0, "", f"inlay: nothing is stored in {store}\n")
+    assert cache(capsys, "ls", "--json") == "[]\n"

@@ -71,6 +71,22 @@ def test_run_json(files, capsys):
     assert "random weights" in err
 
 
+def test_run_tells_the_order_of_sets(files, capsys):
+    (files / "two.xml").write_text(
+        '<schema name="two"><module name="a">One.</module><module name="b">Two.</module></schema>'
+    )
+    (files / "q.xml").write_text('<prompt schema="two"><set><b/><a/></set>Well?</prompt>')
+    arguments = ["run", "two.xml", "--prompt", "q.xml", "--model", "random:tiny", "--max-tokens", "1"]
+    status, out, _ = run(capsys, *arguments, "--json", "--compare")
+    assert status == 0
+    row = json.loads(out)
+    assert row["order"] == [{"members": ["b", "a"]}]
+    assert row["baseline"]["order"][0]["why_fixed"] == "reuse 'off' is the same whatever is stored"
+    status, out, _ = run(capsys, *arguments, "--reuse", "anchored")
+    assert status == 0
+    assert "(order: b, a; it was not free: reuse 'anchored' is the same whatever is stored)" in out
+
+
 def test_run_reads_a_prompt_from_standard_input(files, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
     status, out, _ = run(capsys, "run", "s.xml", "--prompt", "-", "--max-tokens", "2", "--json")

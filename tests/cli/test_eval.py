@@ -16,7 +16,7 @@ from .test_cli import run
 KEYS = {
     *("reuse", "positions", "scaffold", "task", "documents", "questions", "exact_match", "low", "high", "kl"),
     *("only_reference", "only_this", "p_value", "cached", "spare", "reference", "recomputed", "ttft_s"),
-    *("difference", "difference_low", "difference_high"),
+    *("difference", "difference_low", "difference_high", "kl_high"),
 }
 
 

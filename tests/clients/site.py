@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from inlay.models.load import MODEL_DIRECTORY
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 RECORDED = HERE / "recorded"
 PACKAGES = Path(os.environ.get("INLAY_CLIENTS", HERE.parents[1] / "build" / "clients"))
-_LINE = r"inlay: serving .+ on http://127\.0\.0\.1:(\d+)/v1 \(Ctrl-C ends\)\n"
+_LINE = r"inlay: serving .+ on (https?://127\.0\.0\.1:\d+/v1) \(Ctrl-C ends\)\n"
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,22 @@ def model_with_tools(directory: Path) -> Path:
     return directory
 
 
+def self_signed(folder: Path, name: str = "server", *options: str) -> Path:
+    """A certificate for this machine that signs itself, in PEM; its key is beside it. Skips where no openssl is."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2"]
+    command += ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", *(options or ("-nodes",))]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / f"{name}.pem"
+
+
 @contextmanager
-def served(directory: Path, name: str = "demo") -> Iterator[str]:
-    """``inlay serve`` of a model, under a name, in a process of its own; its base URL."""
+def served(directory: Path, name: str = "demo", *options: str) -> Iterator[str]:
+    """``inlay serve`` of a model, under a name, in a process of its own; its base URL. options: more of the command."""
     command = [sys.executable, "-m", "inlay", "serve", str(directory), "--served-model-name", name, "--port", "0"]
+    command += options
     with (directory / "serve.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
@@ -74,15 +88,20 @@ def served(directory: Path, name: str = "demo") -> Iterator[str]:
             said = process.stdout.readline()
             found = re.fullmatch(_LINE, said)
             assert found, said + (directory / "serve.log").read_text()
-            yield f"http://127.0.0.1:{found[1]}/v1"
+            yield found[1]
         finally:
             process.kill()
             process.communicate()
 
 
-def run(client: Client, base: str) -> dict[str, str | None]:
-    """What came of each scenario of a client's program: by name, the end of a traceback, or None."""
+def run(client: Client, base: str, trusted: Path | None = None) -> dict[str, str | None]:
+    """What came of each scenario of a client's program: by name, the end of a traceback, or None.
+
+    trusted: who has signed the server's certificate, in PEM, where its connections are made with TLS.
+    """
     environment = dict(os.environ)
+    if trusted is not None:
+        environment["SSL_CERT_FILE"] = str(trusted)
     if client.path is not None:
         environment["PYTHONPATH"] = str(client.path)
     program = PROGRAMS / f"{client.module}_client.py"

@@ -21,6 +21,11 @@ def test_an_empty_file_is_a_cluster_of_one(tmp_path: Path):
     assert settings.to_dict() == {}
 
 
+def test_a_cluster_compares_no_answers():
+    with pytest.raises(ParameterError, match="engine: shadow compares answers of one engine, and a cluster has sev"):
+        ClusterSettings.of({"engine": {"shadow": 0.1}})
+
+
 def test_a_file_says_all_of_it_and_paths_are_beside_it(tmp_path: Path):
     path = tmp_path / "cluster.yaml"
     path.write_text(

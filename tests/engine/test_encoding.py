@@ -188,7 +188,7 @@ def test_where_positions_are_learned_what_lies_beyond_the_context_is_left_out():
     schema = Schema.from_string(f'<schema name="s">{texts}</schema>')
     driver = Driver("gpt2", kv_tokens=5000, positions="schema", reuse="isolated", record=False)
     driver.llm.add_schema(schema)
-    (found,) = [driver.llm.processor.module_specs("s", driver.llm.policy())]
+    (found,) = [driver.llm.processor.schemas.module_specs("s", driver.llm.policy())]
     assert [driver.store.get(spec) is not None for specs in found.values() for spec in specs] == [
         True,
         True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -259,6 +260,18 @@ def test_a_request_larger_than_the_pool_fails_and_the_others_go_on():
     assert isinstance(large.error, CapacityError)
     assert "the request needs 72 tokens of KV and the pool holds 64; give kv_memory at least" in str(large.error)
     check_stock(driver, small)
+
+
+def test_the_memory_that_an_error_asks_for_is_enough():
+    """Also where less than half a MiB is missing, which must not be rounded away."""
+    driver = Driver(kv_tokens=64)
+    large = driver.request(ids(1000), 2)
+    driver.run(large)
+    said = re.search(r"give kv_memory at least (\d+) MiB", str(large.error))
+    again = Driver(kv_tokens=int(said[1]) * 2**20 // driver.store.pool.bytes_per_token)
+    fits = again.request(ids(1000), 2)
+    again.run(fits)
+    assert fits.error is None
 
 
 def test_a_request_that_grows_larger_than_the_pool_fails_and_the_others_go_on():

@@ -37,7 +37,7 @@ def prompt(text: str = "Well?"):
 def profiles_of(llm):
     """By module, where there is one."""
     known = llm.local.engine.kv_manager.profiles
-    modules = llm.processor.module_specs("s", llm.policy("anchored"))
+    modules = llm.processor.schemas.module_specs("s", llm.policy("anchored"))
     return {name: known[spec.key] for name, (spec, *_) in modules.items() if spec.key in known}
 
 
@@ -214,7 +214,7 @@ def test_without_shifts_a_sample_is_of_what_stands_before():
     (output,) = llm.generate(prompt(), ONE, reuse="anchored+profiled:0.3")
     assert output.usage.linked_tokens == 0 < output.usage.repaired_tokens
     known = llm.local.engine.kv_manager.profiles
-    modules = llm.processor.module_specs("s", llm.policy("anchored"))
+    modules = llm.processor.schemas.module_specs("s", llm.policy("anchored"))
     assert modules["a"][0].key not in known  # whose place nothing else ever stands before
     assert known[modules["c"][0].key].any()
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
-from inlay.engine import popularity
+from inlay.engine import popularity, promoter
 from inlay.engine.request import Request
+from inlay.kv.identity import TokenRun
+from inlay.kv.segment import Found
 from inlay.prompt.splice import Cached
-from inlay.quality.modular_qa import divergence
+from inlay.quality.divergence import divergence
 from inlay.quality.setting import Setting
 
 from ..conftest import tiny
@@ -368,6 +370,63 @@ def test_a_fault_ends_what_was_to_be_encoded_and_nothing_else(monkeypatch, caplo
     assert "could not be encoded" in caplog.text
     assert ask(driver, "abc").usage.anchored_tokens > 0
     assert driver.all_free()
+
+
+@pytest.mark.parametrize("where", ["allocation_of", "tail_tokens"])
+def test_a_fault_while_room_is_made_leaves_nothing_held(monkeypatch, where):
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "abc")
+
+    def fault(*_):
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(promoter, where, fault)
+        driver.engine.idle_step()
+    driver.audit()
+    assert driver.all_free()
+
+
+def test_what_could_not_be_kept_is_not_computed_for_ever(monkeypatch):
+    """Two that are held may stand in each other's way; see PrefixIndex.insert."""
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "abc")
+    computed = driver.llm.stats().promoted_tokens
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.store, "insert", lambda run, slots: Found(()))
+        assert work_off_in(driver, 50)
+    assert driver.llm.stats().promoted_tokens == computed + SECOND
+    for _ in range(2):
+        ask(driver, "abc")
+    assert work_off_in(driver, 50)
+    assert ask(driver, "abc").usage.module_tokens == 0
+
+
+def work_off_in(driver: Driver, steps: int) -> bool:
+    """Whether idle time in so many steps is enough."""
+    return any(not driver.engine.promoter.step(100) for _ in range(steps))
+
+
+def test_room_is_made_of_what_nobody_else_shares():
+    """Text of a request that begins as what is let go begins stays, with the tokens that both have."""
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "abc")
+    work_off(driver)
+    promoted = ask(driver, "abc")
+    assert promoted.usage.module_tokens == 0
+    (second, *_) = [node.run for node in promoted.prompt.beginning.nodes]
+    again = TokenRun((*second.ids[:4], *driver.llm.encoder.text("xyz")), second.start, second.before)
+    slots = driver.store.allocate(len(again.ids))
+    driver.store.insert(again, slots)
+    driver.store.pool.free(slots)
+    keys = frozenset(key for node in promoted.prompt.beginning.nodes for key in node.segments)
+    driver.engine.promoter.forget_modules(keys)
+    assert driver.store.longest(second).tokens == 4
+    assert driver.store.longest(again).tokens == len(again.ids)
+    driver.audit()
 
 
 def test_an_engine_of_its_own_thread_heals_by_itself():

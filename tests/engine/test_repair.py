@@ -30,7 +30,7 @@ def driver_for(**settings) -> Driver:
     driver = Driver(**settings)
     driver.schema(SCHEMA)
     draw = np.random.default_rng(0)
-    for specs in driver.llm.processor.module_specs("s", driver.llm.policy("anchored")).values():
+    for specs in driver.llm.processor.schemas.module_specs("s", driver.llm.policy("anchored")).values():
         for spec in specs:
             profile = draw.random(len(spec.ids)).astype(np.float16)
             driver.engine.kv_manager.profiles.add(spec.key, profile)
@@ -187,3 +187,23 @@ def test_until_there_is_a_profile_the_first_tokens_of_each_module_are_chosen():
     assert request.usage.linked_tokens == request.usage.repaired_tokens
     assert request.usage.repaired_tokens == round(0.4 * len("A third, at last."))  # the other one is exact here
     assert ReusePolicy.parse(PROFILED).profiled
+
+
+def test_a_conversation_keeps_what_was_repaired_before_there_were_profiles():
+    driver = Driver()
+    driver.schema(SCHEMA)
+    history = "A first question, and its answer, which is not short."
+    first = driver.request(prompt("abc", history), reuse=PROFILED)
+    driver.run(first)
+    assert first.usage.linked_tokens > 0
+    draw = np.random.default_rng(0)
+    for specs in driver.llm.processor.schemas.module_specs("s", driver.llm.policy("anchored")).values():
+        for spec in specs:
+            driver.engine.kv_manager.profiles.add(spec.key, draw.random(len(spec.ids)).astype(np.float16))
+    goes_on = driver.request(prompt("abc", history + " And?"), reuse=PROFILED)
+    driver.run(goes_on)
+    assert goes_on.usage.linked_tokens == first.usage.linked_tokens
+    assert goes_on.usage.computed_tokens == len(" And?")
+    another = driver.request(prompt("abc", "Another question?"), reuse=PROFILED)
+    driver.run(another)
+    assert another.usage.linked_tokens == 0, "it has nothing to keep"

@@ -85,7 +85,7 @@ class PromptCacheOracle:
         forward(self.loaded.model, ids, positions, torch.ones(len(ids), len(ids)).tril().bool(), cache)
         shift = start - text[0][1]
         for layer, (key, value) in enumerate(keys_and_values(cache)):
-            self.keys[layer].append(self._moved(key[:, :, len(context) :], shift))
+            self.keys[layer].append(self.moved(key[:, :, len(context) :], shift))
             self.values[layer].append(value[:, :, len(context) :])
         self.positions += [p + shift for _, p in text]
 
@@ -118,7 +118,7 @@ class PromptCacheOracle:
         self.positions += positions
         self.logits += list(output.logits[0])
 
-    def _moved(self, key: Tensor, shift: int) -> Tensor:
+    def moved(self, key: Tensor, shift: int) -> Tensor:
         """Keys rotated ``shift`` positions on, with the model's own rotary code."""
         if shift == 0:
             return key

@@ -239,3 +239,58 @@ def test_chunks_are_accounted_for(steps):
             put(s, spec(seed * 100, length))
             assert s.get(spec(seed * 100, length)) is not None
         audit(s)
+
+
+def said(s: SegmentStore, ids: tuple[int, ...]) -> TokenRun:
+    """Store text that is no module, from the beginning on."""
+    run, slots = TokenRun(ids, 0, Context()), s.allocate(len(ids))
+    s.insert(run, slots)
+    s.pool.free(slots)
+    return run
+
+
+def stored(s: SegmentStore) -> set[tuple[int, ...]]:
+    return {segment.run.ids for segment in s}
+
+
+def test_a_module_goes_with_what_was_said_behind_it():
+    s = store(16)
+    put(s, spec(1))
+    said(s, (1, 2, 3, 4, 9, 9))
+    said(s, (1, 2, 3, 4, 8, 8))
+    s.discard(s.own_ends(spec(1)))
+    assert stored(s) == set()
+    audit(s)
+
+
+def test_a_module_that_is_the_beginning_of_a_text_goes_with_it():
+    """Somebody has said the same text before it was a module: it lies in one piece with what he went on with."""
+    s = store(16)
+    said(s, (1, 2, 3, 4, 9, 9))
+    assert s.get(spec(1)) is not None
+    s.discard(s.own_ends(spec(1)))
+    assert s.get(spec(1)) is None
+    audit(s)
+
+
+def test_other_text_that_begins_like_a_module_stays_and_so_does_what_both_begin_with():
+    s = store(16)
+    other = said(s, (1, 2, 7, 7, 7))
+    put(s, spec(1, 6))
+    said(s, (1, 2, 3, 4, 5, 6, 9))
+    s.discard(s.own_ends(spec(1, 6)))
+    assert s.longest(other).tokens == 5
+    assert s.longest(spec(1, 6)).tokens == 2
+    assert s.own_ends(spec(1, 6)) == []  # what is left of it is the other text's
+    audit(s)
+
+
+def test_a_module_that_another_module_begins_with_stays():
+    s = store(16)
+    put(s, spec(1, 6))
+    assert s.own_ends(spec(1, 4)) == []
+    put(s, specify((1, 2, 3, 4, 9), 0, (), KEYS))  # cuts it in two
+    assert s.own_ends(spec(1, 4)) == []
+    s.discard(s.own_ends(spec(1, 6)))
+    assert s.longest(spec(1, 6)).tokens == 4
+    audit(s)

@@ -71,11 +71,11 @@ def test_four_bits_are_kept_as_they_are(tmp_path, kind):
     stock = load_model(path, dtype="float32", weights="stock")
     head = kept.model.lm_head
     kept.model.lm_head = stock.model.lm_head  # 264 outputs are no whole blocks
-    torch.testing.assert_close(logits(kept.model), logits(stock.model), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(kept.model), logits(stock.model), atol=1e-3, rtol=0)  # inputs in 16 bits
     assert isinstance(head, Int8Linear)
     asked = load_model(path, dtype="float32", quantization="int4")
     asked.model.lm_head = stock.model.lm_head
-    torch.testing.assert_close(logits(asked.model), logits(stock.model), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(asked.model), logits(stock.model), atol=1e-3, rtol=0)
 
 
 def test_k_quants_keep_each_layer_in_its_bits(tmp_path):

@@ -99,6 +99,15 @@ def test_random_weights_are_the_same_for_a_seed():
     assert logits.std() > 0.1
 
 
+def test_the_first_layers_of_a_shape():
+    whole, part = (
+        load_model(name, dtype="float32", seed=3, weights="stock") for name in ("random:tiny", "random:tiny:2")
+    )
+    assert [len(each.spec.shapes) for each in (whole, part)] == [4, 2]
+    assert part.model.config.hidden_size == whole.model.config.hidden_size
+    assert part.fingerprint != whole.fingerprint
+
+
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_shapes_are_valid_configurations(shape):
     settings = dict(SHAPES[shape])
@@ -124,6 +133,9 @@ def test_shapes_are_valid_configurations(shape):
     ("name", "sentence"),
     [
         ("random:gpt-5", "random:gpt-5 is not a known shape; use one of llama-2-13b, llama-2-7b, llama-3.2-1b, mha"),
+        ("random:tiny:5", "random:tiny:5: tiny has layers 1 to 4; write how many of them, as in random:tiny:1"),
+        ("random:tiny:", "random:tiny:: tiny has layers 1 to 4"),
+        ("random:tiny:0", "random:tiny:0: tiny has layers 1 to 4"),
         ("./nowhere", "./nowhere: no such directory; give the folder of a Hugging Face checkpoint"),
     ],
 )

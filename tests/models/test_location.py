@@ -44,6 +44,15 @@ def test_wrong_files_are_told_with_the_remedy(tmp_path):
             load_model(name)
 
 
+@pytest.mark.parametrize("name", ["dmo", "Demo", "demos"])
+def test_a_misspelt_demo_does_not_wait_for_the_hub(name, monkeypatch):
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)  # nobody is asked
+    with pytest.raises(ModelError, match="did you mean demo"):
+        load_model(name)
+    with pytest.raises(ModelError, match="did you mean demo"):
+        load_tokenizer(name)
+
+
 def test_a_path_is_a_model_and_home_is_known(monkeypatch):
     monkeypatch.setenv("HOME", str(MODEL_DIRECTORY.parent))
     by_path, by_home = load_model(MODEL_DIRECTORY), load_model("~/demo")

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inlay import InlayError, SamplingParams
 from inlay.events import Fault, TokenEvent
+from inlay.logprobs import FlatLogprobs
 from inlay.models.random import bytes_tokenizer
 from inlay.output.processor import OutputProcessor, RequestState
 from inlay.policy import ReusePolicy
@@ -48,7 +49,7 @@ def test_a_token_is_decoded_once_however_many_log_probabilities_tell_of_it(monke
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "decode", counted)
     ranked = [(65, -0.5, 1), (66, -1.0, 2), (67, -2.0, 3)]
-    state.add([TokenEvent("r", 0, [65], 0, logprobs=[ranked], prompt_logprobs=[None, *[ranked] * 9])])
+    state.add([TokenEvent("r", 0, [65], 0, logprobs=[ranked], prompt_logprobs=FlatLogprobs([None, *[ranked] * 9]))])
     output = state.output()
     assert [entry[66].decoded_token for entry in output.prompt_logprobs[1:]] == [decode(bytes_tokenizer(), [66])] * 9
     assert output.outputs[0].logprobs[0][67].decoded_token == decode(bytes_tokenizer(), [67])

@@ -275,7 +275,7 @@ def test_nothing_of_an_uncached_module_is_stored() -> None:
         '<module name="o">Others.</module></schema>'
     )
     llm.add_schema(schema, reuse="anchored")
-    specs = llm.processor.module_specs("s", llm.policy("anchored"))
+    specs = llm.processor.schemas.module_specs("s", llm.policy("anchored"))
     assert set(specs) == {"", "o"}
     prompt = schema.prompt().use("m/n").use("o").text("Why?")
     for _ in range(2):
@@ -297,8 +297,8 @@ def test_text_that_fills_a_hole_during_encoding() -> None:
         llm = LLM(loaded, placeholders=placeholders)
         for fill, hole in fills.items():
             schema = Schema.from_string(f'<schema name="s{fill}"><module name="m">A{hole}B</module></schema>')
-            layout = llm.processor.lay_out_schema(schema)
-            specs = llm.processor.all_specs(layout, llm.policy("isolated"))
+            layout = llm.processor.schemas.lay_out(schema)
+            specs = llm.processor.schemas.all_specs(layout, llm.policy("isolated"))
             keys[placeholders, fill] = specs[-1].digest
     assert keys["none", None] == keys["none", "xyz"]
     assert len({keys["unk", None], keys["unk", "xyz"], keys["none", None]}) == 3

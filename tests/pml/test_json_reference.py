@@ -45,18 +45,21 @@ def test_the_table_of_objects() -> None:
     """Each form of the table is read, once names and values are put into it."""
     forms = re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE)
     values = {"name": '"n"', "file": '"f"', "tokens": "5", "modules": '{"module": "n"}', "role": '"user"'}
+    values["imports"] = '{"import": "n"}'
     keys = {"content": '"x"', "default": '""', "scaffold": '""', "arguments": "{}"}
     kinds = []
     for form in forms:
         written = re.sub(r'"(\w+)"\?', lambda match: f'"{match[1]}": {keys[match[1]]}', form)
-        written = re.sub(r'(?<!")\b(name|file|tokens|modules|role)\b(?!")', lambda match: values[match[1]], written)
+        written = re.sub(
+            r'(?<!")\b(name|file|tokens|modules|imports|role)\b(?!")', lambda match: values[match[1]], written
+        )
         node = json.loads(written)
         kinds.append(next(iter(node)))
-        root = {"schema": "s"} if "import" in node else {"name": "s"}
+        root = {"schema": "s"} if node.keys() & {"import", "set"} else {"name": "s"}
         jsonschema.validate(
             {**root, "content": [{"module": "m", "content": [node]} if "param" in node else node]}, json_schema()
         )
-    assert kinds == ["module", "module", "param", "union", "role", "import"]
+    assert kinds == ["module", "module", "param", "union", "role", "import", "set"]
 
 
 def test_python(trip: Schema) -> None:

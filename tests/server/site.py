@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -75,19 +75,26 @@ def read(response: HTTPResponse) -> Answer:
     return response.status, headers, json.loads(text) if text and "json" in headers.get("content-type", "") else text
 
 
-def with_keys(folder: Path) -> Iterator[Site]:
-    """A server whose tenants are ann, bob, root (an admin) and those of LIMITS."""
+def with_keys(folder: Path, **engine: Any) -> Iterator[Site]:
+    """A server whose tenants are ann, bob, root (an admin) and those of LIMITS. engine: settings of its model."""
     path = folder / "keys.json"
     with editing(path) as file:
         keys = {name: file.add(name, admin=name == "root")[0] for name in ("ann", "bob", "root", *LIMITS)}
         for name, limits in LIMITS.items():
             file.tenants[name].limits = limits
-    yield from serving(keys, keys_file=path)
+    yield from serving(keys, engine, keys_file=path)
 
 
-def serving(keys: dict[str, str], **settings: Any) -> Iterator[Site]:
-    llm = AsyncLLM(tiny("llama"), kv_memory="16MiB", chunk_size=8)
-    app = build_app(llm, ServerSettings(**settings))
+def serving(keys: dict[str, str], engine: dict[str, Any] | None = None, **settings: Any) -> Iterator[Site]:
+    llm = AsyncLLM(tiny("llama"), kv_memory="16MiB", chunk_size=8, **(engine or {}))
+    with serving_app(build_app(llm, ServerSettings(**settings)), keys) as site:
+        yield site
+    llm.shutdown()
+
+
+@contextmanager
+def serving_app(app: FastAPI, keys: dict[str, str]) -> Iterator[Site]:
+    """A server that runs as long as the block."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, http="h11", log_config=None, access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -98,7 +105,6 @@ def serving(keys: dict[str, str], **settings: Any) -> Iterator[Site]:
     finally:
         server.should_exit = True
         thread.join()
-        llm.shutdown()
 
 
 def refused(answer: Answer, status: int, code: str) -> str:

@@ -172,6 +172,17 @@ def test_unknown_paths_and_methods(site: Site):
         assert status != 405 or heads["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/v1/schemas", "GET, HEAD, POST"), ("/v1/schemas/x", "DELETE, GET, HEAD, PUT"), ("/v1/schemas/x/warm", "POST")],
+)
+def test_a_method_that_a_path_does_not_take_is_told_all_that_it_takes(site: Site, path: str, methods: str):
+    """The framework names those of the first route with such a path."""
+    status, heads, answer = site.call("PATCH", path)
+    assert (status, heads["allow"]) == (405, methods)
+    assert answer["error"]["message"] == f"'{path}' does not take PATCH; it takes {methods}"
+
+
 def test_a_client_that_leaves_frees_its_place_within_a_step(site: Site, monkeypatch: pytest.MonkeyPatch):
     llm = site.service.llm
     noticed: list[int] = []

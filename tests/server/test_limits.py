@@ -405,7 +405,7 @@ def test_durations(seconds: float, text: str):
 @pytest.mark.parametrize(
     ("limits", "sentence"),
     [
-        ({"max_reuse": "all"}, "max_reuse is 'all'; use one of off, exact, modular"),
+        ({"max_reuse": "all"}, "max_reuse is 'all'; use one of off, exact, auto, modular"),
         ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number of at least 1"),
         ({"requests_per_minute": True}, "requests_per_minute is True; it must be"),
         ({"tokens_per_minute": 1.5}, "tokens_per_minute is 1.5; it must be"),

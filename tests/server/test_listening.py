@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import importlib
+import importlib.util
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from inlay import AsyncLLM, ParameterError
@@ -22,6 +24,7 @@ from inlay.server.keys import editing
 from inlay.server.run import Server, listen, listen_unix, tls_context, url
 from inlay.server.settings import ServerSettings
 
+from ..clients.site import self_signed
 from .conftest import COMPLETIONS, SCHEMA, UnixConnection, running, small_model
 
 ASKED = {"prompt": "Hello", "max_tokens": 2}
@@ -170,14 +173,9 @@ def test_paths_that_cannot_be_listened_on(tmp_path):
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with certificates that sign themselves, and their keys."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
     folder = tmp_path_factory.mktemp("pem")
     for name, password in (("server", ()), ("client", ()), ("locked", ("-passout", "pass:secret"))):
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2"]
-        command += ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=localhost"]
-        command += ["-addext", "subjectAltName=IP:127.0.0.1", *(password or ("-nodes",))]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        self_signed(folder, name, *password)
     return folder
 
 
@@ -232,3 +230,52 @@ def test_tls_files_that_are_wrong(pem, tmp_path):
             tls_context(*given)
         assert str(caught.value).startswith(sentence)
     assert tls_context(None, None) is None
+
+
+# OpenAI's client, over either
+
+_HTTP = importlib.import_module("httpx2" if importlib.util.find_spec("httpx2") else "httpx")  # whose client it is
+_SAID: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 4,
+    "temperature": 0,
+}
+
+
+def talk(client: openai.OpenAI) -> None:
+    """Two turns, the second streamed; and a mistake."""
+    with client:
+        first = client.chat.completions.create(**_SAID).choices[0].message
+        messages = [*_SAID["messages"], first, {"role": "user", "content": "And?"}]
+        chunks = list(client.chat.completions.create(**{**_SAID, "messages": messages}, stream=True))
+        assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+        with pytest.raises(openai.BadRequestError, match="max_tokens"):
+            client.chat.completions.create(**{**_SAID, "max_tokens": -1})
+
+
+async def talk_at_once(client: openai.AsyncOpenAI) -> None:
+    async with client:
+        answers = await asyncio.gather(*(client.chat.completions.create(**_SAID) for _ in range(4)))
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
+
+
+def test_openais_client_over_tls(llm, pem):
+    trusted = ssl.create_default_context(cafile=pem / "server.pem")
+    tls = tls_context(pem / "server.pem", pem / "server.key")
+    with listen("127.0.0.1", 0, network=False) as listener, serving(llm, listener, tls):
+        how: dict[str, Any] = {"base_url": url(listener, tls=True), "api_key": "none", "max_retries": 0}
+        talk(openai.OpenAI(**how, http_client=openai.DefaultHttpxClient(verify=trusted)))
+        asyncio.run(talk_at_once(openai.AsyncOpenAI(**how, http_client=openai.DefaultAsyncHttpxClient(verify=trusted))))
+        with pytest.raises(openai.APIConnectionError), openai.OpenAI(**how) as stranger:
+            stranger.models.list()
+
+
+def test_openais_client_over_a_unix_domain_socket(llm, tmp_path):
+    path = tmp_path / "inlay.sock"
+    how: dict[str, Any] = {"base_url": "http://localhost/v1", "api_key": "none", "max_retries": 0}
+    with listen_unix(path) as listener, serving(llm, listener, uds=True):
+        transport = _HTTP.HTTPTransport(uds=str(path))
+        talk(openai.OpenAI(**how, http_client=openai.DefaultHttpxClient(transport=transport)))
+        also = _HTTP.AsyncHTTPTransport(uds=str(path))
+        asyncio.run(talk_at_once(openai.AsyncOpenAI(**how, http_client=openai.DefaultAsyncHttpxClient(transport=also))))

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,15 @@ from inlay.api.failures import Failure
 from inlay.server.logs import Line
 from inlay.server.metric_families import STEPS, token_buckets
 from inlay.server.metrics import Metrics
-from inlay.types import CompletionOutput, EngineStats, RequestMetrics, RequestOutput, Usage
+from inlay.types import (
+    CompletionOutput,
+    DriftTotals,
+    EngineStats,
+    RequestMetrics,
+    RequestOutput,
+    ShadowStats,
+    Usage,
+)
 
 from ..pages import DOCS, rows
 from .watching import TENANTS, model, server, service
@@ -37,6 +46,16 @@ STATS = EngineStats(
     stored_tokens=99,
     steps=12,
     preemptions=2,
+    shadow=ShadowStats(
+        samples=5,
+        tokens=900,
+        seconds=1.5,
+        dropped=(("busy", 2), ("gone", 0), ("no room", 1), ("failed", 0)),
+        totals=(
+            DriftTotals("trip", "modular", 4, 0.61, (0, 1, 1, 1, 3, 3, 4, 4), 20, 15, 1),
+            DriftTotals("", "anchored", 1, 0.01, (0, 0, 1, 1, 1, 1, 1, 1), 5, 5, 0),
+        ),
+    ),
 )
 
 #: All that vLLM's own dashboard (examples/observability/prometheus_grafana/grafana.json) asks for, with its labels.
@@ -209,6 +228,35 @@ def test_the_engine_is_asked_at_every_scrape():
     )
     assert (value(metrics, "segments"), value(metrics, "stored_tokens"), value(metrics, "schemas")) == (7, 99, 1)
     assert (value(metrics, "num_preemptions_total"), value(metrics, "engine_steps_total")) == (2, 12)
+
+
+def test_drift_is_told_by_schema_and_policy():
+    counted = samples(made())
+    trip = {"schema": "trip", "policy": "modular"}
+    parts = {"schema": "(messages)", "policy": "anchored"}
+    buckets = {bound: value(counted, "drift_nats_bucket", le=bound, **trip) for bound in ("0.001", "0.1", "+Inf")}
+    assert buckets == {"0.001": 0, "0.1": 3, "+Inf": 4}
+    assert (value(counted, "drift_nats_sum", **trip), value(counted, "drift_nats_count", **trip)) == (0.61, 4)
+    assert value(counted, "drift_nats_bucket", le="0.01", **parts) == 1
+    assert value(counted, "drift_steps_total", **trip) == 20
+    assert value(counted, "drift_agreeing_steps_total", **trip) == 15
+    assert (value(counted, "drift_fallbacks", **trip), value(counted, "drift_fallbacks", **parts)) == (1, 0)
+    assert (value(counted, "shadow_tokens_total"), value(counted, "shadow_seconds_total")) == (900, 1.5)
+    assert [value(counted, "shadow_dropped_total", reason=why) for why in ("busy", "gone", "no room", "failed")] == [
+        2,
+        0,
+        1,
+        0,
+    ]
+
+
+def test_passes_that_choose_and_safer_policies_are_counted():
+    metrics = made()
+    output = finished([3], Usage(7, 5, 2, 0, 5, 0, repaired_tokens=2, selecting_tokens=4))
+    for each in (output, replace(output, reuse="exact", fell_back_from="modular")):
+        metrics.begin("/v1/completions", ANN).end([each], None)
+    assert value(metrics, "selecting_tokens_total") == 8
+    assert value(metrics, "prompts_fell_back_total") == 1
 
 
 def test_http_requests_are_counted_by_how_they_end():

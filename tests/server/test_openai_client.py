@@ -83,6 +83,8 @@ ONLY: dict[str, dict[str, list[Any]]] = {
 #: What is told with whole answers alone, see test_prompt_logprobs.py; and what not every template takes, see
 #: tests/api/openai/test_vllm_fields.py and test_reasoning.py.
 ELSEWHERE = {
+    "order",
+    "prompt_cache_options",
     "prompt_logprobs",
     "add_generation_prompt",
     "chat_template_kwargs",

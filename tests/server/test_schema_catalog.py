@@ -47,6 +47,7 @@ class Library:
         progress: Callable[[int, int], None] | None = None,
         cache_salt: str | None = None,
         replace: bool = False,
+        ttl: str | None = None,
         tenant: str = "",
     ) -> Any:
         await asyncio.sleep(0)

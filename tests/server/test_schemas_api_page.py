@@ -61,10 +61,13 @@ def test_every_line_does_what_the_page_says(answers):
     failed = {line[:60]: answer for line, answer in zip(SHELL, answers, strict=True) if '"error"' in answer}
     assert list(failed) == [line[:60] for line in SHELL if "/etc/passwd" in line]
     assert json.loads(answers[1])["inlay"]["module_tokens"] + json.loads(answers[1])["inlay"]["exact_tokens"] > 20
-    assert json.loads(answers[-4])["version"] == 2
-    assert json.loads(answers[-3])["deleted"]
-    assert json.loads(answers[-2])["object"] == "schema.encoding"
-    assert answers[-1].endswith("data: [DONE]\n\n")
+    assert json.loads(answers[-7])["version"] == 2
+    assert json.loads(answers[-6])["deleted"]
+    assert json.loads(answers[-5])["object"] == "schema.encoding"
+    assert answers[-4].endswith("data: [DONE]\n\n")
+    assert json.loads(answers[-3])["pinned_bytes"] > 0
+    assert json.loads(answers[-2])["was_pinned"]
+    assert json.loads(answers[-1])["evicted_tokens"] > 20
 
 
 def test_answers_are_those_that_it_shows(answers):

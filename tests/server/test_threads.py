@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -97,7 +99,7 @@ def test_memory_is_given_back_behind_large_bodies_and_once_more(monkeypatch):
 
     asyncio.run(run())
     assert len(given) == 2
-    assert all(name.startswith("inlay-large-bodies") for name in given)
+    assert all(name.startswith("inlay-trim") for name in given)
 
 
 def test_memory_is_given_back_behind_a_few_bodies_too(monkeypatch):
@@ -111,6 +113,23 @@ def test_memory_is_given_back_behind_a_few_bodies_too(monkeypatch):
         assert await asyncio.to_thread(given.wait, S)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_memory_is_given_back_behind_answers_to_small_bodies(monkeypatch, site: Site, leaves: bool):
+    """Twenty alternatives a token are a kilobyte of each; also where nobody waits for the end of them."""
+    given = threading.Event()
+    monkeypatch.setattr(threads, "give_memory_back", given.set)
+    monkeypatch.setattr(threads, "TRIM_AGAIN_S", 0.01)
+    body = {"prompt": "The ferry", "n": 4, "max_tokens": 40, "logprobs": 20, "ignore_eos": True, "stream": leaves}
+    with closing(site.open()) as connection:
+        connection.request("POST", COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if leaves:
+            response.read(100)
+        else:
+            response.read()
+    assert given.wait(5)
 
 
 _ARENAS_OF_THREADS = """

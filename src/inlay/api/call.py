@@ -41,7 +41,8 @@ class Call:
         prompts: as ``LLM.generate`` takes them; one, but for completions of several. Each gets ``params.n`` answers.
         params: how tokens are chosen; ``seed`` is None where the request brings none.
         said_max_tokens: whether the request says how many tokens an answer may have.
-        reuse, positions: its policy; None for the engine's defaults.
+        reuse, positions: its policy; None for the engine's defaults. order: "any" where modules that are neighbours may
+            change places; None for the order of the prompts.
         priority: who goes first where not all can run; a lower one does.
         stream: whether the answer is wanted piece by piece. include_usage: whether its end is to tell the usage;
             running_usage: and every piece what it is so far.
@@ -49,6 +50,7 @@ class Call:
         echo: whether answers begin with their prompt. scores: how many alternatives to tell for every token of the
             prompt; None for nothing.
         reasoning: how its answers reason; None where they do not.
+        keep_marked_alone: whether what stands behind the last marked part is neither kept for others nor found.
     """
 
     endpoint: str
@@ -66,6 +68,8 @@ class Call:
     echo: bool = False
     scores: int | None = None
     reasoning: ReasoningUse | None = None
+    keep_marked_alone: bool = False
+    order: str | None = None
 
     @property
     def answers(self) -> int:

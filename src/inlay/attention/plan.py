@@ -201,20 +201,24 @@ def advance(plan: Plan, parts: Sequence[Part]) -> Plan:
 
 
 def _table(context: Sequence[Item]) -> Table:
-    """Items as columns of a table; an item with slots left out as the ranges between them."""
-    whole = [item for item in context if not item.left_out]
-    rows = [(i.slots.first, i.slots.length, i.position, i.shift, i.masked) for i in whole]
-    tables = [np.array(rows, dtype=np.int64).reshape(-1, 5).T]
-    for item in context:
-        if item.left_out:
-            first = item.slots.first
-            borders = np.concatenate(([first - 1], np.array(item.left_out, dtype=np.int64), [item.slots.end]))
-            starts, lengths = borders[:-1] + 1, np.diff(borders) - 1
-            same = np.ones_like(starts)
-            tables.append(
-                np.stack((starts, lengths, item.position + starts - first, item.shift * same, item.masked * same))
-            )
-    return np.hstack(tables)
+    """Items as columns of a table; an item with slots left out as the ranges between them.
+
+    A request of a thousand repaired modules has a thousand such tables, of a thousand items each.
+    """
+    whole = [(i.slots.first, i.slots.length, i.position, i.shift, i.masked) for i in context if not i.left_out]
+    parted = [item for item in context if item.left_out]
+    table = np.array(whole, dtype=np.int64).reshape(-1, 5).T
+    if not parted:
+        return table
+    counts = [len(item.left_out) + 1 for item in parted]
+    starts = np.array([slot for i in parted for slot in (i.slots.first, *i.left_out)], dtype=np.int64)
+    ends = np.array([slot for i in parted for slot in (*i.left_out, i.slots.first + i.slots.length)], dtype=np.int64)
+    behind = np.ones_like(starts)
+    behind[np.cumsum([0, *counts[:-1]])] = 0
+    starts += behind  # a range begins behind the slot that is left out, but for an item's first
+    each = np.array([(i.position - i.slots.first, i.shift, i.masked) for i in parted], dtype=np.int64)
+    offset, shift, masked = np.repeat(each, counts, axis=0).T
+    return np.hstack((table, np.stack((starts, ends - starts, starts + offset, shift, masked))))
 
 
 def _own_items(positions: Table, slots: Table) -> Table:

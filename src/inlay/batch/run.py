@@ -226,6 +226,7 @@ class _Batch:
                         reuse=call.reuse,
                         positions=call.positions,
                         adapter=_adapter(call, self.llm),
+                        keep_marked_alone=call.keep_marked_alone,
                         stream_interval=None,
                     )
                 )

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from inlay.attention.kernel import kernel
-from inlay.bench.machine import GB, clocked, in_turns
+from inlay.bench.machine import GB, clocked, in_turns, most_operations
 from inlay.models.linear import packed
 from inlay.models.load import DTYPES
 
@@ -96,7 +96,12 @@ def _read_gb_s(size: int) -> float:
 
 
 def _gemm_gflops(rows: int, side: int, dtype: str) -> float:
-    """By whichever is faster here: the layers that models run with, or torch."""
+    """By whichever is faster here: the layers that models run with, or torch; of a smaller product where it is slow."""
+    most = most_operations(dtype)
+    while 2 * rows * side**2 > most and side > _QUICK_SIDES[0]:
+        side //= 2
+    while 2 * rows * side**2 > most and rows > 1:
+        rows //= 2
     x, weight = torch.randn(rows, side).to(DTYPES[dtype]), torch.randn(side, side).to(DTYPES[dtype])
     ways: dict[str, Callable[[], object]] = {
         "layer": partial(packed(weight, None), x),

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,8 @@ _GEMM, _QUICK_GEMM = 2048, 512
 _COPY_BYTES, _QUICK_COPY_BYTES = 1 << 28, 1 << 26  # far larger than any cache; a quick run's may not be
 _FLUSH_BYTES, _QUICK_FLUSH_BYTES = 1 << 26, 1 << 22
 _RUNS = 7
+_MOST_S = 2.0  # that one matrix product may take
+_PROBE = 256
 
 
 @dataclass(frozen=True)
@@ -121,18 +123,34 @@ class Ceilings:
 
 
 def measure_ceilings(dtypes: list[str], *, quick: bool = False) -> Ceilings:
-    """Measure the rates for these dtypes. quick: smaller operands, for tests; such rates say little."""
-    size = _QUICK_GEMM if quick else _GEMM
+    """Measure the rates for these dtypes, by smaller products where a processor has nothing for one of them.
+
+    quick: smaller operands, for tests; such rates say little.
+    """
     source = torch.ones((_QUICK_COPY_BYTES if quick else _COPY_BYTES) // 4)
     target = torch.empty_like(source).fill_(0)
     meters = {"copy": clocked(partial(target.copy_, source))}
+    sizes = {}
     for dtype in dtypes:
+        size = _QUICK_GEMM if quick else _GEMM
+        while size > _PROBE and 2 * size**3 > most_operations(dtype):
+            size //= 2
         square = torch.randn(size, size).to(DTYPES[dtype])
         meters[dtype] = clocked(partial(torch.mm, square, square))
+        sizes[dtype] = size
     with torch.inference_mode():
         timed = in_turns(meters, _RUNS)
-    rates = {dtype: round(2 * size**3 / timed[dtype].seconds / 1e9, 1) for dtype in dtypes}
+    rates = {dtype: round(2 * size**3 / timed[dtype].seconds / 1e9, 1) for dtype, size in sizes.items()}
     return Ceilings(rates, round(2 * source.nbytes / timed["copy"].seconds / GB, 2))
+
+
+@cache
+def most_operations(dtype: str) -> float:
+    """How many floating-point operations one measured product may have, not to take long: bf16 is slow on some."""
+    square = torch.randn(_PROBE, _PROBE).to(DTYPES[dtype])
+    with torch.inference_mode():
+        seconds = min(clocked(partial(torch.mm, square, square))() for _ in range(2))
+    return _MOST_S * 2 * _PROBE**3 / seconds
 
 
 class CacheFlush:

@@ -134,7 +134,7 @@ def _stock(setting: TTFTSetting, llm: LLM, dtype: str) -> PreTrainedModel:
 
 
 def _measure(llm: LLM, stock: PreTrainedModel | None, row: Setting, setting: TTFTSetting) -> dict[str, Any]:
-    schema, prompt = _workload(llm, f"bench-{row.cached}-{row.new}", row)
+    schema, prompt = workload(llm, f"bench-{row.cached}-{row.new}", row)
     llm.client.reset_prefix_cache().result()
     llm.add_schema(schema)
     warm = llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))[0]
@@ -176,7 +176,7 @@ def _first_token(llm: LLM, prompt: Any) -> None:
     llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))
 
 
-def _workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:
+def workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:
     """A schema of eight modules that hold ``cached`` tokens together, and a prompt with ``new`` tokens behind them."""
     draw = random.Random(0)
     bos = len(llm.encoder.bos)

@@ -23,6 +23,7 @@ from inlay.cli.options import (
     Quantization,
     ReasoningParser,
     Reuse,
+    ReuseTolerance,
     ToolParser,
     Weights,
     adapters_of,
@@ -31,6 +32,7 @@ from inlay.cli.options import (
 )
 from inlay.errors import ParameterError
 from inlay.pml import Schema
+from inlay.tolerance import DEFAULT
 
 if TYPE_CHECKING:
     from inlay.async_llm import AsyncLLM
@@ -55,6 +57,7 @@ def batch(
     weights: Weights = None,
     adapter: Adapter = None,
     reuse: Reuse = None,
+    tolerance: ReuseTolerance = str(DEFAULT),
     kv_memory: KVMemory = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most requests that run at the same time.")] = 64,
     default_max_tokens: DefaultMaxTokens = None,
@@ -95,7 +98,8 @@ def batch(
         chat_template=template,
         max_model_len=max_model_len,
         loading={"model": model, "dtype": dtype, "weights": weights or "packed", "quantization": quantization}
-        | ({"adapters": adapters} if adapters else {}),
+        | ({"adapters": adapters} if adapters else {})
+        | ({"tolerance": tolerance} if tolerance != str(DEFAULT) else {}),
     )
 
     def load() -> AsyncLLM:
@@ -109,6 +113,7 @@ def batch(
             adapters=adapters,
             seed=seed,
             reuse=reuse,
+            tolerance=tolerance,
             kv_memory=kv_memory,
             max_num_seqs=max_num_seqs,
             generation_config=generation_config,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tarfile
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.cache_source import CacheSource, RefusedFileError
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -28,118 +29,97 @@ from inlay.cli.output import check_outputs, token_progress
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
-    from inlay.kv.tiers.disk import DiskTier
-    from inlay.kv.tiers.tier import TierEntry
+    from inlay.cli.cache_url import RunningCache
 
-app = typer.Typer(help="Show and change what the store on disk holds.", no_args_is_help=True)
+_HELP = "Show and change what the store on disk holds, or the cache of a server that runs."
+app = typer.Typer(help=_HELP, no_args_is_help=True)
 
 _Folder = Annotated[
     str | None, typer.Option("--store", help="The folder; if not given, INLAY_STORE or the user's cache directory.")
 ]
 _Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY...", help="Beginnings of keys, as ls shows them.")]
 _Key = Annotated[str, typer.Argument(metavar="KEY", help="The beginning of a key, as ls shows it.")]
+_Url = Annotated[str | None, typer.Option(help="A server that runs, like http://127.0.0.1:8000, in place of a folder.")]
+_ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="INLAY_API_KEY",
+        help="For --url: whose segments. Others can read command lines, not the environment.",
+    ),
+]
 _All = Annotated[bool, typer.Option("--all", help="All of them.")]
-_SHOWN = 12  # characters of a key
 
 
 @app.command()
-def ls(store: _Folder = None, as_json: AsJson = False) -> None:
-    """List the segments, the least recently used first."""
-    with _opened(store) as tier:
-        entries = list(tier.iterate())
+def ls(store: _Folder = None, as_json: AsJson = False, url: _Url = None, api_key: _ApiKey = None) -> None:
+    """List the segments, the least recently used first; those of a server by key."""
+    with _opened(store, url, api_key) as cache:
+        rows, place = cache.rows(), cache.place
     if as_json:
-        print(json.dumps([_row(entry) for entry in entries]))
+        print(json.dumps(rows))
         return
-    print(f"{'key':{_SHOWN}}  {'tokens':>7}  {'MiB':>8}  {'codec':5}  {'uses':>5}  {'last used':16}  model")
-    for entry in entries:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(0, entry.used)))
-        pin = "  (pinned)" if entry.pinned else ""
-        print(
-            f"{entry.key.hex()[:_SHOWN]}  {entry.tokens:7,}  {entry.size / 2**20:8.1f}  {_codec(entry):5}  "
-            f"{entry.uses:5,}  {used:16}  {entry.model}{pin}"
-        )
+    if not rows and place is not None:
+        print(f"inlay: nothing is stored in {place}", file=sys.stderr)
+        return
+    for line in cache.table(rows):
+        print(line)
 
 
 @app.command()
-def show(key: _Key, store: _Folder = None) -> None:
+def show(key: _Key, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None) -> None:
     """Print all that is written of one segment, as JSON; its text as token ids."""
-    with _opened(store) as tier:
-        (entry,) = _chosen(tier, [key])
-        record = tier.record(entry.key)
-    said = record.to_json() | {"ids": list(record.ids), "context": record.context.hex()}
-    del said["before"]
-    print(json.dumps(_row(entry) | said, indent=2))
+    with _opened(store, url, api_key) as cache:
+        (row,) = cache.chosen([key])
+        print(json.dumps(cache.describe(row), indent=2))
 
 
 @app.command()
-def pin(keys: _Keys = None, every: _All = False, store: _Folder = None) -> None:
-    """Keep segments from being evicted."""
-    _pin(keys, every, store, pinned=True)
+def pin(
+    keys: _Keys = None, every: _All = False, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None
+) -> None:
+    """Keep segments from being evicted: from the folder, or from the memory of a server, as long as that runs."""
+    _pin(keys, every, _opened(store, url, api_key), pinned=True)
 
 
 @app.command()
-def unpin(keys: _Keys = None, every: _All = False, store: _Folder = None) -> None:
+def unpin(
+    keys: _Keys = None, every: _All = False, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None
+) -> None:
     """Let segments be evicted again."""
-    _pin(keys, every, store, pinned=False)
+    _pin(keys, every, _opened(store, url, api_key), pinned=False)
 
 
 @app.command()
-def evict(keys: _Keys = None, every: _All = False, store: _Folder = None) -> None:
-    """Remove segments, pinned ones too. What a process has in its memory stays there."""
-    with _opened(store) as tier:
-        chosen = _chosen(tier, keys, every=every)
-        for entry in chosen:
-            tier.delete(entry.key)
-    print(f"evicted {len(chosen):,} segments, {sum(entry.size for entry in chosen) / 2**20:,.1f} MiB")
+def evict(
+    keys: _Keys = None, every: _All = False, store: _Folder = None, url: _Url = None, api_key: _ApiKey = None
+) -> None:
+    """Remove segments, pinned ones too: of a folder, what a process has in its memory stays; of a server, all goes."""
+    with _opened(store, url, api_key) as cache:
+        rows = cache.chosen(keys, every=every)
+        for row in rows:
+            cache.evict(row)
+    print(f"evicted {len(rows):,} segments, {sum(row['bytes'] for row in rows) / 2**20:,.1f} MiB")
 
 
 @app.command()
-def verify(store: _Folder = None) -> int:
+def verify(store: _Folder = None, url: _Url = None, api_key: _ApiKey = None) -> int:
     """Read every file, and remove those that are damaged; status 1 where there was one."""
-    from inlay.kv.tiers.tier import Miss, TierMissError
-
-    damaged = 0
-    with _opened(store) as tier:
-        entries = list(tier.iterate())
-        for entry in entries:
-            try:
-                tier.verify(entry.key)
-            except (TierMissError, OSError) as error:
-                damaged += 1
-                gone = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT and tier.delete(entry.key)
-                print(f"{entry.key.hex()}: {error}{'; removed' if gone else ''}")
-    print(f"{len(entries) - damaged:,} segments are whole, {damaged:,} were damaged")
+    with _opened(store, url, api_key) as cache:
+        whole, damaged = cache.verify(print)
+    print(f"{whole:,} segments are whole, {damaged:,} were damaged")
     return 1 if damaged else 0
 
 
 @app.command()
-def stats(store: _Folder = None, as_json: AsJson = False) -> None:
-    """Say how much there is, by model and codec."""
-    with _opened(store) as tier:
-        entries, folder = list(tier.iterate()), tier.folder
-    models: dict[str, dict[str, int]] = {}
-    codecs: dict[str, dict[str, dict[str, int]]] = {}
-    for entry in entries:
-        row = models.setdefault(entry.model, {"segments": 0, "tokens": 0, "bytes": 0, "uses": 0, "pinned": 0})
-        part = codecs.setdefault(entry.model, {}).setdefault(_codec(entry), {"segments": 0, "tokens": 0, "bytes": 0})
-        for name, value in (("segments", 1), ("tokens", entry.tokens), ("bytes", entry.size)):
-            row[name] += value
-            part[name] += value
-        row["uses"] += entry.uses
-        row["pinned"] += entry.pinned
+def stats(store: _Folder = None, as_json: AsJson = False, url: _Url = None, api_key: _ApiKey = None) -> None:
+    """Say how much there is, by model and codec; of a server, by tier."""
+    with _opened(store, url, api_key) as cache:
+        found = cache.stats()
     if as_json:
-        print(json.dumps({"folder": str(folder), "models": models, "codecs": codecs}))
+        print(json.dumps(found))
         return
-    print(folder)
-    for model, row in models.items():
-        print(
-            f"{model}: {row['segments']:,} segments ({row['pinned']:,} pinned), {row['tokens']:,} tokens, "
-            f"{row['bytes'] / 2**20:,.1f} MiB, read {row['uses']:,} times"
-        )
-        for codec, part in codecs[model].items():
-            if codec != "none":
-                size = f"{part['tokens']:,} tokens, {part['bytes'] / 2**20:,.1f} MiB"
-                print(f"  of these as {codec}: {part['segments']:,} segments, {size}")
+    for line in cache.summary(found):
+        print(line)
 
 
 @app.command(name="export")
@@ -148,21 +128,21 @@ def export_(
     keys: _Keys = None,
     store: _Folder = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite it.")] = False,
+    url: _Url = None,
+    api_key: _ApiKey = None,
 ) -> None:
-    """Write segments into one file, all where none is named."""
+    """Write segments into one file, all where none is named; of a server, those that its store on disk has."""
     check_outputs([file], force)
-    with _opened(store) as tier:
-        chosen = _chosen(tier, keys, every=not keys)
-        draft = file.with_name(f".{file.name}.draft")
-        try:
-            with tarfile.open(draft, "w") as archive:
-                for entry in chosen:
-                    archive.add(tier.path(entry.key), tier.path(entry.key).name, recursive=False)
-            os.replace(draft, file)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise ParameterError(f"{file}: cannot be written ({error.strerror}); give another path") from None
-    print(f"exported {len(chosen):,} segments to {file}")
+    draft = file.with_name(f".{file.name}.draft")
+    try:
+        with _opened(store, url, api_key) as cache:
+            written = cache.export(cache.chosen(keys, every=not keys), draft)
+        os.replace(draft, file)
+    except OSError as error:
+        raise ParameterError(f"{file}: cannot be written ({error.strerror}); give another path") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"exported {written:,} segments to {file}")
 
 
 @app.command(name="import")
@@ -170,41 +150,24 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A file of inlay cache export.")],
     store: _Folder = None,
     store_bytes: StoreBytes = "16GiB",
+    url: _Url = None,
+    api_key: _ApiKey = None,
 ) -> int:
     """Take in the segments of a file, each once it is checked; status 1 where one was damaged.
 
     Whoever made the file decides what its keys and values say: take files from those alone whom you would trust with
-    your model.
+    your model. A server takes them from admins.
     """
-    from inlay.kv.tiers.tier import TierMissError
-
-    taken = damaged = 0
-    with _opened(store, store_bytes) as tier:
-        draft = tier.folder / f".draft-import-{os.getpid()}"
-        try:
-            with tarfile.open(file, "r:") as archive:
-                for member in archive:
-                    content = archive.extractfile(member) if member.isreg() else None
-                    if content is None:
-                        continue
-                    try:
-                        _copy(content, draft)
-                        tier.adopt(draft)
-                        taken += 1
-                    except TierMissError as error:
-                        damaged += 1
-                        print(f"{member.name}: {error}; left out")
-        except (OSError, tarfile.TarError) as error:
-            raise ParameterError(f"{file} cannot be read ({error}); give a file of inlay cache export") from None
-        finally:
-            draft.unlink(missing_ok=True)
+    with _opened(store, url, api_key, store_bytes, make=True) as cache:
+        cache.check_takes()
+        taken, damaged = _import(file, cache)
     print(f"imported {taken:,} segments, {damaged:,} were damaged")
     return 1 if damaged else 0
 
 
 @app.command()
 def warm(
-    schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
+    schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON); with --url also the name of one.")],
     model: Model = "demo",
     dtype: DType = "auto",
     quantization: Quantization = None,
@@ -213,8 +176,18 @@ def warm(
     store: _Folder = None,
     store_bytes: StoreBytes = "16GiB",
     store_codec: StoreCodec = "none",
+    ttl: Annotated[
+        str | None,
+        typer.Option(help="How long it is kept when nothing reads it, like 1h; no bound, if not given."),
+    ] = None,
+    url: _Url = None,
+    api_key: _ApiKey = None,
 ) -> None:
-    """Encode a schema into the store, for a process that starts later."""
+    """Encode a schema into the store, for a process that starts later, or in a server that runs."""
+    running = _running(store, url, api_key)
+    if running is not None:
+        _warm_running(running, schema, reuse, ttl)
+        return
     parsed = schema_file(schema)
     from inlay.llm import LLM
 
@@ -229,18 +202,59 @@ def warm(
         store_codec=store_codec,
     )
     with token_progress("encoding modules") as progress:
-        llm.add_schema(parsed, reuse=reuse, progress=progress)
+        llm.add_schema(parsed, reuse=reuse, progress=progress, ttl=ttl)
     llm.shutdown()
     done = llm.stats()
     print(f"{done.encoded_tokens:,} tokens encoded, {done.disk_tokens:,} were there")
 
 
-def _pin(keys: list[str] | None, every: bool, store: str | None, *, pinned: bool) -> None:
-    with _opened(store) as tier:
-        chosen = _chosen(tier, keys, every=every)
-        for entry in chosen:
-            tier.pin(entry.key, pinned)
-    print(f"{'pinned' if pinned else 'unpinned'} {len(chosen):,} segments")
+def _pin(keys: list[str] | None, every: bool, opened: AbstractContextManager[CacheSource], *, pinned: bool) -> None:
+    with opened as cache:
+        rows = cache.chosen(keys, every=every)
+        for row in rows:
+            cache.pin(row, pinned)
+    print(f"{'pinned' if pinned else 'unpinned'} {len(rows):,} segments")
+
+
+def _import(file: Path, cache: CacheSource) -> tuple[int, int]:
+    """Have each file of an archive taken; returns how many were, and how many were refused. Raises ParameterError."""
+    taken = damaged = 0
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None:
+                    continue
+                try:
+                    cache.take(content, member.size)
+                    taken += 1
+                except RefusedFileError as error:
+                    damaged += 1
+                    print(f"{member.name}: {error}; left out")
+    except (OSError, tarfile.TarError) as error:
+        raise ParameterError(f"{file} cannot be read ({error}); give a file of inlay cache export") from None
+    return taken, damaged
+
+
+def _running(store: str | None, url: str | None, api_key: str | None) -> RunningCache | None:
+    """The server that is meant; None for a folder. Raises ParameterError."""
+    from inlay.cli.cache_url import RunningCache
+
+    if url is None:
+        return None
+    if store is not None:
+        raise ParameterError("--store names a folder, and --url a server; give one of them")
+    return RunningCache(url, api_key)
+
+
+def _warm_running(running: RunningCache, schema: Path, reuse: str, ttl: str | None) -> None:
+    options = {"reuse": reuse} | ({} if ttl is None else {"ttl": ttl})
+    name, document = str(schema), None
+    if schema.is_file():
+        parsed = schema_file(schema)
+        name, document = parsed.name, json.loads(parsed.to_json())
+    encoded, of = running.warm(name, document, options)
+    print(f"{encoded:,} of {of:,} tokens are encoded")
 
 
 def _folder(store: str | None) -> str:
@@ -251,53 +265,23 @@ def _folder(store: str | None) -> str:
 
 
 @contextmanager
-def _opened(store: str | None, store_bytes: str = "1T") -> Iterator[DiskTier]:
-    """The store, for as long as it is looked at."""
+def _opened(
+    store: str | None, url: str | None, api_key: str | None, store_bytes: str = "1T", *, make: bool = False
+) -> Iterator[CacheSource]:
+    """The segments that are meant, for as long as they are looked at. Raises ParameterError.
+
+    make: whether the folder may be a new one.
+    """
+    running = _running(store, url, api_key)
+    if running is not None:
+        yield running
+        return
+    from inlay.cli.cache_folder import FolderCache
     from inlay.config import parse_bytes
     from inlay.kv.tiers.disk import DiskTier
 
-    with closing(DiskTier(Path(_folder(store)), parse_bytes("store_bytes", store_bytes))) as tier:
-        yield tier
-
-
-def _chosen(tier: DiskTier, keys: list[str] | None, *, every: bool = False) -> list[TierEntry]:
-    """The segments whose keys begin so, one for each. Raises ParameterError."""
-    if bool(keys) == every:
-        raise ParameterError("name segments by their keys, or give --all")
-    entries = list(tier.iterate())
-    if every:
-        return entries
-    chosen = []
-    for begun in keys or ():
-        found = [entry for entry in entries if entry.key.hex().startswith(begun.lower())]
-        if len(found) != 1:
-            raise ParameterError(f"{len(found)} segments have a key that begins with '{begun}'; see inlay cache ls")
-        chosen += found
-    return chosen
-
-
-def _row(entry: TierEntry) -> dict[str, Any]:
-    return {
-        "key": entry.key.hex(),
-        "model": entry.model,
-        "tokens": entry.tokens,
-        "bytes": entry.size,
-        "codec": _codec(entry),
-        "created": entry.created,
-        "used": entry.used,
-        "uses": entry.uses,
-        "pinned": entry.pinned,
-    }
-
-
-def _codec(entry: TierEntry) -> str:
-    """An index says it behind the KV dtype."""
-    return entry.codec.rpartition(" ")[2]
-
-
-def _copy(content: Any, draft: Path) -> None:
-    """The content of an archive's member, as a file that only its owner reads."""
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        while block := content.read(1 << 20):
-            file.write(block)
+    folder = Path(_folder(store))
+    if store is not None and not make and not folder.exists():
+        raise ParameterError(f"{folder}: no such folder; give that of a store, as inlay cache warm --store makes one")
+    with closing(DiskTier(folder, parse_bytes("store_bytes", store_bytes))) as tier:
+        yield FolderCache(tier)

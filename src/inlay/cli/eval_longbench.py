@@ -62,6 +62,8 @@ def longbench(
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress:
         result = measure_longbench(llm, suite, setting, progress, None if report is None else report / "answers.jsonl")
+    for name, taken in result.get("auto", {}).items():
+        print(f"inlay: {name} is {taken} on this model", file=sys.stderr)
     if report is not None:
         from inlay.quality.longbench.report import write_report
 

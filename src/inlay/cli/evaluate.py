@@ -120,6 +120,8 @@ def modular_qa(
             None if write is None else partial(_keep, write),
             None if report is None else report / "answers.jsonl",
         )
+    for name, taken in result.get("auto", {}).items():
+        print(f"inlay: {name} is {taken} on this model", file=sys.stderr)
     if healing:
         from inlay.quality.healing import measure_healing
 

@@ -25,8 +25,9 @@ _Tokens = Annotated[int | None, typer.Option(min=1, help="The most tokens in a m
 _Concurrent = Annotated[
     int | None, typer.Option(min=1, help="The most answers at the same time; every prompt of a request has n.")
 ]
-_Reuse = Annotated[str | None, typer.Option(help="The most reuse a request may ask for: off, exact or modular.")]
+_Reuse = Annotated[str | None, typer.Option(help="The most reuse a request may ask for: off, exact, auto or modular.")]
 _Answer = Annotated[int | None, typer.Option(min=1, help="The most tokens of one answer.")]
+_Pinned = Annotated[int | None, typer.Option(min=1, help="The most bytes of the KV pool that its pins may take.")]
 
 
 @app.command()
@@ -39,6 +40,7 @@ def add(
     max_concurrent: _Concurrent = None,
     max_reuse: _Reuse = None,
     max_tokens: _Answer = None,
+    max_pinned_bytes: _Pinned = None,
 ) -> None:
     """Print a new key: it is shown once, and the file holds only its hash.
 
@@ -54,6 +56,7 @@ def add(
         max_concurrent=max_concurrent,
         max_reuse=max_reuse,
         max_tokens=max_tokens,
+        max_pinned_bytes=max_pinned_bytes,
     )
     with editing(file) as keys:
         known = keys.tenants.get(tenant)
@@ -78,6 +81,7 @@ def limit(
     max_concurrent: _Concurrent = None,
     max_reuse: _Reuse = None,
     max_tokens: _Answer = None,
+    max_pinned_bytes: _Pinned = None,
 ) -> None:
     """Set the limits of a tenant; those that are not given are lifted."""
     from inlay.server.keys import editing
@@ -89,6 +93,7 @@ def limit(
         max_concurrent=max_concurrent,
         max_reuse=max_reuse,
         max_tokens=max_tokens,
+        max_pinned_bytes=max_pinned_bytes,
     )
     with editing(file) as keys:
         if tenant not in keys.tenants:

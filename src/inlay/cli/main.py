@@ -13,6 +13,7 @@ import typer
 from inlay.cli.batch import batch
 from inlay.cli.bench import app as bench_app
 from inlay.cli.cache import app as cache_app
+from inlay.cli.check import check
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.deploy import deploy
 from inlay.cli.evaluate import app as eval_app
@@ -21,6 +22,7 @@ from inlay.cli.memory import memory
 from inlay.cli.models import app as models_app
 from inlay.cli.program import app as program_app
 from inlay.cli.pull import pull
+from inlay.cli.reproduce import reproduce
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
@@ -42,8 +44,10 @@ app.command()(run)
 app.command()(serve)
 app.command()(deploy)
 app.command()(batch)
+app.command()(check)
 app.command()(memory)
 app.command()(simulate)
+app.command()(reproduce)
 app.command()(pull)
 app.command()(convert)
 schema_app.command(name="json-schema")(print_json_schema)

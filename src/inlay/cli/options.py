@@ -70,8 +70,15 @@ Device = Annotated[str, typer.Option(help="auto: a GPU where there is one; cpu, 
 Reuse = Annotated[
     str | None,
     typer.Option(
-        help=f"For prompts that do not say: {', '.join(WORDS[:-1])} or {WORDS[-1]}. If not given, modular for prompts "
+        help=f"For prompts that do not say: {', '.join(WORDS)} or auto. If not given, modular for prompts "
         "with modules, exact for others (docs/reuse.md)."
+    ),
+]
+ReuseTolerance = Annotated[
+    str,
+    typer.Option(
+        help="Of reuse auto: the most divergence from full prefill in nats a token, or like answers:0.98 the least "
+        "share of same answers (docs/check.md)."
     ),
 ]
 Adapter = Annotated[
@@ -87,6 +94,19 @@ ChatTemplate = Annotated[
 ]
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Tokens of a prompt and its answer; what the model has positions for, if not given.")
+]
+Shadow = Annotated[
+    float,
+    typer.Option(
+        help="The share of answers, of those that read modules as approximations, that is run again in full in idle "
+        "time; 0 for none."
+    ),
+]
+ShadowThreshold = Annotated[
+    float,
+    typer.Option(
+        help="Nats a token that a schema's answers may be from full prefill before they get a safer policy; 0 for any."
+    ),
 ]
 PromotionMemory = Annotated[
     float,

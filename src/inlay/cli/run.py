@@ -21,6 +21,7 @@ from inlay.cli.options import (
     Model,
     Quantization,
     Reuse,
+    ReuseTolerance,
     Store,
     StoreBytes,
     StoreCodec,
@@ -37,6 +38,7 @@ from inlay.cli.options import (
 from inlay.errors import ParameterError
 from inlay.kv.policies import DEFAULT_EVICTION
 from inlay.pml import Prompt, resolve
+from inlay.tolerance import DEFAULT
 
 if TYPE_CHECKING:
     from inlay.llm import LLM
@@ -59,6 +61,7 @@ def run(
     weights: Weights = None,
     adapter: Adapter = None,
     reuse: Reuse = None,
+    tolerance: ReuseTolerance = str(DEFAULT),
     positions: Annotated[
         str | None, typer.Option(help="schema or packed; packed where the model allows it, if not given.")
     ] = None,
@@ -107,6 +110,7 @@ def run(
         weights=weights,
         adapters=adapters,
         reuse=reuse,
+        tolerance=tolerance,
         positions=positions,
         seed=seed,
         generation_config=generation_config,
@@ -154,7 +158,7 @@ def _row(
     encode_ms = _warm(llm, prompt, adapter)
     if echo and adapter is not None:
         echo(f"\n— {adapter} —\n")
-    row = _answer(llm, prompt, params, llm.policy_for(prompt), adapter, echo)
+    row = _answer(llm, prompt, params, llm.policy_for(prompt, adapter=adapter), adapter, echo)
     stats = llm.stats()
     from_disk = min(stats.disk_tokens - before.disk_tokens, row["cached_tokens"])
     from_shared = min(stats.shared_tokens - before.shared_tokens, row["cached_tokens"] - from_disk)
@@ -222,7 +226,12 @@ def _answer(
         **({} if adapter is None else {"adapter": adapter, "across_tokens": output.usage.across_tokens}),
         "reuse": str(policy),
         "positions": policy.positions,
+        **({"order": [each.told for each in output.order]} if output.order else {}),
     }
+
+
+def _why(order: Row) -> str:
+    return f"; it was not free: {order['why_fixed']}" if "why_fixed" in order else ""
 
 
 def _write(text: str) -> None:
@@ -247,6 +256,8 @@ def _table(answers: Sequence[Row]) -> None:
             f"{each['ttft_ms']:,.1f} ms",
         )
     Console().print(table, markup=False)
+    for each in answers[0].get("order", ()):
+        print(f"(order: {', '.join(each['members'])}{_why(each)})")
     encode_ms = sum(row["encode_ms"] for row in answers)
     if encode_ms >= 0.05:
         encoded = any(row["encoded_tokens"] or not row["tiers"]["disk"] for row in answers)

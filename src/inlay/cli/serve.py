@@ -30,6 +30,9 @@ from inlay.cli.options import (
     Quantization,
     ReasoningParser,
     Reuse,
+    ReuseTolerance,
+    Shadow,
+    ShadowThreshold,
     Store,
     StoreBytes,
     StoreCodec,
@@ -44,8 +47,10 @@ from inlay.cli.options import (
     told_device,
     told_store,
 )
+from inlay.config import DEFAULT_THRESHOLD
 from inlay.errors import ParameterError
 from inlay.kv.policies import DEFAULT_EVICTION
+from inlay.tolerance import DEFAULT
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -83,11 +88,16 @@ def serve(
         ),
     ] = None,
     reuse: Reuse = None,
+    tolerance: ReuseTolerance = str(DEFAULT),
     max_reuse: Annotated[
-        str, typer.Option(help="The most that requests may ask for: off, exact, modular.")
+        str, typer.Option(help="The most that requests may ask for: off, exact, auto, modular.")
     ] = "modular",
     schema: Annotated[
         list[Path] | None, typer.Option(help="A schema (PML or JSON) for everybody. Several times for several.")
+    ] = None,
+    schema_ttl: Annotated[
+        str | None,
+        typer.Option(help="How long these stay encoded when no prompt reads them, like 1h; no bound, if not given."),
     ] = None,
     keys: Annotated[Path | None, typer.Option(help="A file of 'inlay keys': nobody else is answered.")] = None,
     api_key: Annotated[
@@ -134,6 +144,18 @@ def serve(
         typer.Option(help="auto: find out in idle time how much modules' tokens move, for 'profiled' repairs; off."),
     ] = "auto",
     promotion_memory: PromotionMemory = 0.1,
+    prefetch: Annotated[
+        str,
+        typer.Option(
+            help="What is read from the store ahead of time: waiting, what requests in line will read; likely, also "
+            "siblings in unions, and what followed the last time."
+        ),
+    ] = "waiting",
+    pin_memory: Annotated[
+        float, typer.Option(help="The share of the pool that what is pinned may take, of all tenants together.")
+    ] = 0.25,
+    shadow: Shadow = 0.0,
+    shadow_threshold: ShadowThreshold = DEFAULT_THRESHOLD,
     timeout: Annotated[float, typer.Option(help="Seconds after which a request ends; 0 for never.")] = 300.0,
     max_timeout: Annotated[
         float | None, typer.Option(help="The most seconds that a request may ask for; --timeout, if not given.")
@@ -189,6 +211,7 @@ def serve(
             stream_interval=stream_interval,
             slow_client_s=slow_client,
             drain_s=drain,
+            schema_ttl=schema_ttl,
             default_max_tokens=default_max_tokens,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
@@ -221,6 +244,7 @@ def serve(
                 llm = AsyncLLM(
                     model,
                     reuse=reuse,
+                    tolerance=tolerance,
                     kv_memory=kv_memory,
                     max_num_seqs=max_num_seqs,
                     max_waiting=max_waiting,
@@ -236,6 +260,10 @@ def serve(
                     generation_config=generation_config,
                     profile=profile,
                     promotion_memory=promotion_memory,
+                    pin_memory=pin_memory,
+                    prefetch=prefetch,
+                    shadow=shadow,
+                    shadow_threshold=shadow_threshold or None,
                     store=folder,
                     store_bytes=store_bytes,
                     eviction=eviction,

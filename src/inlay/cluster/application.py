@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 ENGINE, INGRESS = "engine", "ingress"  # deployments
 _LOG = {"log_level": "WARNING", "enable_access_log": False}  # of Ray's own: the ingress writes a line a request
-_CALLS = frozenset(("describe", "status", "finish", "abort", "stored", "profiles", "reset_prefix_cache"))
+_CALLS = frozenset(("describe", "status", "finish", "abort", "stored", "evict", "profiles", "reset_prefix_cache"))
 
 
 class EngineReplica:

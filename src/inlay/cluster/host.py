@@ -98,6 +98,11 @@ class EngineHost:
         keys: frozenset[bytes] = await asyncio.wrap_future(self._client.stored(request))
         return list(keys)
 
+    async def evict(self, data: bytes) -> int:
+        """Forget the segments of an EncodeRequest; how many tokens there were."""
+        request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)
+        return await asyncio.wrap_future(self._client.evict(request))
+
     async def profiles(self, data: bytes) -> dict[bytes, bytes]:
         """What is known of how much tokens move, by segment: 2 bytes each (engine/profiles.py)."""
         request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)

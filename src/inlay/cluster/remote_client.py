@@ -21,13 +21,14 @@ from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport
 from inlay.cluster.wire import Status
 from inlay.engine.profiles import Profile
-from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError
+from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
 from inlay.events import EncodeEvent, Fault, events_from_bytes
 from inlay.kv.identity import SegmentSpec
+from inlay.policy import ReusePolicy
 from inlay.prompt.limits import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling_params import SamplingParams
-from inlay.types import EngineStats
+from inlay.types import DriftStats, EngineStats, SegmentState
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,30 @@ class RemoteClient:
 
         return self._future(ask())
 
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
+        raise ParameterError("what replicas of a cluster hold is not listed; ask a server of one engine")
+
+    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
+        raise ParameterError("what replicas of a cluster hold is not listed; ask a server of one engine")
+
+    def evict(self, request: EncodeRequest) -> Future[int]:
+        """On all replicas; several may have had the same segments."""
+        data = request.to_bytes()
+
+        async def ask() -> int:
+            return sum(await self._ask_all("evict", data))
+
+        return self._future(ask())
+
+    def pin(self, request: EncodeRequest, owner: str, budget: int | None = None) -> Future[int]:
+        raise ParameterError("segments cannot be pinned on a cluster, whose replicas come and go; serve one engine")
+
+    def unpin(self, request: EncodeRequest, owner: str) -> Future[int]:
+        """Nothing is pinned."""
+        none: Future[int] = Future()
+        none.set_result(0)
+        return none
+
     def reset_prefix_cache(self) -> Future[None]:
         async def ask() -> None:
             await self._ask_all("reset_prefix_cache")
@@ -140,8 +165,23 @@ class RemoteClient:
     def promote(self) -> None:
         """As above."""
 
-    def pump(self) -> None:
+    def measure_drift(self) -> None:
         """As above."""
+
+    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
+        """Replicas compare nothing (ClusterSettings)."""
+        return ()
+
+    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
+        """As above."""
+        return policy
+
+    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
+        """As above."""
+        return 0
+
+    def pump(self) -> None:
+        """As ``promote``."""
 
     def stats(self) -> EngineStats:
         """All replicas' together, as they last said."""

@@ -114,7 +114,7 @@ class SchemaFolder:
                 raise ValueError("it is damaged, or of another version")
             versions = tuple(SchemaVersion(**one) for one in said["versions"])
             names = ("name", "salt", "form", "text", "reuse", "positions")
-            return KeptSchema(**{name: said[name] for name in names}, versions=versions)
+            return KeptSchema(**{name: said[name] for name in names}, versions=versions, ttl=said.get("ttl"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -150,7 +150,8 @@ class ClusterSettings(_Part):
 
     @model_validator(mode="after")
     def _checked(self) -> ClusterSettings:
-        EngineConfig.of(_plain(self.engine))
+        if EngineConfig.of(_plain(self.engine)).shadow:
+            raise ValueError("engine: shadow compares answers of one engine, and a cluster has several; leave it out")
         self.server_settings()
         if self.ingress.count > 1 and self.schemas.folder is None:
             raise ValueError("several ingresses need schemas: folder, which all of them see, to know the same schemas")
@@ -204,7 +205,9 @@ class ClusterSettings(_Part):
     def prompt_settings(self) -> dict[str, Any]:
         """What of that concerns those who prepare prompts; places and the line are those of all replicas together."""
         said: dict[str, Any] = {
-            name: self.engine[name] for name in ("reuse", "positions", "placeholders") if name in self.engine
+            name: self.engine[name]
+            for name in ("reuse", "tolerance", "positions", "placeholders", "store_codec")
+            if name in self.engine
         }
         config = EngineConfig.of({**_plain(self.engine), "max_waiting": self.engine_settings()["max_waiting"]})
         waiting = None if config.max_waiting is None else config.max_waiting * self.replicas.most

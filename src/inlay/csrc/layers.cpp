@@ -1,5 +1,7 @@
 #include "layers.h"
 
+#include <nanobind/stl/string.h>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -9,9 +11,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "linear.h"
 #include "parallel.h"
+#include "quantized.h"
 #include "tensors.h"
 
 namespace nb = nanobind;
@@ -251,6 +256,20 @@ void multiply(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t bias, uint
          threads);
 }
 
+void pack_numbers(uint64_t numbers, uint64_t to, int64_t out, int64_t in, int bits, int64_t group_bytes, int threads) {
+  pack_quantized(at<uint8_t>(numbers), at<char>(to), out, in, bits, group_bytes, threads);
+}
+
+void multiply_quantized(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t scales, uint64_t bias, uint64_t y,
+                        int64_t rows, int64_t in, int64_t out, int bits, bool bf16, bool bf16_grid, bool zeros,
+                        const std::string& instruction_set, int threads) {
+  const QuantizedLinear run = quantized_by_name(instruction_set.empty() ? nullptr : instruction_set.c_str());
+  if (run == nullptr) throw std::invalid_argument("ask quantized_supported() first");
+  run({at<void>(x), x_stride, at<char>(weight), at<float>(scales), at<float>(bias), at<void>(y), out, rows, in, out,
+       bits, bf16 ? Type::bf16 : Type::f32, bf16_grid ? Type::bf16 : Type::f32, zeros},
+      threads);
+}
+
 // What a benchmark measures the rate of reading with.
 int32_t read(uint64_t address, int64_t bytes, int threads) {
   std::atomic<int32_t> total{0};
@@ -283,6 +302,11 @@ void bind_layers(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;
   m.def("linear_supported", &linear_supported, "Whether this processor multiplies pairs of bf16.");
   m.def("linear", &multiply, released(), "A linear layer in bf16; bias 0 for none.");
+  m.def("quantized_supported",
+        [](const std::string& name) { return quantized_by_name(name.empty() ? nullptr : name.c_str()) != nullptr; },
+        "Whether a version of quantized_linear runs here; an empty name asks for one that is worth it.");
+  m.def("pack_quantized", &pack_numbers, released(), "Numbers of some outputs as quantized_linear reads them.");
+  m.def("quantized_linear", &multiply_quantized, released(), "A linear layer in 4 or 8 bits (quantized.h); 0 for none.");
   m.def("use_huge_pages", &use_huge_pages, released(), "Move memory to huge pages, where the system has some.");
   m.def("read", &read, released(), "The wrapped sum of memory's 32-bit numbers but the last few: to time reading.");
   m.def("rms_norm", &rms_norm, released(), "RMSNorm of groups of numbers within rows.");

@@ -14,7 +14,8 @@ from torch import Tensor
 from inlay.engine.sampler.row import Row
 from inlay.engine.sampler.sampler import Sampled
 from inlay.errors import InlayError
-from inlay.events import Fault, RankedLogprob, TokenEvent
+from inlay.events import Fault, TokenEvent
+from inlay.logprobs import RankedLogprob
 from inlay.sampling_params import SamplingParams
 
 

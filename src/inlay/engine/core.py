@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from inlay.attention.plan import Plan, advance, build_plan
 from inlay.engine.allocation import Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.forward import ForwardPass, StepObserver
+from inlay.engine.idle import IdleTime, IdleWorker
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
-from inlay.engine.pass_budget import FLOOR, PassBudget
-from inlay.engine.prefetch import prefetch
+from inlay.engine.pass_budget import PassBudget
 from inlay.engine.profiler import Profiler
 from inlay.engine.promoter import Promoter
 from inlay.engine.prompt_scores import most_rows
@@ -23,14 +23,12 @@ from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.sampler.sampler import sample
 from inlay.engine.scheduler import Scheduler
+from inlay.engine.shadow import ShadowSampler
 from inlay.errors import AbortedError, CapacityError, DeadlineError, QueueFullError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
 from inlay.types import EngineStats, TierStats
-
-#: What nobody waits for is done in passes of so small a part of the tokens that others may have.
-_IDLE_SHARE = 8
 
 
 class Engine:
@@ -38,8 +36,8 @@ class Engine:
 
     max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
     profiler: makes profiles of modules while there is nothing else to do; None for none. promoter: encodes then what is
-        asked for again; None for nothing.
-    residency, keep_private: see KVCacheManager; without tiers below the pool, if not given.
+        asked for again; None for nothing. shadow: compares answers with full prefill then; None for none.
+    residency, keep_private, pin_share, prefetch_likely: see KVCacheManager; without tiers below the pool, if not given.
 
     Who is in ``observers`` is told of every step that computes something.
     """
@@ -56,19 +54,28 @@ class Engine:
         max_pass_s: float | None = None,
         profiler: Profiler | None = None,
         promoter: Promoter | None = None,
+        shadow: ShadowSampler | None = None,
         residency: Residency | None = None,
         keep_private: bool = False,
+        pin_share: float = 0.25,
+        prefetch_likely: bool = False,
     ) -> None:
         self.store = store
         self.runner = runner
         self._max_tokens = max_tokens
         self._budget = PassBudget(max_pass_s)
         self.residency = residency or Residency(store, runner.storage)
-        self.kv_manager = KVCacheManager(store, self.residency, private=keep_private)
+        self.kv_manager = KVCacheManager(
+            store, self.residency, private=keep_private, pin_share=pin_share, prefetch_likely=prefetch_likely
+        )
         self.profiler = profiler
         if profiler is not None:
             self.kv_manager.profiles = profiler.profiles
         self.promoter = promoter
+        if promoter is not None:
+            self.kv_manager.when_over(promoter.forget_modules)
+        self.shadow = shadow
+        self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
         )
@@ -106,12 +113,14 @@ class Engine:
             promoted_tokens=0 if self.promoter is None else self.promoter.tokens,
             promotion_s=0.0 if self.promoter is None else self.promoter.seconds,
             encoded_tokens=self.kv_manager.encoded_tokens,
+            pinned_bytes=self.kv_manager.retention.pins.bytes,
             disk_tokens=self.residency.loaded.get("disk", 0),
             shared_tokens=self.residency.loaded.get("shared", 0),
             unwritten_segments=self.residency.waiting,
             write_lag_s=self.residency.lag_s,
             disk=self._tier("disk"),
             shared=self._tier("shared"),
+            shadow=None if self.shadow is None else self.shadow.stats(),
         )
 
     def _tier(self, name: str) -> TierStats | None:
@@ -154,10 +163,9 @@ class Engine:
         """
         self.residency.poll()
         began = time.perf_counter()
-        for worker in self._idle_workers:
-            worker.give_up()
+        self._idle_time.give_up()
         step = self.scheduler.step(began, self._most_prefill())
-        prefetch(self.scheduler.waiting, self.store, self.residency)
+        self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
         ended = self._leave(step)
         if on_leave is not None:
             for request in ended:
@@ -185,36 +193,21 @@ class Engine:
             observer.stepped(seconds)
         return ended + advanced
 
-    def idle_step(self, *, whole: bool = False, promote: bool = True) -> bool:
+    def idle_step(self, *, whole: bool = False, only: Collection[IdleWorker | None] | None = None) -> bool:
         """Use a moment in which there is nothing to decide; returns whether there was any use for it.
 
-        whole: whether a pass may be as long as any; else it is short, since who comes meanwhile waits for its end.
-        promote: whether what is asked for again may be encoded, not profiles made alone.
+        whole, only: see IdleTime.use; who comes meanwhile waits for the end of the pass.
         """
-        if self.busy:
-            return False
-        most = self._budget.tokens(self._max_tokens)
-        if not whole:
-            most = max(FLOOR, most // _IDLE_SHARE)
-        return any(self._use(worker, most) for worker in self._idle_workers if promote or worker is self.profiler)
+        return not self.busy and self._idle_time.use(whole=whole, only=only)
 
     def forget(self) -> None:
         """Forget all that is stored and that no request reads, and what is asked for again."""
         if self.promoter is not None:
             self.promoter.clear()
+        self.kv_manager.orders.counts.clear()
+        if self.shadow is not None:
+            self.shadow.clear()
         self.store.clear()
-
-    @property
-    def _idle_workers(self) -> list[Profiler | Promoter]:
-        """Who uses idle time, in this order."""
-        return [worker for worker in (self.profiler, self.promoter) if worker is not None]
-
-    def _use(self, worker: Profiler | Promoter, most: int) -> bool:
-        """Have that many tokens computed in idle time, at most; returns whether there were any."""
-        before, began = worker.tokens, time.perf_counter()
-        worked = worker.step(most)
-        self._budget.took(worker.tokens - before, time.perf_counter() - began)
-        return worked
 
     def release(self, task: Task) -> None:
         """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
@@ -231,6 +224,8 @@ class Engine:
         beginning = request.prompt.beginning
         if self.promoter is not None and beginning is not None and request.leader is None:
             self.promoter.asked(request.prompt.request.salt, beginning)
+        if self.shadow is not None:
+            self.shadow.answered(request)
 
     def _most_prefill(self) -> int | None:
         """How many prompt tokens the next pass may have."""

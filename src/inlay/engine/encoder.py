@@ -27,6 +27,8 @@ class Encoding:
     name: what messages call it. specs: the segments; context may be left out. id: what events call it.
     tenant, weight, sequences: see jobs.Job. left: what is not known to be stored, by key. complete: whether all
     has been. error: what ended it before its time. waits_for: see Request.
+    ttl_s: for how many seconds the segments are to be found from when they are stored; None for as long as there is
+    room. claimed: the keys of those that have been given that time.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Encoding:
     allocation: SequenceAllocation = field(default_factory=SequenceAllocation)
     left: dict[bytes, SegmentSpec] = field(default_factory=dict)
     waits_for: Wait | None = None
+    ttl_s: float | None = None
+    claimed: set[bytes] = field(default_factory=set)
     complete: bool = False
     error: BaseException | None = None
     preemptions: int = 0

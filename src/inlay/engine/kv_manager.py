@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from inlay.engine.allocation import Prefill, SequenceAllocation, allocation_of
@@ -25,15 +25,17 @@ from inlay.engine.lookup import (
     tail_tokens,
     wanted_runs,
 )
+from inlay.engine.lower_tiers import LowerTiers
+from inlay.engine.order import OrderChooser
 from inlay.engine.pending import PendingPrefills, Wait
+from inlay.engine.prefetch import Prefetcher
 from inlay.engine.profiles import KnownProfiles
 from inlay.engine.request import Request
+from inlay.engine.retention import Retention
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, TokenRun
-from inlay.kv.lifetimes import Lifetimes
-from inlay.kv.misses import EXPIRED
 from inlay.kv.residency import Residency
-from inlay.kv.segment import Found, Segment
+from inlay.kv.segment import Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Splice
@@ -51,23 +53,40 @@ class KVCacheManager:
     residency: the tiers below the pool. private: whether they may hold what is somebody's own.
 
     pending: what they compute that others may wait for. profiles: how much tokens of modules move.
-    lifetimes: until when segments may be found. encoding: the one that has slots, as only one has at a time.
-    encoded_tokens: how many tokens of modules were computed since the start.
+    orders: chooses the orders that prompts leave free.
+    encoding: the one that has slots, as only one has at a time.
+    encoded_tokens: how many tokens of modules were computed since the start. retention: what stays, and what goes,
+    because somebody said so; pin_share: see there. prefetcher: brings up what will be read; prefetch_likely: also what
+    is likely to be.
     """
 
-    def __init__(self, store: SegmentStore, residency: Residency, *, private: bool = False) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        residency: Residency,
+        *,
+        private: bool = False,
+        pin_share: float = 0.25,
+        prefetch_likely: bool = False,
+    ) -> None:
         self._store = store
         self.residency = residency
-        self._private = private
+        self._lower = LowerTiers(store, residency, private=private)
+        self.prefetcher = Prefetcher(store, residency, self._lower, likely=prefetch_likely)
+        self.retention = Retention(store, residency, private=private, pin_share=pin_share)
         self.pending = PendingPrefills(store)
         self.profiles = KnownProfiles()
-        self.lifetimes = Lifetimes()
+        self.orders = OrderChooser(store)
         self.encoding: Encoding | None = None
         self.encoded_tokens = 0
 
+    def when_over(self, listener: Callable[[frozenset[bytes]], None]) -> None:
+        """Have somebody told of the segments whose time is over, or that are evicted, by their keys."""
+        self.retention.over = listener
+
     def admit(self, task: Task) -> Admission:
         """See jobs.Memory."""
-        self._expire()
+        self.retention.expire()
         try:
             answer = self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
         except BaseException:
@@ -78,19 +97,18 @@ class KVCacheManager:
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored, in whatever form."""
-        return frozenset(spec.key for spec in specs if self._is_whole(spec))
+        return frozenset(spec.key for spec in specs if self._lower.is_whole(spec))
 
     def check(self, encoding: Encoding) -> None:
         """Raises CapacityError where the pool never holds all that is to be encoded, of which nothing is then."""
         pool = self._store.pool
         missing = [spec for spec in in_encoding_order(encoding.left.values()) if self._store.get(spec) is None]
         tokens = sum(len(spec.ids) for spec in missing)
-        if pool.chunks_for(tokens) > pool.chunks:
-            needed = pool.chunks_for(tokens) * pool.chunk_size * pool.bytes_per_token / 2**20
+        if pool.chunks_for(tokens) > pool.chunks - len(self.retention.pins.chunks):
             raise CapacityError(
                 f"{encoding.name} has {tokens} tokens to encode and the KV pool holds {pool.chunks * pool.chunk_size}; "
-                f"give kv_memory at least {needed:.0f} MiB, or encode=False, which leaves each module to the first "
-                "prompt that reads it"
+                f"give kv_memory at least {pool.mib_for(tokens)} MiB, or encode=False, which leaves each module to the "
+                "first prompt that reads it"
             )
 
     def _admit_encoding(self, encoding: Encoding) -> Admission:
@@ -98,22 +116,22 @@ class KVCacheManager:
         if self.encoding is not None or self._still_waits(encoding):
             return Admission.LATER
         pool = self._store.pool
-        batch = encoding.batch(self._is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
+        batch = encoding.batch(self._lower.is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
         if not batch:
+            self.retention.claim_encoded(encoding)
             return Admission.DONE
-        if self._is_sought(encoding, (form for spec in batch for form in self.residency.forms(spec))):
+        if self._lower.is_sought(encoding, (form for spec in batch for form in self.residency.forms(spec))):
             return Admission.COMING
-        nearest = [self._nearest(spec) for spec in batch]
-        if self._is_coming(nearest, look_up_modules(self._store, nearest)):
+        nearest = [self._lower.nearest(spec) for spec in batch]
+        if self._lower.is_coming(nearest, look_up_modules(self._store, nearest)):
             return Admission.COMING
         lookup = look_up_modules(self._store, batch)
         if self._somebody_computes(encoding, (), lookup):
             return Admission.LATER
-        if chunks_needed(pool, (), lookup) > pool.chunks:  # as below
+        if chunks_needed(pool, (), lookup) > self._most_chunks(lookup):  # as below
             lookup = look_up_modules(self._store, batch, find=False)
-            check_capacity(
-                pool, chunks_needed(pool, (), lookup), f"a module of {encoding.name}, with what it attends to,"
-            )
+            who = f"a module of {encoding.name}, with what it attends to,"
+            check_capacity(pool, chunks_needed(pool, (), lookup), who, self._most_chunks(lookup))
         allocation = self._allocate((), lookup, b"")
         if allocation is None:
             return Admission.NO_ROOM
@@ -121,14 +139,6 @@ class KVCacheManager:
         self.pending.add(allocation.prefill)
         self.encoding = encoding
         return Admission.ADMITTED
-
-    def _is_whole(self, spec: SegmentSpec) -> bool:
-        """Whether a segment is stored, in whatever form."""
-        return any(self._store.get(form) is not None for form in self.residency.forms(spec))
-
-    def _nearest(self, spec: SegmentSpec) -> SegmentSpec:
-        """The most exact form of a segment that a lower tier has; itself where none has any."""
-        return next((form for form in self.residency.forms(spec) if self.residency.below(form.key)), spec)
 
     def _admit_request(self, request: Request) -> Admission:
         """The request's splice and its usage are those of its first admission.
@@ -138,29 +148,30 @@ class KVCacheManager:
         if self._still_waits(request) or request.prompt.selector is not None:
             return Admission.LATER
         since = time.perf_counter()
-        if self._is_sought(request, (spec for part in request.prompt.request.parts for spec in part.candidates)):
+        if self._lower.is_sought(request, (spec for part in request.prompt.request.parts for spec in part.candidates)):
             request.wait_for(frozenset())
             return Admission.COMING
-        request.prompt.choose(self._at_hand, self._stored_tokens, self.profiles)
+        request.prompt.choose(self._lower.at_hand, self._stored_tokens, self.profiles, self.orders)
         splice = request.splice_now()
         lookup = look_up(self._store, splice)
-        if self._is_coming([part.spec for part in splice if isinstance(part, Cached)], lookup):
+        if self._lower.is_coming([part.spec for part in splice if isinstance(part, Cached)], lookup):
             request.wait_for(self.residency.bringing(spec.key for spec, _ in lookup.missing))
             return Admission.COMING
         if any(spec.source is not None for spec, _ in lookup.missing):
             # What does not come up is computed as it is. A prompt that has begun to answer computes it under the name
             # of the form that it has read: that is no less exact than the name says.
-            request.prompt.choose(self._in_pool, self._stored_tokens, self.profiles)
+            request.prompt.choose(self._lower.in_pool, self._stored_tokens, self.profiles, self.orders)
             splice = request.splice_now()
             lookup = look_up(self._store, splice)
         if self._publish(splice, lookup):
             lookup = look_up(self._store, splice)
         if self._somebody_computes(request, splice, lookup):
             return Admission.LATER
-        if chunks_needed(self._store.pool, splice, lookup) > self._store.pool.chunks:
+        if chunks_needed(self._store.pool, splice, lookup) > self._most_chunks(lookup):
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
             lookup = look_up(self._store, splice, find=False)
-            check_capacity(self._store.pool, chunks_needed(self._store.pool, splice, lookup), "the request")
+            needed = chunks_needed(self._store.pool, splice, lookup)
+            check_capacity(self._store.pool, needed, "the request", self._most_chunks(lookup))
         selecting = request.prompt.selecting is not None
         first = request.usage is None
         # Before room is made, for which that may go.
@@ -175,12 +186,22 @@ class KVCacheManager:
         if selecting:
             request.begin_selecting(lookup, misses)
         elif first:
+            if request.leader is None:
+                self.orders.asked(request.prompt.request)
             request.prefill.fetch_s = fetch_s + request.prefill.waited_s
             missed = request.prefill.misses or misses
             request.count(lookup.modules, lookup.beginnings, known, missed, self.residency.came_from)
-            self._write_used_again(request, lookup)
-            self._claim(request)
+            self._lower.write_used_again(request, lookup)
+            self.retention.claim(request)
+            self.prefetcher.admitted(request, [part.spec for part in splice if isinstance(part, Cached)])
         return Admission.ADMITTED
+
+    def _most_chunks(self, lookup: Lookup) -> int:
+        """How many chunks somebody may hold who reads what was found: not those of others' pins."""
+        pool, pinned = self._store.pool, self.retention.pins.chunks
+        if not pinned:
+            return pool.chunks
+        return pool.chunks - len(pinned.difference(*(pool.chunks_of(found.slots) for found in lookup.found)))
 
     def _allocate(self, splice: Splice, lookup: Lookup, adapter: bytes) -> SequenceAllocation | None:
         """What a splice takes of the pool; None where there is no room now, and then nothing is held or evicted.
@@ -222,6 +243,8 @@ class KVCacheManager:
             task.end_selecting()
         if task is self.encoding:
             self.encoding = None
+        if isinstance(task, Encoding):
+            self.retention.claim_encoded(task)
         for prefill in allocation.prefill:
             self.pending.remove(prefill)
         try:
@@ -274,7 +297,9 @@ class KVCacheManager:
         if prefill.keep is not None:
             self.pending.remove(prefill)
             kept = self._store.insert(prefill.keep, prefill.slots)
-            self._write_behind(task, prefill.keep)
+            self._lower.write_behind(task, prefill.keep)
+            if isinstance(prefill.keep, SegmentSpec):
+                self.retention.pins.stored(prefill.keep)
             own = self._own(allocation, kept.segments)
             for each in kept.ranges:
                 if each.segment in own:
@@ -284,52 +309,6 @@ class KVCacheManager:
         elif prefill.module:
             task.prefill.encode_s = time.perf_counter() - allocation.since
 
-    def _write_behind(self, task: Task, run: TokenRun) -> None:
-        """Have a module that was computed written to the tiers below, where these may hold it."""
-        if not isinstance(run, SegmentSpec):
-            return
-        self.residency.misses.stored(run)
-        if not self.residency.tiers:
-            return
-        found = self._store.get(run)
-        if found is None or not task.may_be_kept(run, private=self._private):
-            return
-        if isinstance(task, Request):
-            task.prefill.encoded += [form.key for form in self.residency.forms(run)]
-            if run.lossless.key not in task.prompt.public and _uses(found) < 2:
-                return  # most of what requests bring is never asked for again
-        self.residency.save(run)
-
-    def _claim(self, request: Request) -> None:
-        """Have the segments that a request reads found for as long as it says, from now on."""
-        now = time.monotonic()
-        for part in request.prompt.request.parts:
-            if part.ttl_s is not None:
-                for spec in part.candidates:
-                    longer = self.lifetimes.claim(spec, part.ttl_s, now)
-                    if longer and request.may_be_kept(spec, private=self._private):
-                        self.residency.expire_at(spec.key, part.ttl_s)
-
-    def _expire(self) -> None:
-        """Forget what is past its time, here and below; what is still read, as soon as it no longer is."""
-        now = time.monotonic()
-        for spec in list(self.lifetimes.expired(now)):
-            self._store.discard(self._store.own_ends(spec))
-            if self._store.get(spec) is not None and self._store.held(spec):
-                self.lifetimes.again(spec, now)
-                continue
-            self.residency.misses.failed(spec, EXPIRED)
-            self.residency.forget(spec.key)
-
-    def _write_used_again(self, request: Request, lookup: Lookup) -> None:
-        """Have requests' own text, where tiers below may hold it, written when it is read for the first time."""
-        if not self._private or not self.residency.tiers:
-            return
-        for spec, found in lookup.modules.values():
-            own = spec.lossless.key not in request.prompt.public
-            if own and found.tokens == len(spec.ids) and _uses(found) == 2:
-                self.residency.save(spec)
-
     def _is_stored(self, run: TokenRun, tokens: int) -> bool:
         """Whether a run's beginning is: what follows a beginning that has gone would be stored without it."""
         return self._store.longest(run, most=tokens).tokens == tokens
@@ -337,41 +316,6 @@ class KVCacheManager:
     def _stored_tokens(self, run: TokenRun) -> int:
         """How many of a run's tokens are, from the first on."""
         return self._store.longest(run).tokens
-
-    def _at_hand(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """The keys of those segments that need not be computed."""
-        return frozenset(
-            spec.key for spec in specs if self.residency.below(spec.key) or self._store.get(spec) is not None
-        )
-
-    def _in_pool(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """The keys of those segments that are in the pool."""
-        return frozenset(spec.key for spec in specs if self._store.get(spec) is not None)
-
-    def _is_sought(self, task: Task, specs: Iterable[SegmentSpec]) -> bool:
-        """Have the tiers that others fill asked for what they may have; returns whether to wait for that."""
-        unsure = [spec for spec in specs if self.residency.unsure(spec.key)]
-        wanted = [spec for spec in unsure if task.may_be_kept(spec, private=self._private)]
-        missing = [spec for spec in wanted if not self._is_at_hand(spec.lossless)]
-        return bool(missing) and self.residency.seek(missing)
-
-    def _is_at_hand(self, spec: SegmentSpec) -> bool:
-        """Whether a segment need not be computed, since it is stored or known to be below, in whatever form."""
-        return self._is_whole(spec) or any(self.residency.below(form.key) for form in self.residency.forms(spec))
-
-    def _is_coming(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> bool:
-        """Have what is missing of modules, and of what others are encoded behind, brought up where a tier has it.
-
-        wanted: the modules that are read or encoded. Returns whether to wait for that.
-        """
-        if not self.residency.tiers or not lookup.missing:
-            return False
-        keys = {spec.key for spec in wanted}
-        computed = [spec for spec, _ in lookup.missing if spec.key in keys and not self.residency.below(spec.key)]
-        needed = keys | {spec.key for spec in in_encoding_order(computed)}
-        coming = [(spec, found) for spec, found in lookup.missing if spec.key in needed]
-        coming = [(spec, found) for spec, found in coming if self.residency.below(spec.key)]
-        return bool(coming) and self.residency.bring_up(coming)
 
     def _somebody_computes(self, task: Task, splice: Splice, lookup: Lookup) -> bool:
         for run, done, most in wanted_runs(splice, lookup):
@@ -417,8 +361,3 @@ class KVCacheManager:
         except CapacityError:
             return None
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
-
-
-def _uses(found: Found) -> int:
-    """How often a segment has been computed or read."""
-    return min((segment.use.frequency for segment in found.segments), default=0)

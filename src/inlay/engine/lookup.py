@@ -84,13 +84,15 @@ def chunks_needed(pool: KVPool, splice: Splice, lookup: Lookup) -> int:
     return len(held) + pool.chunks_for(lookup.missing_tokens) + pool.chunks_for(tail_tokens(splice, lookup))
 
 
-def check_capacity(pool: KVPool, chunks: int, who: str) -> None:
-    """Refuse what needs more chunks than the pool has. who: what messages call it. Raises CapacityError."""
-    if chunks > pool.chunks:
+def check_capacity(pool: KVPool, chunks: int, who: str, most: int) -> None:
+    """Refuse what needs more chunks than it may have. who: what messages call it. Raises CapacityError."""
+    if chunks > most:
+        pinned = pool.chunks - most
+        beside = f", {pinned * pool.chunk_size} of them pinned; unpin some, or" if pinned else ";"
         raise CapacityError(
             f"{who} needs {chunks * pool.chunk_size} tokens of KV and the pool holds "
-            f"{pool.chunks * pool.chunk_size}; give kv_memory at least "
-            f"{chunks * pool.chunk_size * pool.bytes_per_token / 2**20:.0f} MiB"
+            f"{pool.chunks * pool.chunk_size}{beside} give kv_memory at least "
+            f"{pool.mib_for((chunks + pinned) * pool.chunk_size)} MiB"
         )
 
 

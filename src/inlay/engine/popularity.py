@@ -42,12 +42,24 @@ class _Table:
 
     asked: how often each node was, by its key, the one not asked for for longest first. promoted: those that were
     encoded, in the same order. waiting: by the key of their last node.
+    tokens: of those that are promoted. waiting_tokens: of those that wait.
     """
 
     asked: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
-    promoted: OrderedDict[bytes, TokenRun] = field(default_factory=OrderedDict)
+    promoted: OrderedDict[bytes, Node] = field(default_factory=OrderedDict)
     waiting: OrderedDict[bytes, Target] = field(default_factory=OrderedDict)
-    tokens: int = 0  # of those that are promoted
+    tokens: int = 0
+    waiting_tokens: int = 0
+
+    def wait(self, target: Target) -> None:
+        """Let a beginning wait behind the others; the latest one of those that end alike does."""
+        self.stop_waiting(target.key)
+        self.waiting[target.key] = target
+        self.waiting_tokens += target.tokens
+
+    def stop_waiting(self, key: bytes) -> None:
+        target = self.waiting.pop(key, None)
+        self.waiting_tokens -= 0 if target is None else target.tokens
 
 
 class Popularity:
@@ -72,9 +84,7 @@ class Popularity:
             self._unmark(table, node.key)  # it was evicted
         last = max((at for at, node in enumerate(nodes) if node.module and table.asked[node.key] >= _AGAIN), default=-1)
         if last >= stored:
-            target = Target(salt, beginning, last, sum(len(node.run.ids) for node in nodes))
-            table.waiting[target.key] = target
-            table.waiting.move_to_end(target.key)
+            table.wait(Target(salt, beginning, last, sum(len(node.run.ids) for node in nodes)))
         self._trim()
 
     def next(self) -> Target | None:
@@ -86,7 +96,7 @@ class Popularity:
         """Take it out of those that wait: it is encoded, or cannot be."""
         table = self._tables.get(target.salt)
         if table is not None:
-            table.waiting.pop(target.key, None)
+            table.stop_waiting(target.key)
 
     def give_up(self, target: Target) -> None:
         """The same where there is no room for it: it counts again from the start."""
@@ -100,7 +110,7 @@ class Popularity:
         """Note that one of its nodes was encoded, behind those before it."""
         table = self._table(target.salt)
         if node.key not in table.promoted:
-            table.promoted[node.key] = node.run
+            table.promoted[node.key] = node
             table.tokens += len(node.run.ids)
         self._touch(table, target.nodes)
 
@@ -115,9 +125,15 @@ class Popularity:
             oldest = next((key for key in table.promoted if key not in own), None)
             if oldest is None:
                 return False
-            tokens -= len(table.promoted[oldest].ids)
+            tokens -= len(table.promoted[oldest].run.ids)
             self._drop(table, oldest)
         return tokens <= 0
+
+    def forget_modules(self, keys: frozenset[bytes]) -> None:
+        """Forget what was encoded of modules. keys: of segments that these may be read from."""
+        for table in self._tables.values():
+            for node in [node for node in table.promoted.values() if not keys.isdisjoint(node.segments)]:
+                self._drop(table, node.key)
 
     def clear(self) -> None:
         """Forget all of it; what was encoded may have gone."""
@@ -140,10 +156,9 @@ class Popularity:
         for _ in range(over):
             most = max(tables, key=lambda table: len(table.asked))
             self._drop(most, next(iter(most.asked)))
-        over = sum(map(_waiting_tokens, tables)) - MOST_WAITING
-        while over > 0:
-            _, target = max(tables, key=_waiting_tokens).waiting.popitem(last=False)
-            over -= target.tokens
+        while sum(map(_waiting_tokens, tables)) > MOST_WAITING:
+            most = max(tables, key=_waiting_tokens)
+            most.stop_waiting(next(iter(most.waiting)))
 
     def _touch(self, table: _Table, nodes: Iterable[Node]) -> None:
         for node in reversed(list(nodes)):
@@ -154,14 +169,46 @@ class Popularity:
     def _drop(self, table: _Table, key: bytes) -> None:
         """Forget a node, and what was encoded of it."""
         table.asked.pop(key, None)
-        run = self._unmark(table, key)
-        if run is not None:
-            self._forget(run)
+        node = self._unmark(table, key)
+        if node is not None:
+            self._forget(node.run)
 
-    def _unmark(self, table: _Table, key: bytes) -> TokenRun | None:
-        run = table.promoted.pop(key, None)
-        table.tokens -= 0 if run is None else len(run.ids)
-        return run
+    def _unmark(self, table: _Table, key: bytes) -> Node | None:
+        node = table.promoted.pop(key, None)
+        table.tokens -= 0 if node is None else len(node.run.ids)
+        return node
+
+
+class Counts:
+    """How often something was asked for, apart for each salt. What was not for longest is forgotten first."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[str, OrderedDict[bytes, int]] = OrderedDict()
+        self._size = 0
+
+    def of(self, salt: str, key: bytes) -> int:
+        """How often this was asked for with that salt."""
+        table = self._tables.get(salt)
+        return 0 if table is None else table.get(key, 0)
+
+    def ask(self, salt: str, keys: Iterable[bytes]) -> None:
+        """Note that these were asked for once more."""
+        table = self._tables.setdefault(salt, OrderedDict())
+        self._tables.move_to_end(salt)
+        for key in keys:
+            self._size += key not in table
+            table[key] = table.get(key, 0) + 1
+            table.move_to_end(key)
+        while len(self._tables) > _MOST_SALTS:
+            self._size -= len(self._tables.popitem(last=False)[1])
+        while self._size > MOST_NODES:
+            max(self._tables.values(), key=len).popitem(last=False)
+            self._size -= 1
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._tables.clear()
+        self._size = 0
 
 
 def _tokens(table: _Table) -> int:
@@ -169,4 +216,4 @@ def _tokens(table: _Table) -> int:
 
 
 def _waiting_tokens(table: _Table) -> int:
-    return sum(target.tokens for target in table.waiting.values())
+    return table.waiting_tokens

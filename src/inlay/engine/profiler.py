@@ -11,9 +11,7 @@ later, and where the pool has no room, it waits for some.
 
 from __future__ import annotations
 
-import logging
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,14 +22,13 @@ import torch
 from inlay.attention.plan import Item, Part
 from inlay.attention.storage import KVStorage
 from inlay.engine.allocation import Work, pieces
+from inlay.engine.idle import IdleWorker
 from inlay.engine.profiles import KnownProfiles
 from inlay.engine.runner import Runner
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
 from inlay.slots import SlotRange, cut
-
-logger = logging.getLogger(__name__)
 
 #: Samples are about as long as prompts are, and of no more modules than that.
 _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
@@ -50,27 +47,24 @@ class _Begun:
     left: Work | None
 
 
-class Profiler:
+class Profiler(IdleWorker):
     """Makes profiles of one store's segments, and keeps them in ``profiles``.
-
-    tokens, seconds: what that has cost so far.
 
     movable: whether segments may be read at a shift; else a sample is of what stands before a module in any case.
     longest: positions that the model has.
     """
 
+    failure = "a profile could not be made: modules without one are repaired from their beginnings"
+
     def __init__(
         self, store: SegmentStore, runner: Runner, profiles: KnownProfiles, *, movable: bool, longest: int
     ) -> None:
-        self._store = store
-        self._runner = runner
+        super().__init__(store, runner)
         self.profiles = profiles
         self._movable = movable
         self._longest = longest
         self._waiting: dict[bytes, tuple[SegmentSpec, Sequence[SegmentSpec]]] = {}
         self._begun: _Begun | None = None
-        self.tokens = 0
-        self.seconds = 0.0
 
     def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
         """Make profiles of these segments, each behind some of the others; None for some of these."""
@@ -87,39 +81,24 @@ class Profiler:
             begun.hold.release()
             self._store.pool.free(begun.slots)
 
-    def step(self, tokens: int) -> bool:
-        """Compute at most that many tokens. Returns whether there was anything to do, and room for it."""
-        began = time.perf_counter()
-        try:
-            if self._begun is None and not self._begin():
-                return False
-            self._compute(tokens)
-        except BaseException as error:  # of something that nobody waits for, and no reason for anybody's end
-            logger.exception("a profile could not be made: modules without one are repaired from their beginnings")
-            self._waiting.clear()
-            self.give_up()
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-        finally:
-            self.seconds += time.perf_counter() - began
-        return True
-
     def _begin(self) -> bool:
         """Find room and a sample for the next module; those that are not stored any more are passed over."""
+        if self._begun is not None:
+            return True
         for key, (spec, others) in list(self._waiting.items()):
             found = None if key in self.profiles else self._found([*spec.context, spec])
             sample = [] if found is None else self._sample(spec, others)
             if found is None or not sample:  # with nothing to stand before it, nothing can be told
                 del self._waiting[key]
                 continue
+            context = self._context(spec, found, sample)
+            start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
             slots = self._store.pool.allocate(len(spec.ids))
             if slots is None:
                 return False
-            context = self._context(spec, found, sample)
-            start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
-            work = Work(spec.ids, Part.of(start, len(spec.ids), context, slots), adapter=spec.before.adapter)
-            hold = self._store.hold(*found, *(each for _, each in sample))
-            self._begun = _Begun(spec, found[-1], hold, slots, work)
+            self._begun = begun = _Begun(spec, found[-1], Hold(), slots, None)  # from here on it can be given up
+            begun.left = Work(spec.ids, Part.of(start, len(spec.ids), context, slots), adapter=spec.before.adapter)
+            begun.hold = self._store.hold(*found, *(each for _, each in sample))
             return True
         return False
 
@@ -169,13 +148,16 @@ class Profiler:
         assert begun.left is not None, "some of it is left"
         rows = begun.left.part.rows
         work, begun.left = (begun.left, None) if rows <= tokens else begun.left.split(tokens)
-        self._runner.run([work], [])
-        self.tokens += work.part.rows
+        self._run([work])
         if begun.left is None:
             new = cut(begun.slots, 0, len(begun.spec.ids))
             self.profiles.add(begun.spec.key, deviation(self._runner.storage, begun.found.slots, new))
             del self._waiting[begun.spec.key]
             self.give_up()
+
+    def _drop(self) -> None:
+        self._waiting.clear()
+        self.give_up()
 
 
 def deviation(

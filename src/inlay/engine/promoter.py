@@ -10,11 +10,11 @@ for which what was unused for longest goes, as for a request.
 
 from __future__ import annotations
 
-import logging
-import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from inlay.engine.allocation import SequenceAllocation, allocation_of
+from inlay.engine.idle import IdleWorker
 from inlay.engine.lookup import look_up, tail_tokens
 from inlay.engine.popularity import Popularity, Target
 from inlay.engine.runner import Runner
@@ -22,8 +22,6 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
 from inlay.prompt.beginning import Beginning, Node
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -35,24 +33,26 @@ class _Begun:
     allocation: SequenceAllocation
 
 
-class Promoter:
-    """Encodes what is asked for again of one store's prompts. tokens, seconds: what that has cost so far.
+class Promoter(IdleWorker):
+    """Encodes what is asked for again of one store's prompts. share: of the pool, how much it may take."""
 
-    share: of the pool, how much it may take.
-    """
+    failure = "a combination of modules could not be encoded: it is read as its modules are"
 
     def __init__(self, store: SegmentStore, runner: Runner, *, share: float) -> None:
-        self._store = store
-        self._runner = runner
+        super().__init__(store, runner)
         self._most = int(share * store.pool.chunks * store.pool.chunk_size)
         self.popularity = Popularity(self._forget)
         self._begun: _Begun | None = None
-        self.tokens = 0
-        self.seconds = 0.0
+        self._done: Node | None = None  # the part that was computed last
 
     def asked(self, salt: str, beginning: Beginning) -> None:
         """Note that a request has asked for a beginning. salt: whose it is."""
         self.popularity.ask(salt, beginning, self._stored(beginning))
+
+    def forget_modules(self, keys: frozenset[bytes]) -> None:
+        """Forget what was encoded of modules whose time is over. keys: of segments that these may be read from."""
+        self.give_up()
+        self.popularity.forget_modules(keys)
 
     def clear(self) -> None:
         """Forget what was asked for, as the store forgets what it has."""
@@ -68,22 +68,9 @@ class Promoter:
                     self._store.insert(*computed)
         self._give_back()
 
-    def step(self, tokens: int) -> bool:
-        """Compute at most that many tokens. Returns whether there was anything to do, and room for it."""
-        began = time.perf_counter()
-        try:
-            if self._begun is None and not self._begin():
-                return False
-            self._compute(tokens)
-        except BaseException as error:  # of something that nobody waits for, and no reason for anybody's end
-            logger.exception("a combination of modules could not be encoded: it is read as its modules are")
-            self._give_back()  # without what the pass was to compute
-            self.popularity.clear()
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-        finally:
-            self.seconds += time.perf_counter() - began
-        return True
+    def _drop(self) -> None:
+        self._give_back()  # without what the pass was to compute
+        self.popularity.clear()
 
     def _give_back(self) -> None:
         begun, self._begun = self._begun, None
@@ -96,14 +83,16 @@ class Promoter:
 
     def _begin(self) -> bool:
         """Find the next part to encode, and room for it."""
+        if self._begun is not None:
+            return True
         while (target := self.popularity.next()) is not None:
             number = self._stored(target.beginning)
             if number > target.last:
                 self.popularity.done(target)
                 continue
             node = target.nodes[number]
-            allocation = self._allocate(target, node)
-            if allocation is None:
+            allocation = None if node is self._done else self._allocate(target, node)
+            if allocation is None:  # there is no room for it, or what was computed of it could not be kept
                 self.popularity.give_up(target)
                 continue
             self._begun = _Begun(target, node, allocation)
@@ -119,27 +108,30 @@ class Promoter:
         lookup = look_up(self._store, splice)
         if lookup.missing:  # modules that begin it are encoded when they are asked for
             return None
-        hold = self._store.hold(*lookup.found)
-        try:
-            slots = self._store.allocate(tail_tokens(splice, lookup) - 1)
-            return allocation_of(splice, lookup, (), slots, hold, target.beginning.adapter)
-        except CapacityError:
-            hold.release()
-            return None
+        with ExitStack() as undo:
+            hold = undo.enter_context(self._store.hold(*lookup.found))
+            try:
+                slots = self._store.allocate(tail_tokens(splice, lookup) - 1)
+            except CapacityError:
+                return None
+            undo.callback(self._store.pool.free, slots)
+            allocation = allocation_of(splice, lookup, (), slots, hold, target.beginning.adapter)
+            undo.pop_all()
+        return allocation
 
     def _compute(self, tokens: int) -> None:
         begun = self._begun
         assert begun is not None, "a part is begun"
         work, completed = begun.allocation.take(tokens)
-        self._runner.run(work, [])
-        self.tokens += sum(each.part.rows for each in work)
+        self._run(work)
         for prefill in completed:
             if prefill.keep is not None:
                 self._store.insert(prefill.keep, prefill.slots)
         if not begun.allocation.prompt_left:
             self._give_back()
+            self._done = begun.node
             self.popularity.promoted(begun.target, begun.node)
 
     def _forget(self, run: TokenRun) -> None:
-        """Let go what is stored of a part, but for what somebody holds."""
-        self._store.discard(self._store.longest(run).segments)
+        """Let go what is stored of a part, and said behind it, but for what others share or somebody holds."""
+        self._store.discard(self._store.own_ends(run))

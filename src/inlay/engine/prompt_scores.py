@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.events import RankedLogprob
+from inlay.logprobs import FlatLogprobs, Logprob, RankedLogprob
 
 PASS_LOGITS = 2**26  # of one pass: 256 MiB in fp32
 BLOCK = 64  # rows that are looked at together
@@ -23,20 +23,20 @@ class PromptScores:
     """What the model expected at every token of one prompt but the first.
 
     ids: of the prompt. top: how many of the most probable tokens to keep beside the token itself.
-    entries: of each token, itself first, then the most probable others; None for the first one.
+    entries: of each token so far, itself first, then the most probable others; None for the first one.
     told: whether the request's listener has heard of them.
     """
 
     def __init__(self, ids: Sequence[int], top: int) -> None:
         self._ids = ids
         self._top = top
-        self.entries: list[list[RankedLogprob] | None] = [None] * len(ids)
+        self.entries: FlatLogprobs[dict[int, Logprob] | None] = FlatLogprobs([None])
         self.told = False
 
     @property
     def complete(self) -> bool:
         """Whether all of them are there: passes compute a prompt from its beginning on."""
-        return len(self.entries) == 1 or self.entries[-1] is not None
+        return len(self.entries) == len(self._ids)
 
     def wanted(self, first: int, rows: int) -> int:
         """How many of the rows of tokens ``first`` and on are of use: not the last token's, nor those of an answer."""
@@ -65,7 +65,8 @@ class PromptScores:
             for place, (value, other) in enumerate(zip(*(each[row - first - 1] for each in others), strict=True), 1):
                 if other != token and value > -torch.inf:
                     entry.append((other, value, place))
-            self.entries[row] = entry
+            if row == len(self.entries):  # not where it was preempted, and is computed once more
+                self.entries.append(entry)
 
 
 def most_rows(vocabulary: int) -> int:

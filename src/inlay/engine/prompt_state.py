@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from inlay.engine.order import OrderChooser, Orders
 from inlay.engine.profiles import KnownProfiles
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.prompt.beginning import beginning_of
@@ -15,6 +16,9 @@ from inlay.prompt.selecting import selecting_splice
 from inlay.prompt.splice import Cached, Fresh, InPlace, Splice, splice_of
 from inlay.types import Usage
 
+#: Tokens that many texts begin with after the same modules: the words around a question.
+_FEW = 16
+
 
 class PromptState:
     """A prompt, which all its answers share: what was asked for, and the splice that the engine has chosen for it.
@@ -22,12 +26,15 @@ class PromptState:
     Where nothing of that depends on what is stored, the splice is made at once, on the thread of whoever asks.
 
     repaired: which tokens of its modules are computed anew, under the policies that ask for it.
+    request: as it was asked for, its free sets in the order that was chosen. orders: that, of each set the numbers of
+        its members.
     beginning: what it reads in place of modules, as far as that is stored; None where there is nothing to read so.
     selecting: what the pass before its own attends to and computes, as long as one has to find that out; else None.
     selector: the one of its answers for which that pass runs.
     """
 
     __slots__ = (
+        "_asked",
         "_by_profile",
         "_in_place",
         "_known",
@@ -36,7 +43,9 @@ class PromptState:
         "_settled",
         "_splice",
         "_stored",
+        "_version",
         "beginning",
+        "orders",
         "repaired",
         "request",
         "selecting",
@@ -44,12 +53,15 @@ class PromptState:
     )
 
     def __init__(self, request: EngineRequest) -> None:
-        self.request = request
+        self.request = self._asked = request
+        self.orders: Orders = ()
+        self._version: object = None  # of what was stored when they were chosen
         self.beginning = beginning_of(request)
         self._open = request.open_segments()
         repair = request.policy.repair
         self._by_profile = repair is not None and repair.profiled and not repair.selects
-        self._settled = not self._open and not self._by_profile and self.beginning is None
+        free = bool(request.free_sets)
+        self._settled = not self._open and not self._by_profile and self.beginning is None and not free
         self.selecting: Splice | None = None
         self.selector: object | None = None
         self._stored: frozenset[bytes] = frozenset()
@@ -89,19 +101,32 @@ class PromptState:
         stored: Callable[[Iterable[SegmentSpec]], frozenset[bytes]],
         longest: Callable[[TokenRun], int],
         profiles: KnownProfiles,
+        orders: OrderChooser,
     ) -> None:
-        """Choose what its parts are read from, and what of that is computed anew, by what is stored and known now.
+        """Choose in which order its parts stand, what they are read from, and what of that is computed anew, by what is
+        stored and known now.
 
         stored: the keys of segments that are. longest: how many tokens of a run are. Nothing changes once
         it is settled.
         """
         if self._settled:
             return
+        if self._asked.free_sets and orders.version != self._version:
+            self._version = orders.version
+            self._order(orders.choose(self._asked))
         nodes = 0 if self.beginning is None else self.beginning.stored(longest)
         known = stored(self._open) if self._open else frozenset(), profiles.version if self._by_profile else 0, nodes
         if known != self._known:
             self._known = known
-            self._choose(known[0], profiles, InPlace() if self.beginning is None else self.beginning.in_place(nodes))
+            in_place = InPlace() if self.beginning is None else self.beginning.in_place(nodes)
+            self._choose(known[0], profiles, in_place)
+            if self._by_profile:
+                self._keep_tail(longest)
+
+    def _order(self, orders: Orders) -> None:
+        if orders != self.orders:
+            self.orders, self.request, self._known = orders, self._asked.ordered(orders), None
+            self.beginning = beginning_of(self.request)
 
     def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
         """Modules that a repair would have had a profile of, and those that stand with them as samples.
@@ -121,6 +146,18 @@ class PromptState:
         if self.selecting is None:
             self._repair(profiles)
 
+    def _keep_tail(self, longest: Callable[[TokenRun], int]) -> None:
+        """Repair what a request repaired before there were profiles, where more of what follows is stored behind that:
+        a conversation keeps its repaired tokens, and with them all that was said."""
+        repair, by_profile, splice = self.request.policy.repair, self.repaired, self._splice
+        plain = splice_of(self.request, self._stored, in_place=self._in_place)
+        before = choose_tokens(repair, plain, {})
+        if before.offsets == by_profile.offsets or splice is None:
+            return
+        other = splice_of(self.request, self._stored, before.offsets, self._in_place)
+        if _tail(other, longest) > max(_tail(splice, longest), _FEW):
+            self._splice, self.repaired = other, replace(before, unprofiled=by_profile.unprofiled)
+
     def select(self, scores: Scores, profiles: Profiles) -> None:
         """Choose what is computed anew by what the pass of ``selecting`` has found out."""
         self.selecting = None
@@ -134,6 +171,12 @@ class PromptState:
     def settle(self) -> None:
         """Keep the choice: the other answers read what the first one does, and so does one that was preempted."""
         self._settled = True
+
+
+def _tail(splice: Splice, longest: Callable[[TokenRun], int]) -> int:
+    """How many tokens are stored of what stands behind a splice's last module."""
+    last = max((number for number, part in enumerate(splice) if not isinstance(part, Fresh)), default=-1)
+    return sum(longest(part.run) for part in splice[last + 1 :] if isinstance(part, Fresh) and part.run is not None)
 
 
 @dataclass(eq=False, slots=True)
@@ -185,23 +228,26 @@ def usage_of(
     recomputed: how many were stored and are computed all the same. awaited: of those that came up from a lower tier,
     by key, which one that was. repaired: what of its modules is computed anew. adapter: the request's.
     """
-    total = exact = promoted = shifted = across = 0
+    total = exact = promoted = shifted = across = kept = 0
     lower: dict[str, int] = {}
     forms = dict.fromkeys(FORMS, 0)
     for part, begun in zip(splice, beginnings, strict=True):
         if not isinstance(part, Cached):
             total += len(part.ids)
             exact += begun
+            kept += len(part.ids) - begun if part.run is not None else 0
             promoted += min(begun, part.instead) if isinstance(part, Fresh) else 0
             continue
         total += part.length - len(part.left_out)
         read = part.read(stored.get(part.spec.key, 0))
+        kept += part.length - len(part.left_out) - read
         exact += read if part.exact else 0
         forms[part.form] += 0 if part.exact else read
         shifted += read if part.displaced else 0
         tier = (awaited or {}).get(part.spec.key, "")
         lower[tier] = lower.get(tier, 0) + read
         across += read if part.spec.before.adapter != adapter else 0
+    last = splice[-1] if splice else None
     module = sum(forms.values())
     cached = exact + module
     anew = repaired or Choice({})
@@ -222,4 +268,5 @@ def usage_of(
         disk_tokens=lower.get("disk", 0),
         shared_tokens=lower.get("shared", 0),
         across_tokens=across,
+        written_tokens=kept - (recomputed if isinstance(last, Fresh) and last.run is not None else 0),
     )

@@ -302,6 +302,7 @@ class Request:
             return
         self.reported = figures
         event.usage = prefill.usage
+        event.orders = self.prompt.orders
         event.metrics = RequestMetrics(
             ttft_s=None if first is None else first - self.arrival,
             encode_s=prefill.encode_s,

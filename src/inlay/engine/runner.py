@@ -69,16 +69,14 @@ class Runner:
             if each.mass is not None:
                 watched.append((first, each.part, each.mass))
             first += each.part.rows
-        ids, adapted = [token for w in work for token in w.ids], [(w.adapter, w.part.rows) for w in work]
-        # What was recorded has the layers as they are without an adapter.
-        recordable = len(work) == plan.rows and not watched and not any(w.adapter for w in work)
+        ids = [token for w in work for token in w.ids]
         context = PassContext(self.backend, self.storage, plan, self._loaded.spec, watched)
         with on_device(self.backend.device):
-            if self.graphs is not None and recordable and list(rows) == list(range(plan.rows)):
+            if self.graphs is not None and not watched and _is_recordable(work, rows, plan):
                 logits = self.graphs.run(ids, plan)
                 if logits is not None:
                     return logits
-            return self._run(ids, rows, context, adapted)
+            return self._run(ids, rows, context, self._adapted(work))
 
     @property
     def check_layer(self) -> int:
@@ -96,7 +94,7 @@ class Runner:
         plan = build_plan([w.part for w in work])
         context = PassContext(self.backend, self.storage, plan, self._loaded.spec, last_layer=self.check_layer)
         with on_device(self.backend.device), suppress(EndOfPassError):
-            self._run([token for w in work for token in w.ids], [], context, [(w.adapter, w.part.rows) for w in work])
+            self._run([token for w in work for token in w.ids], [], context, self._adapted(work))
 
     def key_deviation(
         self, here: npt.NDArray[np.int64], stored: npt.NDArray[np.int64], shift: int
@@ -113,10 +111,14 @@ class Runner:
         moved: npt.NDArray[np.float32] = (new - old).pow(2).sum((0, 2)).sqrt().cpu().numpy()
         return moved
 
+    def _adapted(self, work: Sequence[Work]) -> list[tuple[bytes, int]]:
+        """The adapter of each stretch of rows, and how many these are; none where nobody can have named one."""
+        return [(w.adapter, w.part.rows) for w in work] if self._adapters else []
+
     def _run(
         self, ids: list[int], rows: Sequence[int], context: PassContext, adapted: Sequence[tuple[bytes, int]]
     ) -> Tensor:
-        """adapted: the adapter of each stretch of rows, and how many these are."""
+        """adapted: see ``_adapted``."""
         self.backend.prepare(context.plan)
         device = self.backend.device
         positions = torch.tensor(context.plan.positions, device=device)
@@ -140,6 +142,12 @@ class Runner:
             )
         logits: Tensor = output.logits[0]
         return logits
+
+
+def _is_recordable(work: Sequence[Work], rows: Sequence[int], plan: Plan) -> bool:
+    """Whether a pass is one token of each of several answers, by the layers as they are without an adapter."""
+    one_each = len(work) == plan.rows and list(rows) == list(range(plan.rows))
+    return one_each and not any(w.adapter for w in work)
 
 
 _HEAD, _TAIL = 16, 8

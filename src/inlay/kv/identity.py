@@ -327,6 +327,15 @@ class SegmentSpec(TokenRun):
         return tuple(reversed(found))
 
 
+def made_under(spec: SegmentSpec, keys: KeyMaker, salt: bytes) -> bool:
+    """Whether a segment is one that somebody with this salt has: its key is worked out anew."""
+    made: SegmentSpec | None = None
+    for each in (*spec.lossless.context, spec.lossless):
+        context = () if made is None else (made,)
+        made = specify(each.ids, each.start, context, keys, salt if each.before.private else b"", each.before.adapter)
+    return made is not None and made.key == spec.lossless.key
+
+
 def specify(
     ids: tuple[int, ...],
     start: int,

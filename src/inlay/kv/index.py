@@ -11,6 +11,7 @@ a place is a digest, so a part of a path may be evicted and computed anew while 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
@@ -21,6 +22,8 @@ from inlay.kv.segment import Found, Segment, SegmentRange
 from inlay.kv.use_order import UseOrder
 from inlay.slots import SlotRange, cut
 
+_FEW = 32  # tokens that are compared first: most that differ do so among these
+
 
 class IndexListener(Protocol):
     """Hears what an index finds and what it finds no more. It must be quick and must not raise."""
@@ -28,6 +31,18 @@ class IndexListener(Protocol):
     def added(self, segment: Segment) -> None: ...
 
     def removed(self, segment: Segment) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far somebody has come in what is stored: ``tokens`` into a segment, or to a place where one may begin.
+
+    It tells of the store as it was; whoever changes it has to begin anew.
+    """
+
+    place: bytes
+    segment: Segment | None = None
+    tokens: int = 0
 
 
 class PrefixIndex:
@@ -69,6 +84,33 @@ class PrefixIndex:
             place = segment.behind
         self._touch(each.segment for each in ranges)
         return Found(tuple(ranges))
+
+    def cursor(self, run: TokenRun) -> Cursor:
+        """The start of a run, from which ``follow`` goes on."""
+        return Cursor(self.place(run))
+
+    def follow(self, cursor: Cursor, ids: Sequence[int]) -> tuple[int, Cursor]:
+        """How many of the next tokens are stored behind a cursor, and where one is behind these.
+
+        It is no use: what is only compared is evicted as if nobody had looked.
+        """
+        place, segment, into, at = cursor.place, cursor.segment, cursor.tokens, 0
+        while at < len(ids):
+            if segment is None:
+                segment, into = self._places.get(place, {}).get(ids[at]), 0
+                if segment is None:
+                    break
+            stored = segment.run.ids
+            length = min(len(stored) - into, len(ids) - at)
+            few = min(length, _FEW)
+            common = shared_length(stored[into : into + few], ids, at, at + few)
+            if common == few < length:
+                common += shared_length(stored[into + few : into + length], ids, at + few, at + length)
+            at, into = at + common, into + common
+            if into < len(stored):
+                break
+            place, segment, into = segment.behind, None, 0
+        return at, Cursor(place, segment, into)
 
     def insert(self, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
         """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.

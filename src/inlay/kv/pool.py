@@ -56,6 +56,10 @@ class KVPool:
         """How many chunks hold that many tokens."""
         return chunks_for(tokens, self.chunk_size)
 
+    def mib_for(self, tokens: int) -> int:
+        """How many MiB that many tokens take in whole chunks, rounded up: what a message may tell somebody to give."""
+        return -(-self.chunks_for(tokens) * self.chunk_size * self.bytes_per_token // 2**20)
+
     def chunks_of(self, ranges: Iterable[SlotRange]) -> list[int]:
         """The chunks that hold slots of these ranges, each once."""
         return chunks_of(ranges, self.chunk_size)

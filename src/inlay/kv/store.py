@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from inlay.errors import CapacityError
 from inlay.kv.eviction import victims
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
-from inlay.kv.index import IndexListener, PrefixIndex
+from inlay.kv.index import Cursor, IndexListener, PrefixIndex
 from inlay.kv.policies import Policy, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Found, Hold, Segment
@@ -52,6 +52,14 @@ class SegmentStore:
         """The longest stored beginning of a run, of at most ``most`` tokens."""
         return self._index.longest(run, most=most)
 
+    def cursor(self, run: TokenRun) -> Cursor:
+        """The start of a run, from which ``follow`` goes on."""
+        return self._index.cursor(run)
+
+    def follow(self, cursor: Cursor, ids: Sequence[int]) -> tuple[int, Cursor]:
+        """How many of the next tokens are stored behind a cursor, and where one is behind these."""
+        return self._index.follow(cursor, ids)
+
     def insert(self, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
         """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is."""
         return self._index.insert(run, slots)
@@ -62,10 +70,9 @@ class SegmentStore:
         if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks):
             runs = self.pool.allocate(tokens, after=after)
         if runs is None:
-            size = self.pool.bytes_per_token
             raise CapacityError(
                 f"the KV pool has room for {self.pool.free_tokens} more tokens and {tokens} are needed; "
-                f"give kv_memory at least {(tokens - self.pool.free_tokens) * size / 2**20:.0f} MiB more"
+                f"give kv_memory at least {self.pool.mib_for(tokens - self.pool.free_tokens)} MiB more"
             )
         return runs
 
@@ -83,28 +90,56 @@ class SegmentStore:
             for segment in reversed(each.segments):
                 self._index.by_use.read(segment)
 
-    def own_ends(self, spec: SegmentSpec) -> list[Segment]:
-        """What is stored of a module, and all that was said behind it, but for a beginning that another module shares.
+    def own_ends(self, run: TokenRun) -> list[Segment]:
+        """What is stored of a run, and all that was said behind it, but for a beginning that other text shares.
 
-        Ends come before beginnings.
+        Where a module begins with it, all of it is such a beginning. Ends come before beginnings.
         """
-        ends: list[Segment] = []
-        for each in reversed(self.longest(spec).ranges):
-            behind = self._all_behind(each.segment)
-            if each.end < each.segment.tokens or any(other.module for other in behind if other not in ends):
+        found = self.longest(run)
+        if not found.ranges:
+            return []
+        last = found.ranges[-1]
+        behind = self._all_behind(last.segment)
+        others = [*behind, last.segment] if last.end < last.segment.tokens else behind
+        # What goes on behind its last token was said behind it; what parts from it before that is other text.
+        if (others and found.tokens < len(run.ids)) or any(other.module for other in others):
+            return []
+        ends = dict.fromkeys([*reversed(behind), last.segment])
+        for each in reversed(found.ranges[:-1]):
+            if any(other not in ends for other in self._index.behind(each.segment)):
                 break
-            ends += [other for other in reversed(behind) if other not in ends]
-            ends.append(each.segment)
-        return ends
+            ends[each.segment] = None
+        return list(ends)
 
     def _all_behind(self, segment: Segment) -> list[Segment]:
         """What may be found only through a segment, beginnings before ends."""
-        found, todo = [], [segment]
+        found: dict[Segment, None] = {}
+        todo = [segment]
         while todo:
-            behind = list(self._index.behind(todo.pop()))
-            found += behind
+            behind = [each for each in self._index.behind(todo.pop()) if each not in found]
+            found.update(dict.fromkeys(behind))
             todo += behind
-        return found
+        return list(found)
+
+    def forget_behind(self, run: TokenRun, first: int) -> bool:
+        """Forget what is stored of a run from its token of that number on, and all that was said behind that.
+
+        But for what modules were encoded behind. Returns whether some of it stays since somebody holds it.
+        """
+        found = self.longest(run)
+        at, stays = found.tokens, False
+        for each in reversed(found.ranges):
+            at -= each.tokens
+            keep = max(0, first - at)
+            behind = self._all_behind(each.segment)
+            if keep >= each.tokens or any(other.module for other in behind):
+                break
+            self.discard(reversed(behind))
+            stays = stays or each.segment.held > keep or any(other.held for other in behind)
+            self._index.shorten(each.segment, max(keep, each.segment.held))
+            if keep:
+                break
+        return stays
 
     def held(self, spec: SegmentSpec) -> bool:
         """Whether somebody needs any of what is stored of a segment."""

@@ -47,6 +47,10 @@ class Blocks(StoredWeight):
 class GridBlocks(Blocks, GridWeight):
     """A weight in blocks that are on our grid."""
 
+    def __init__(self, blocks: Tensor, kind: Any) -> None:
+        super().__init__(blocks, kind)
+        self.symmetric = kind.name == "Q4_0"
+
     def grid(self, first: int, last: int) -> Grid:
         rows = self._blocks[first:last]
         blocks = rows.reshape(-1, self._block)

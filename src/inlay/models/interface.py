@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -48,17 +48,16 @@ class EndOfPassError(Exception):
     """Ends a pass in its ``last_layer``, on its way out through the model's code."""
 
 
-@runtime_checkable
-class Absorbing(Protocol):
+class Absorbing:
     """Attention that stores its keys and values in another form than its own code computes with."""
 
     def enter_attention(self, query: Tensor) -> Tensor:
         """Queries, (1, heads, rows, width), as the stored keys take them."""
-        ...
+        raise NotImplementedError
 
     def leave_attention(self, output: Tensor) -> Tensor:
         """Sums of stored values, (1, rows, heads, width), as sums of the code's own."""
-        ...
+        raise NotImplementedError
 
 
 _carried: ContextVar[PassContext | None] = ContextVar("inlay_pass", default=None)

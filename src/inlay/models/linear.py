@@ -7,6 +7,7 @@ has them, and nothing is packed; elsewhere they are packed once, at load, into t
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -204,13 +205,18 @@ def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
 
     Memory that is in use already can be moved to them too (``use_huge_pages``), but that takes seconds for a gigabyte.
     """
-    outputs, inputs, dtype = sum(w.shape[0] for w in weights), weights[0].shape[1], weights[0].dtype
-    size = outputs * inputs * dtype.itemsize
+    shape = (sum(weight.shape[0] for weight in weights), weights[0].shape[1])
+    return torch.cat(list(weights), out=huge_pages(shape, weights[0].dtype))
+
+
+def huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for a weight, in huge pages where the system has them and the weight is worth one; all zeros there."""
+    size = math.prod(shape) * dtype.itemsize
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.cat(list(weights))
+        return torch.zeros(shape, dtype=dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.cat(list(weights), out=torch.frombuffer(memory, dtype=dtype).view(outputs, inputs))
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _bias_or_zeros(layer: nn.Linear) -> Tensor:

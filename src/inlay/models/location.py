@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 
 from inlay.errors import ModelError
@@ -110,7 +111,10 @@ def check_pointers(path: Path) -> None:
 
 
 def check_folder(name: str) -> None:
-    """Raise ModelError where a name is that of a file, or of a folder that is not there. Hub names are neither."""
+    """Raise ModelError where a name is that of a file, of a folder that is not there, or ``demo`` misspelt.
+
+    Names of the hub are none of these.
+    """
     path = Path(name)
     if path.is_dir():
         return
@@ -120,6 +124,8 @@ def check_folder(name: str) -> None:
         )
     if path.exists() or name.startswith(("/", "./", "../", "~")):
         raise ModelError(f"{name}: no such directory; {_REMEDY}")
+    if get_close_matches(name.lower(), ["demo"], cutoff=0.75):  # the hub may take a minute to say that it has none
+        raise ModelError(f"{name}: no such directory; did you mean demo? A model of the hub is OWNER/{name}")
 
 
 def _check_other_kinds(path: Path) -> None:

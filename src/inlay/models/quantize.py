@@ -1,13 +1,15 @@
 """Linear layers whose weights are kept in 8 or 4 bits, and computed with in the model's dtype.
 
-Where there are few rows a product costs what reading its weights costs, and fewer bits are read sooner: PyTorch's own
-kernels read them as they lie. Those kernels repeat the conversion for every few rows, so from some number of rows on it
-is faster to convert a stretch of the weight once, while it stays in the cache, and multiply with that.
+Where there are few rows a product costs what reading its weights costs, and fewer bits are read sooner. The compiled
+kernel multiplies with them as whole numbers, few rows and many (compiled_weight.py). Where it was not built, or knows
+nothing faster for the processor, PyTorch's own kernels read them as they lie; those repeat the conversion for every few
+rows, so from some number of rows on it is faster to convert a stretch of the weight once, while it stays in the cache,
+and multiply with that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -18,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from inlay.models import ops
+from inlay.models.compiled_weight import CompiledWeight, can_compile, padded
 from inlay.models.linear import FrozenLinear, MakeLinear, packed
 from inlay.models.stored import GROUP as GROUP
-from inlay.models.stored import SideBySide, StoredWeight
+from inlay.models.stored import Grid, SideBySide, StoredWeight
 
 #: Bytes of converted weight at a time. Measured: 2 MiB and a whole weight are slower.
 STRETCH = 8 << 20
@@ -46,8 +49,16 @@ class Int8Linear(FrozenLinear):
         self, weight: Tensor | StoredWeight, bias: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
+        dtype = _dtype_of(weight, dtype)
+        self._compiled: CompiledWeight | None = None
+        if can_compile(dtype):
+            self._compiled = CompiledWeight(self.out_features, self.in_features, 8, zeros=False)
+            for first, part in _in_8_bits(weight, torch.float32):
+                self._compiled.put(first, *part)
+            self._bias = padded(bias)
+            return
         self._bias = bias
-        self._scales, self._numbers = _to_int8(weight, _dtype_of(weight, dtype))
+        self._scales, self._numbers = _for_pytorch8(weight, dtype)
         self._read_as_they_lie = self.in_features % _INT8_INPUTS == 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,6 +66,8 @@ class Int8Linear(FrozenLinear):
         rows = x.reshape(-1, self.in_features)
         if not len(rows):  # a pass in which no prompt ends has none for the head
             return x.new_empty(*x.shape[:-1], self.out_features)
+        if self._compiled is not None:
+            return self._compiled.linear(rows, self._bias).view(*x.shape[:-1], self.out_features)
         if len(rows) <= _FEW_ROWS_INT8 and self._read_as_they_lie:
             output = torch._weight_int8pack_mm(rows, self._numbers, self._scales)
         else:
@@ -76,8 +89,17 @@ class Int4Linear(FrozenLinear):
         self, weight: Tensor | StoredWeight, bias: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
+        dtype = _dtype_of(weight, dtype)
+        self._compiled: CompiledWeight | None = None
+        if can_compile(dtype):
+            zeros = not (isinstance(weight, StoredWeight) and weight.symmetric)
+            self._compiled = CompiledWeight(self.out_features, self.in_features, 4, dtype, zeros=zeros)
+            for first, part in _in_4_bits(weight, dtype):
+                self._compiled.put(first, *part)
+            self._bias = padded(bias)
+            return
         self._bias = bias
-        self._numbers, self._scales_zeros = _to_int4(weight, _dtype_of(weight, dtype))
+        self._numbers, self._scales_zeros = _for_pytorch4(weight, dtype)
 
     @staticmethod
     def fits(weight: Tensor | StoredWeight) -> bool:
@@ -89,6 +111,8 @@ class Int4Linear(FrozenLinear):
         rows = x.reshape(-1, self.in_features)
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.out_features)
+        if self._compiled is not None:
+            return self._compiled.linear(rows, self._bias).view(*x.shape[:-1], self.out_features)
         if len(rows) <= _FEW_ROWS_INT4 or not can_unpack(x.dtype):
             output = _int4_mm(rows, self._numbers, GROUP, self._scales_zeros)
         else:
@@ -103,39 +127,56 @@ class Int4Linear(FrozenLinear):
         return ops.unpack_int4(self._numbers, self._scales_zeros, GROUP, first // BLOCK, count // BLOCK)
 
 
-def _to_int8(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _in_8_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """Rows from there on: numbers (rows, inputs) int8, and scales (rows,) in a dtype."""
+    for at, end in _steps(weight):
+        if isinstance(weight, StoredWeight) and weight.by_output:
+            numbers, scales = weight.bytes(at, end)
+            yield at, (numbers, scales.to(dtype))
+            continue
+        part = _rows(weight, at, end)
+        scales = (part.abs().amax(1) / 127).clamp_min(_SMALLEST).to(dtype)
+        numbers = part.mul_(1 / scales[:, None].float()).round_().clamp_(-127, 127)
+        yield at, (numbers.to(torch.int8), scales)
+
+
+def _in_4_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tuple[int, Grid]]:
+    """Rows from there on, with scales and zeros in a dtype."""
+    for at, end in _steps(weight):
+        if isinstance(weight, StoredWeight) and weight.on_grid:
+            yield at, weight.grid(at, end)
+        else:
+            numbers, scale, zero = _rounded(_rows(weight, at, end), dtype)
+            yield at, Grid(numbers.to(torch.uint8), scale, zero)
+
+
+def _for_pytorch8(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Scales (outputs,), and numbers (outputs, inputs) int8, filled up to whole blocks."""
     outputs, inputs = weight.shape
     more = -outputs % _INT8_OUTPUTS  # PyTorch's kernel reads whole blocks, and past the end of what is none
     scales = torch.zeros(outputs + more, dtype=dtype)
     numbers = torch.zeros(outputs + more, inputs, dtype=torch.int8)
-    step = _stretch(inputs, 4, _CONVERTED)
-    for at in range(0, outputs, step):
-        end = min(at + step, outputs)
-        if isinstance(weight, StoredWeight) and weight.by_output:
-            numbers[at:end], scales[at:end] = weight.bytes(at, end)
-            continue
-        part = _rows(weight, at, end)
-        scales[at:end] = (part.abs().amax(1) / 127).clamp_min(_SMALLEST)
-        numbers[at:end] = part.mul_(1 / scales[at:end, None].float()).round_().clamp_(-127, 127)
+    for at, (some, their_scales) in _in_8_bits(weight, dtype):
+        numbers[at : at + len(some)], scales[at : at + len(some)] = some, their_scales
     return scales, numbers
 
 
-def _to_int4(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _for_pytorch4(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Numbers as PyTorch packs them, and (inputs / group, outputs, 2): the scale, and what the number 8 means."""
     outputs, inputs = weight.shape
     scales_zeros = torch.empty(inputs // GROUP, outputs, 2, dtype=dtype)
     packed = []
-    step = _stretch(inputs, 4, _CONVERTED)
-    for at in range(0, outputs, step):
-        end = min(at + step, outputs)
-        if isinstance(weight, StoredWeight) and weight.on_grid:
-            numbers, scale, zero = weight.grid(at, end)
-        else:
-            numbers, scale, zero = _rounded(_rows(weight, at, end), dtype)
+    for at, (numbers, scale, zero) in _in_4_bits(weight, dtype):
         packed.append(int4_pack(numbers.int(), 1))
-        scales_zeros[:, at:end] = torch.stack((scale, zero), -1).transpose(0, 1)
+        scales_zeros[:, at : at + len(numbers)] = torch.stack((scale, zero), -1).transpose(0, 1)
     return torch.cat(packed), scales_zeros
+
+
+def _steps(weight: Tensor | StoredWeight) -> Iterator[tuple[int, int]]:
+    """The outputs of a weight, in whole blocks, as many at a time as are rounded without large copies."""
+    outputs, inputs = weight.shape
+    step = _stretch(inputs, 4, _CONVERTED)
+    return ((at, min(at + step, outputs)) for at in range(0, outputs, step))
 
 
 def _rounded(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

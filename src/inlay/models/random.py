@@ -1,7 +1,8 @@
 """Named architectures with random weights, for measuring speed where no checkpoint can be had.
 
 ``random:qwen2.5-0.5b`` has the shape of Qwen2.5-0.5B and random weights, so its answers mean nothing, and it takes
-exactly as long as the real one. Its tokenizer has one token a byte, and a chat template.
+exactly as long as the real one. Its tokenizer has one token a byte, and a chat template. ``random:llama-2-7b:2`` has
+the first two of its layers alone: layers are alike, so large shapes can be measured where all of them would not fit.
 """
 
 from __future__ import annotations
@@ -108,8 +109,7 @@ def build_random(
     form: how its weights are kept; each part is brought into it before the next one is drawn.
     Returns the model and its fingerprint.
     """
-    check_shape(shape)
-    settings = dict(SHAPES[shape])
+    settings = shape_settings(shape)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, bos_token_id=bos, eos_token_id=eos)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -129,9 +129,22 @@ def build_random(
 
 
 def check_shape(shape: str) -> None:
-    """Raise ModelError for a shape that is not known."""
-    if shape not in SHAPES:
+    """Raise ModelError for a shape that is not known, or has other layers than asked for."""
+    name, colon, layers = shape.partition(":")
+    if name not in SHAPES:
         raise ModelError(f"random:{shape} is not a known shape; use one of {', '.join(sorted(SHAPES))}")
+    most = SHAPES[name]["num_hidden_layers"]
+    if colon and not (layers.isascii() and layers.isdecimal() and 1 <= int(layers[:9]) <= most):
+        raise ModelError(
+            f"random:{shape}: {name} has layers 1 to {most}; write how many of them, as in random:{name}:1"
+        )
+
+
+def shape_settings(shape: str) -> dict[str, Any]:
+    """The configuration of a shape, or of its first layers as in ``llama-2-7b:2``. Raises ModelError."""
+    check_shape(shape)
+    name, _, layers = shape.partition(":")
+    return SHAPES[name] | ({"num_hidden_layers": int(layers)} if layers else {})
 
 
 class _Noise:

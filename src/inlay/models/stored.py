@@ -39,12 +39,14 @@ class StoredWeight(ABC):
 
     shape: the two numbers.
     on_grid: whether ``grid`` gives its rows; such a weight takes 4 bits without being rounded again.
+    symmetric: whether all zeros of that grid are 0, so that none need to be kept.
     by_output: whether ``bytes`` gives its rows, each of which has one scale; such a weight takes 8 bits so.
     narrow: whether numbers of 8 bits hold it well; others are used in the model's dtype.
     """
 
     shape: tuple[int, int]
     on_grid: bool = False
+    symmetric: bool = False
     by_output: bool = False
     narrow: bool = True
 
@@ -91,6 +93,7 @@ class SideBySide(StoredWeight):
         self._weights = weights
         self.shape = (sum(weight.shape[0] for weight in weights), weights[0].shape[1])
         self.on_grid = all(weight.on_grid for weight in weights)
+        self.symmetric = all(weight.symmetric for weight in weights)
         self.by_output = all(weight.by_output for weight in weights)
         self.narrow = all(weight.narrow for weight in weights)
 

@@ -12,10 +12,11 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from inlay.events import RankedLogprob, TokenEvent
+from inlay.events import TokenEvent
+from inlay.logprobs import FlatLogprobs, Logprob
 from inlay.output.detokenizer import TextStream
 from inlay.prompt.request import EngineRequest
-from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Usage
+from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SetOrder, Usage
 
 
 class OutputProcessor:
@@ -31,9 +32,9 @@ class OutputProcessor:
         self._texts = TokenTexts(tokenizer)
         self._finish = finish
 
-    def begin(self, request: EngineRequest) -> RequestState:
-        """The state of a request of which there is nothing yet."""
-        return RequestState(request, self._tokenizer, self._texts, self._finish)
+    def begin(self, request: EngineRequest, fell_back_from: str | None = None) -> RequestState:
+        """The state of a request of which there is nothing yet. fell_back_from: see RequestOutput."""
+        return RequestState(request, self._tokenizer, self._texts, self._finish, fell_back_from)
 
 
 class TokenTexts(dict[int, str]):
@@ -50,10 +51,6 @@ class TokenTexts(dict[int, str]):
         text = self[token] = str(self._tokenizer.decode([token]))
         return text
 
-    def spelled(self, ranked: Sequence[RankedLogprob]) -> dict[int, Logprob]:
-        """One token's log-probabilities with the texts of their tokens."""
-        return {token: Logprob(logprob, rank, self[token]) for token, logprob, rank in ranked}
-
 
 class AnswerState:
     """One answer as its caller reads it: its tokens, their text up to a stop string, and how it ended."""
@@ -67,15 +64,22 @@ class AnswerState:
         self.error: BaseException | None = None
         self.elapsed_s = 0.0
         self._texts = texts
+        self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer, request.ids, request.params)
         self._logprob: float | None = None
-        self._logprobs: list[dict[int, Logprob]] | None = None if request.params.logprobs is None else []
+        told = request.params.logprobs is not None
+        self._logprobs: FlatLogprobs[dict[int, Logprob]] | None = FlatLogprobs(texts=texts) if told else None
         self._finish_reason: Literal["stop", "length"] | None = None
         self._stop_reason: int | str | None = None
 
     @property
     def ended(self) -> bool:
         return self._finish_reason is not None or self.error is not None
+
+    def follow(self, request: EngineRequest) -> None:
+        """Begin behind a prompt in another order."""
+        if not self.token_ids:
+            self._stream = TextStream(self._tokenizer, request.ids, request.params)
 
     def add(self, event: TokenEvent) -> bool:
         """Take what is new; nothing behind its end. Returns whether a stop string has ended it, and no token has."""
@@ -99,7 +103,7 @@ class AnswerState:
             text=self._stream.text,
             token_ids=tuple(self.token_ids),
             cumulative_logprob=self._logprob,
-            logprobs=None if self._logprobs is None else list(self._logprobs),
+            logprobs=None if self._logprobs is None else self._logprobs.so_far(),
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
         )
@@ -110,7 +114,7 @@ class AnswerState:
         if event.logprobs and self._logprobs is not None:
             ranked = event.logprobs[at]
             self._logprob = (self._logprob or 0.0) + ranked[0][1]
-            self._logprobs.append(self._texts.spelled(ranked))
+            self._logprobs.append(ranked)
         if event.distributions:
             self.distributions.append(event.distributions[at])
         self._stream.push(token)
@@ -134,8 +138,10 @@ class RequestState:
         tokenizer: PreTrainedTokenizerBase,
         texts: TokenTexts,
         finish: Callable[[str, int], None],
+        fell_back_from: str | None = None,
     ) -> None:
         self.request = request
+        self._fell_back_from = fell_back_from
         self.answers = [AnswerState(request, index, tokenizer, texts) for index in range(request.params.n)]
         self.failure: BaseException | None = None
         self._finish = finish
@@ -143,7 +149,8 @@ class RequestState:
         self._usage: Usage | None = None
         self._metrics = RequestMetrics()
         self._texts = texts
-        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._prompt_logprobs: FlatLogprobs[dict[int, Logprob] | None] | None = None
+        self._ordered = False
 
     @property
     def id(self) -> str:
@@ -164,10 +171,11 @@ class RequestState:
         for event in events:
             if event.metrics is not None:
                 self._usage, self._metrics = event.usage, event.metrics
+            if event.orders and not self._ordered:
+                self._ordered = True
+                self._take_order(event.orders)
             if event.prompt_logprobs is not None:
-                self._prompt_logprobs = [
-                    None if one is None else self._texts.spelled(one) for one in event.prompt_logprobs
-                ]
+                self._prompt_logprobs = event.prompt_logprobs.so_far(self._texts)
             answer = self.answers[event.index]
             if event.error is not None:
                 answer.error = answer.error or event.error.exception()
@@ -176,6 +184,12 @@ class RequestState:
             if answer.ended:
                 self.failure = self.failure or answer.error
                 self._left = sum(not each.ended for each in self.answers)
+
+    def _take_order(self, orders: Sequence[Sequence[int]]) -> None:
+        """The prompt stands as the engine has it, with text that begins behind that: nobody has said anything yet."""
+        self.request = self.request.ordered(orders)
+        for answer in self.answers:
+            answer.follow(self.request)
 
     def output(self) -> RequestOutput:
         """What there is so far."""
@@ -193,4 +207,9 @@ class RequestState:
             usage=self._usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),  # one that waits has found nothing
             metrics=metrics,
             prompt_logprobs=self._prompt_logprobs,
+            order=tuple(
+                SetOrder(tuple(one.name for one in each.members), each.why_fixed or None) for each in asked.sets
+            ),
+            reuse=str(asked.policy),
+            fell_back_from=self._fell_back_from,
         )

@@ -3,6 +3,7 @@
 from inlay.pml.nodes import (
     Argument,
     Import,
+    ImportSet,
     Meta,
     Module,
     Param,
@@ -13,14 +14,29 @@ from inlay.pml.nodes import (
     Union,
     numbered,
 )
-from inlay.pml.resolve import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, TurnStart, resolve
-from inlay.pml.schema import Prompt, PromptBuilder, Schema, use
+from inlay.pml.resolve import (
+    Filled,
+    Item,
+    MemberStart,
+    NewText,
+    Resolved,
+    ResolvedSet,
+    SchemaText,
+    SetEnd,
+    SetStart,
+    TurnEnd,
+    TurnStart,
+    resolve,
+)
+from inlay.pml.schema import Prompt, PromptBuilder, Schema, any_order, use
 
 __all__ = [
     "Argument",
     "Filled",
     "Import",
+    "ImportSet",
     "Item",
+    "MemberStart",
     "Meta",
     "Module",
     "NewText",
@@ -29,14 +45,18 @@ __all__ = [
     "PromptBuilder",
     "PromptTurn",
     "Resolved",
+    "ResolvedSet",
     "Scaffold",
     "Schema",
     "SchemaText",
+    "SetEnd",
+    "SetStart",
     "Text",
     "Turn",
     "TurnEnd",
     "TurnStart",
     "Union",
+    "any_order",
     "numbered",
     "resolve",
     "use",

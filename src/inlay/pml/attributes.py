@@ -58,6 +58,7 @@ _TAKES = {
     "parameter": ("name", "length", "default", "scaffold"),
     "scaffold": ("modules",),
     "meta": ("name", "value"),
+    "set": (),
     "system": (_SPACE,),
     "user": (_SPACE,),
     "assistant": (_SPACE,),

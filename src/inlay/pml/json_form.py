@@ -19,6 +19,7 @@ from inlay.pml.nodes import (
     MAX_DEPTH,
     MAX_NAME_CHARACTERS,
     MAX_PARAM_LENGTH,
+    MAX_SET,
 )
 
 Name = Annotated[
@@ -116,6 +117,12 @@ class Import(Form):
     content: ImportContent | None = Field(None, description="Imports of the module's own modules, and new text.")
 
 
+class ImportSet(Form):
+    """Imports whose order is free."""
+
+    set: list[SkipValidation[Import]] = Field(min_length=1, max_length=MAX_SET)
+
+
 class PromptTurn(Form):
     """A chat turn that a prompt adds."""
 
@@ -129,6 +136,12 @@ class ShortImport(Form):
     name: Path
     arguments: Arguments | None = ArgumentsField
     imports: ShortImports | None = Field(None, description="The module's own modules that are imported.")
+
+
+class ShortSet(Form):
+    """Modules that a prompt in the short form imports, in an order that is free."""
+
+    set: ShortMembers = Field(min_length=1, max_length=MAX_SET)
 
 
 class Prompt(Form):
@@ -147,11 +160,12 @@ Text = Annotated[str, Field(description="Text, taken exactly as it is.")]
 ModuleContent = Text | list[SkipValidation[Text | Param | Module | Union | Turn]]
 TurnContent = Text | list[SkipValidation[Text | Param | Module | Union]]
 SchemaContent = Text | list[SkipValidation[Text | Module | Union | Turn]]
-ImportContent = Text | list[SkipValidation[Text | Import]]
-PromptContent = Text | list[SkipValidation[Text | Import | PromptTurn]]
-ShortImports = list[SkipValidation[Path | ShortImport]]
+ImportContent = Text | list[SkipValidation[Text | Import | ImportSet]]
+PromptContent = Text | list[SkipValidation[Text | Import | ImportSet | PromptTurn]]
+ShortMembers = list[SkipValidation[Path | ShortImport]]
+ShortImports = list[SkipValidation[Path | ShortImport | ShortSet]]
 
-for _form in (Param, Module, Union, Turn, Schema, Import, PromptTurn, ShortImport, Prompt):
+for _form in (Param, Module, Union, Turn, Schema, Import, ImportSet, PromptTurn, ShortImport, ShortSet, Prompt):
     _form.model_rebuild()
 
 

@@ -11,7 +11,20 @@ from pydantic import ValidationError
 from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.pml import nodes as limits
 from inlay.pml.attributes import TAGS, is_in_namespace, objection
-from inlay.pml.json_form import Form, Import, Module, Param, Prompt, PromptTurn, Schema, ShortImport, Turn, Union
+from inlay.pml.json_form import (
+    Form,
+    Import,
+    ImportSet,
+    Module,
+    Param,
+    Prompt,
+    PromptTurn,
+    Schema,
+    ShortImport,
+    ShortSet,
+    Turn,
+    Union,
+)
 from inlay.pml.nodes import ROLES, Meta
 from inlay.pml.parser import place_at
 from inlay.pml.problems import JSONPlace, Problems
@@ -20,7 +33,7 @@ from inlay.pml.sources import document_from_string
 from inlay.strict_json import Fault, JSONError, Pairs, read_json, repeated
 from inlay.wording import quote, shown
 
-KINDS = ("module", "param", "union", "role", "import")
+KINDS = ("module", "param", "union", "role", "import", "set")
 """The keys of which an object in ``content`` has one, which says what it is."""
 
 _MOST_TEXTS = 2 * limits.MAX_ELEMENTS  # as many as PML can have between its tags
@@ -33,6 +46,8 @@ _CALLED: dict[type[Form], str] = {
     Turn: "a turn",
     Prompt: "a prompt",
     Import: "an import",
+    ImportSet: "a set",
+    ShortSet: "a set",
     PromptTurn: "a turn",
     ShortImport: "an import",
 }
@@ -56,9 +71,16 @@ _EXPECTED = {
     "import": "a name",
     "arguments": "an object with a text for each parameter",
     "imports": 'a list of names of modules, and objects {"name": …}',
+    "set": f'a list of objects {{"import": …}}, 1 to {limits.MAX_SET} of them',
     "text": "a text",
 }
-_EXPECTED_IN: dict[type[Form], dict[str, str]] = {ShortImport: {**_EXPECTED, "name": "a name"}}
+_EXPECTED_IN: dict[type[Form], dict[str, str]] = {
+    ShortImport: {**_EXPECTED, "name": "a name"},
+    ShortSet: {
+        **_EXPECTED,
+        "set": f'a list of names of modules, and objects {{"name": …}}, 1 to {limits.MAX_SET} of them',
+    },
+}
 
 _DIGITS = 18  # of a whole number that is still taken for one
 _REMEDIES = {

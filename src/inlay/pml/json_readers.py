@@ -8,9 +8,23 @@ from typing import Any
 from inlay.pml import json_form as forms
 from inlay.pml.attributes import TAGS
 from inlay.pml.json_objects import JSONObject, JSONReader, StopError, parse_json
-from inlay.pml.nodes import ROLES, Argument, Import, Module, Param, PromptTurn, Scaffold, Text, Turn, Union, numbered
+from inlay.pml.nodes import (
+    ROLES,
+    Argument,
+    Import,
+    ImportSet,
+    Module,
+    Param,
+    PromptTurn,
+    Scaffold,
+    Text,
+    Turn,
+    Union,
+    numbered,
+)
 from inlay.pml.problems import JSONPlace, Problems
 from inlay.pml.readers import PromptParts
+from inlay.pml.resolve_problems import nested_set, text_in_set
 from inlay.pml.rules import SchemaParts, SchemaRules, Words
 from inlay.pml.scopes import path_of
 from inlay.pml.sources import Folder
@@ -154,6 +168,8 @@ def _misplaced(kind: str, takes: frozenset[str]) -> str:
     """About something that may not stand here. takes: what may."""
     if kind == "import":
         return 'an import stands in a schema, but only prompts import; write {"module": …} to define a module'
+    if kind == "set":
+        return "a set stands in a schema, but only prompts have sets; write what stands in it without it"
     what = {"param": "a parameter", "role": "a turn"}.get(kind, f"a {kind}")
     if kind == "param":
         return f"{what} stands outside a module; move it into one"
@@ -164,8 +180,9 @@ def _misplaced(kind: str, takes: frozenset[str]) -> str:
     return "a text stands directly in a union; put it into a module"
 
 
-_INSIDE = frozenset(("import",))
-_TOP_LEVEL = frozenset(("import", "role"))
+_INSIDE = frozenset(("import", "set"))
+_TOP_LEVEL = _INSIDE | {"role"}
+_IN_SET = frozenset(("import",))
 
 
 def read_prompt_json(data: bytes, source: str) -> PromptParts:
@@ -198,20 +215,26 @@ class _PromptReader(JSONReader):
         nodes = self._content(root, place, _TOP_LEVEL, 2) or (*self._short(root, place, 2), *self._text(root, place))
         return PromptParts(self.label(root, "schema", place), nodes, place.key("schema"))
 
-    def _short(self, parent: JSONObject, place: JSONPlace, depth: int) -> tuple[Import, ...]:
+    def _short(self, parent: JSONObject, place: JSONPlace, depth: int) -> tuple[Import | ImportSet, ...]:
         """The imports of the short form. depth: how many objects are nested in its list, its own members counted."""
-        nodes = []
+        nodes: list[Import | ImportSet] = []
         for raw, where in self.members(parent, "imports", place):
-            if isinstance(raw, str):
-                self.count_object(where)
-                nodes.append(Import(self.path(raw, where), (), (), where.named("import", raw)))
-            elif isinstance(raw, JSONObject):
-                nodes.append(self._short_import(raw, where, depth))
-            else:
-                self.add(
-                    where, f'this is {shown(raw, kind=True)}; write the name of a module, or an object {{"name": …}}'
-                )
+            if isinstance(raw, JSONObject) and "set" in raw:
+                self.check(raw, forms.ShortSet, where, depth)
+                of = [self._short_member(one, at, depth + 1) for one, at in self.members(raw, "set", where)]
+                nodes.append(ImportSet(tuple(one for one in of if one is not None), where))
+            elif (node := self._short_member(raw, where, depth)) is not None:
+                nodes.append(node)
         return tuple(nodes)
+
+    def _short_member(self, raw: Any, place: JSONPlace, depth: int) -> Import | None:
+        if isinstance(raw, str):
+            self.count_object(place)
+            return Import(self.path(raw, place), (), (), place.named("import", raw))
+        if isinstance(raw, JSONObject):
+            return self._short_import(raw, place, depth)
+        self.add(place, f'this is {shown(raw, kind=True)}; write the name of a module, or an object {{"name": …}}')
+        return None
 
     def _short_import(self, raw: JSONObject, place: JSONPlace, depth: int) -> Import:
         if isinstance(raw.get("name"), str):
@@ -226,9 +249,9 @@ class _PromptReader(JSONReader):
 
     def _content(
         self, parent: JSONObject, place: JSONPlace, takes: frozenset[str], depth: int
-    ) -> tuple[Text | Import | PromptTurn, ...]:
+    ) -> tuple[Text | Import | ImportSet | PromptTurn, ...]:
         """The nodes that a list holds. depth: how many objects are nested in it, its own members counted."""
-        nodes: list[Text | Import | PromptTurn] = []
+        nodes: list[Text | Import | ImportSet | PromptTurn] = []
         for raw, where in self.members(parent, "content", place):
             if isinstance(raw, str):
                 self.count_text(where)
@@ -238,11 +261,26 @@ class _PromptReader(JSONReader):
                     self.add(where, _misplaced_in_prompt(kind))
                 elif kind == "import":
                     nodes.append(self._import(raw, where, depth))
+                elif kind == "set":
+                    nodes.append(self._set(raw, where, depth))
                 else:
                     nodes.append(self._turn(raw, where, depth))
         return tuple(nodes)
 
-    def _inner(self, raw: JSONObject, place: JSONPlace, depth: int) -> tuple[Text | Import, ...]:
+    def _set(self, raw: JSONObject, place: JSONPlace, depth: int) -> ImportSet:
+        self.check(raw, forms.ImportSet, place, depth)
+        imports = []
+        for each, where in self.members(raw, "set", place):
+            if isinstance(each, str):
+                self.add(where, text_in_set())
+            elif kind := self.kind(each, where, _IN_SET):
+                if kind == "import":
+                    imports.append(self._import(each, where, depth + 1))
+                else:
+                    self.add(where, nested_set() if kind == "set" else _misplaced_in_prompt(kind))
+        return ImportSet(tuple(imports), place)
+
+    def _inner(self, raw: JSONObject, place: JSONPlace, depth: int) -> tuple[Text | Import | ImportSet, ...]:
         nodes = self._content(raw, place, _INSIDE, depth + 1)
         return tuple(node for node in nodes if not isinstance(node, PromptTurn))
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from inlay.errors import ParameterError, PMLError
 from inlay.pml.json_readers import read_prompt_json, read_schema_json
-from inlay.pml.nodes import MAX_DEPTH, Import, Meta, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
+from inlay.pml.nodes import MAX_DEPTH, Import, ImportSet, Meta, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
 from inlay.pml.sources import document_from_string
 from inlay.wording import quote
 
-_Node = Text | Param | Module | Union | Turn | Import | PromptTurn
+_Node = Text | Param | Module | Union | Turn | Import | ImportSet | PromptTurn
 _Value = dict[str, Any]
 
 _WIDTH = 100  # characters of a line that holds a whole list or object
@@ -39,7 +39,7 @@ def write_schema_json(
     return _checked(document, f"schema {quote(name)}", lambda data, what: read_schema_json(data, what, None))
 
 
-def write_prompt_json(schema: str, children: Iterable[Text | Import | PromptTurn]) -> str:
+def write_prompt_json(schema: str, children: Iterable[Text | Import | ImportSet | PromptTurn]) -> str:
     """A prompt as JSON that ends in a line break; reads back to the same nodes, all but their places.
 
     schema: the name of its schema.     Raises ParameterError for nodes that break the rules of PML.
@@ -68,7 +68,7 @@ def _content(nodes: Iterable[_Node], depth: int) -> str | list[str | _Value]:
     return content[0] if len(content) == 1 and isinstance(content[0], str) else content
 
 
-def _value(node: Param | Module | Union | Turn | Import | PromptTurn, depth: int) -> _Value:
+def _value(node: Param | Module | Union | Turn | Import | ImportSet | PromptTurn, depth: int) -> _Value:
     if depth > MAX_DEPTH:
         raise ParameterError(f"objects would be nested more than {MAX_DEPTH} deep; nest less deeply")
     if isinstance(node, Param):
@@ -83,6 +83,8 @@ def _value(node: Param | Module | Union | Turn | Import | PromptTurn, depth: int
         return told | {"union": [_value(member, depth + 1) for member in node.members]}
     if isinstance(node, Import):
         return _import(node, depth)
+    if isinstance(node, ImportSet):
+        return {"set": [_value(each, depth + 1) for each in node.imports]}
     told = _meta(node.meta, "a turn") if isinstance(node, Turn) else {}
     return {"role": node.role} | told | {"content": _content(node.children, depth)}
 

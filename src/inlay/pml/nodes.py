@@ -115,7 +115,15 @@ class Import:
 
     name: str
     arguments: tuple[Argument, ...]
-    children: tuple[Text | Import, ...]
+    children: tuple[Text | Import | ImportSet, ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSet:
+    """Imports whose order is free: the engine chooses it, by what is stored (engine/order.py)."""
+
+    imports: tuple[Import, ...]
     place: Place
 
 
@@ -124,7 +132,7 @@ class PromptTurn:
     """A chat turn that a prompt adds."""
 
     role: str
-    children: tuple[Text | Import, ...]
+    children: tuple[Text | Import | ImportSet, ...]
     place: Place
 
 
@@ -156,4 +164,5 @@ MAX_ATTRIBUTES = 1_000  # of one element
 MAX_ATTRIBUTE_CHARACTERS = 2**20  # of one attribute's value
 MAX_NAME_CHARACTERS = 256
 MAX_PARAM_LENGTH = 1_000_000  # tokens
+MAX_SET = 64  # imports of one set: each of them may stand at each of its places
 MAX_PROBLEMS = 20  # that one error shows

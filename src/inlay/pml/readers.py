@@ -10,6 +10,7 @@ from inlay.pml.nodes import (
     ROLES,
     Argument,
     Import,
+    ImportSet,
     Meta,
     Module,
     Param,
@@ -22,7 +23,7 @@ from inlay.pml.nodes import (
 )
 from inlay.pml.parser import Element, Run, is_white, parse, settle
 from inlay.pml.problems import Problems
-from inlay.pml.resolve_problems import misplaced_tag, misplaced_text
+from inlay.pml.resolve_problems import misplaced_tag, misplaced_text, nested_set, text_in_set
 from inlay.pml.rules import SchemaParts, SchemaRules, Words
 from inlay.pml.scopes import path_of
 from inlay.pml.sources import Folder
@@ -214,7 +215,7 @@ class PromptParts:
     """What a prompt file holds."""
 
     schema: str
-    children: tuple[Text | Import | PromptTurn, ...]
+    children: tuple[Text | Import | ImportSet | PromptTurn, ...]
     place: Place
 
 
@@ -239,7 +240,7 @@ class _PromptReader:
             return None
         self._attributes.check(root)
         preserve = self._attributes.preserve(root, inherited=False)
-        children: list[Text | Import | PromptTurn] = []
+        children: list[Text | Import | ImportSet | PromptTurn] = []
         for index, child in enumerate(root.children):
             if isinstance(child, Element) and child.tag in ROLES:
                 children.append(self._turn(child, preserve))
@@ -253,17 +254,32 @@ class _PromptReader:
         preserve = self._attributes.preserve(element, preserve)
         return PromptTurn(element.tag, self._content(element, preserve), element.place)
 
-    def _content(self, parent: Element, preserve: bool) -> tuple[Text | Import, ...]:
+    def _content(self, parent: Element, preserve: bool) -> tuple[Text | Import | ImportSet, ...]:
         return tuple(node for child in parent.children for node in self._child(child, parent, preserve))
 
-    def _child(self, child: Element | Run, parent: Element, preserve: bool) -> list[Text | Import]:
+    def _child(self, child: Element | Run, parent: Element, preserve: bool) -> list[Text | Import | ImportSet]:
         if isinstance(child, Run):
             text = child.text if preserve else settle(child.text)
             return [Text(text, child.place)] if text else []
+        if child.tag == "set":
+            return [self._set(child, preserve)]
         if child.tag in TAGS:
             self._problems.add(child.place, _misplaced(child.tag, parent.tag))
             return []
         return [self._import(child, preserve)]
+
+    def _set(self, element: Element, preserve: bool) -> ImportSet:
+        self._attributes.check(element)
+        imports: list[Import] = []
+        for child in element.children:
+            if isinstance(child, Run):
+                if not is_white(child.text):
+                    self._problems.add(child.place, text_in_set())
+            elif child.tag in TAGS:
+                self._problems.add(child.place, _misplaced(child.tag, element.tag))
+            else:
+                imports.append(self._import(child, preserve))
+        return ImportSet(tuple(imports), element.place)
 
     def _import(self, element: Element, preserve: bool) -> Import:
         arguments = tuple(
@@ -280,7 +296,7 @@ def _misplaced(tag: str, parent: str) -> str:
         remedy = f"close <{clip(parent)}> first"
         return f"<{tag}> stands inside <{clip(parent)}>; chat tags stand at the top level of a prompt: {remedy}"
     if tag == "set":
-        return "<set> is a tag that PML reserves, and means nothing in prompts; write what stands in it without it"
+        return nested_set()
     if tag == "prompt":
         return "<prompt> stands inside another; keep one <prompt> in a file, as its outermost tag"
     return f"<{tag}> is a tag of schemas; to import a module write its name as a tag, as in <miami/>"

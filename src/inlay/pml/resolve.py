@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inlay.errors import Place
 from inlay.pml import resolve_problems as sentences
-from inlay.pml.nodes import Argument, Import, Module, Param, PromptTurn, Text, Turn, Union
+from inlay.pml.nodes import MAX_SET, Argument, Import, ImportSet, Module, Param, PromptTurn, Text, Turn, Union
 from inlay.pml.problems import Problems
 from inlay.pml.rules import Border, Level, Slot
 from inlay.pml.schema import Prompt, Schema
@@ -64,17 +64,50 @@ class TurnEnd:
     own: bool
 
 
-Item = SchemaText | Filled | NewText | TurnStart | TurnEnd
+@dataclass(frozen=True, slots=True)
+class SetStart:
+    """Imports begin whose order is free. number: of the set among ``Resolved.sets``."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStart:
+    """The next import of a set begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetEnd:
+    """A set ends."""
+
+
+Item = SchemaText | Filled | NewText | TurnStart | TurnEnd | SetStart | MemberStart | SetEnd
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSet:
+    """A set of imports. names: in the order in which they stand in the items, by their paths.
+
+    why_fixed: the reason why they stand in this order alone; "" where any order is as good. Items have no borders of
+    such a set.
+    """
+
+    names: tuple[str, ...]
+    why_fixed: str = ""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A prompt that fits its schema: what it says, in order, and which modules it imports, by their paths."""
+    """A prompt that fits its schema: what it says, in order, and which modules it imports, by their paths.
+
+    sets: in the order of the prompt.
+    """
 
     schema: Schema
     items: tuple[Item, ...]
     imported: frozenset[str]
     source: str
+    sets: tuple[ResolvedSet, ...] = ()
 
 
 _Arguments = Mapping[str, Argument]
@@ -84,7 +117,8 @@ def resolve(schema: Schema, prompt: Prompt, *, moves: bool = False) -> Resolved:
     """What the prompt says, as one list of items in order.
 
     Imports follow the schema's order. With ``moves``, those between which the schema has no always-present text, no
-    parameter and no border of a turn may stand in any order. Raises PMLError with every problem found.
+    parameter and no border of a turn may stand in any order. Imports of a set follow the schema's order where they may
+    not. Raises PMLError with every problem found.
     """
     problems = Problems(prompt.source)
     resolver = _Resolver(schema, moves, problems)
@@ -95,40 +129,62 @@ def resolve(schema: Schema, prompt: Prompt, *, moves: bool = False) -> Resolved:
         items = []
         problems.add(prompt.place or Place(prompt.source), sentences.other_schema(prompt.schema, schema.name))
     problems.raise_any()
-    return Resolved(schema, tuple(items), frozenset(resolver.imported), prompt.source)
+    return Resolved(schema, tuple(items), frozenset(resolver.imported), prompt.source, resolver.in_order())
 
 
 @dataclass(slots=True)
 class _Placed:
-    """An import with its place in the schema, and the new text that goes with it."""
+    """An import with its place in the schema, and the new text that goes with it.
+
+    of: the number of the set of which it may stand at any place; None for one that has one place.
+    member: whether it is of a set at all. inside: whether it is, or stands in an import that is.
+    """
 
     node: Import
     slot: Slot
     before: list[NewText] = field(default_factory=list)
     after: list[NewText] = field(default_factory=list)
+    of: int | None = None
+    member: bool = False
+    inside: bool = False
 
 
 class _Resolver:
     def __init__(self, schema: Schema, moves: bool, problems: Problems) -> None:
         self.imported: dict[str, Import] = {}  # by path
+        self.sets: dict[int, ResolvedSet] = {}  # by number
+        self._numbers: dict[int, int] = {}  # of the prompt's sets in the order in which they are written, by identity
         self._schema = schema
         self._moves = moves
         self._problems = problems
 
+    def in_order(self) -> tuple[ResolvedSet, ...]:
+        """The prompt's sets."""
+        return tuple(self.sets[number] for number in range(len(self._numbers)))
+
     def prompt(self, prompt: Prompt) -> list[Item]:
         """All items of the prompt."""
+        self._number(prompt.children)
         loose = self._loose(prompt)
         turns = [child for child in prompt.children if isinstance(child, PromptTurn)]
         modules_alone = all(isinstance(child, Module | Union) for child in self._schema.children)
-        if modules_alone and any(isinstance(child, Import) for turn in turns for child in turn.children):
+        if modules_alone and any(isinstance(child, Import | ImportSet) for turn in turns for child in turn.children):
             if loose:
                 self._problems.add(loose[0].place, sentences.loose_beside_turns(loose[0], self._schema.name))
             return self._turns_around_imports(turns)
         return self._top_level(loose) + [item for turn in turns for item in self._turn_of_text(turn)]
 
-    def _loose(self, prompt: Prompt) -> list[Text | Import]:
+    def _number(self, nodes: Iterable[Text | Import | ImportSet | PromptTurn]) -> None:
+        for node in nodes:
+            if isinstance(node, ImportSet):
+                self._numbers[id(node)] = len(self._numbers)
+                self._number(node.imports)
+            elif not isinstance(node, Text):
+                self._number(node.children)
+
+    def _loose(self, prompt: Prompt) -> list[Text | Import | ImportSet]:
         """What stands in no turn of the prompt; it has to stand before them."""
-        loose: list[Text | Import] = []
+        loose: list[Text | Import | ImportSet] = []
         turn: PromptTurn | None = None
         for child in prompt.children:
             if isinstance(child, PromptTurn):
@@ -139,7 +195,7 @@ class _Resolver:
                 loose.append(child)
         return loose
 
-    def _top_level(self, loose: list[Text | Import]) -> list[Item]:
+    def _top_level(self, loose: list[Text | Import | ImportSet]) -> list[Item]:
         placed, rest = self._place(loose, ())
         self._check_order(placed)
         items = self._merge(self._schema.levels[None], placed, (), {})
@@ -150,12 +206,14 @@ class _Resolver:
     def _turn_of_text(self, turn: PromptTurn) -> list[Item]:
         items: list[Item] = [TurnStart(turn.role, True, turn.place)]
         for child in turn.children:
-            if isinstance(child, Import):
-                has = "chat turns" if self._schema.has_turns else "text"
-                message = sentences.import_in_turn(child.name, self._schema.name, has, turn.role)
-                self._problems.add(child.place, message)
-            else:
+            if isinstance(child, Text):
                 items.append(NewText(child.text, child.place))
+                continue
+            if isinstance(child, ImportSet) and not child.imports:
+                self._problems.add(child.place, sentences.empty_set())
+            for node in child.imports if isinstance(child, ImportSet) else (child,):
+                has = "chat turns" if self._schema.has_turns else "text"
+                self._problems.add(node.place, sentences.import_in_turn(node.name, self._schema.name, has, turn.role))
         return [*items, TurnEnd(turn.role, True)]
 
     def _turns_around_imports(self, turns: list[PromptTurn]) -> list[Item]:
@@ -165,29 +223,64 @@ class _Resolver:
         for turn in turns:
             items.append(TurnStart(turn.role, True, turn.place))
             placed, rest = self._place(turn.children, ())
-            for one in placed:
-                imported = self._import(one, ())
-                if any(isinstance(item, TurnStart) for item in imported):
+            imported = [self._import(one, ()) for one in placed]
+            for one, inside in zip(placed, imported, strict=True):
+                if any(isinstance(item, TurnStart) for item in inside):
                     self._problems.add(one.node.place, sentences.turns_in_turn(one.node.name, turn.role))
-                items += imported
-            items += [*rest, TurnEnd(turn.role, True)]
+            items += [*_with_borders(placed, imported), *rest, TurnEnd(turn.role, True)]
             order += placed
         self._check_order(order)
         return items
 
-    def _place(self, parts: Iterable[Text | Import], owner: tuple[str, ...]) -> tuple[list[_Placed], list[NewText]]:
+    def _place(
+        self, parts: Iterable[Text | Import | ImportSet], owner: tuple[str, ...], *, inside: bool = False
+    ) -> tuple[list[_Placed], list[NewText]]:
         """The imports of one level, with the new text around them, and the new text that ends the level."""
         placed: list[_Placed] = []
         waiting: list[NewText] = []
         for part in opened(parts):
             if isinstance(part, Text):
                 waiting.append(NewText(part.text, part.place))
-            elif slot := self._slot(part, owner):
-                one = _Placed(part, slot)
-                (placed[-1].after if placed else one.before).extend(waiting)
-                placed.append(one)
+                continue
+            several = self._set(part, owner, inside) if isinstance(part, ImportSet) else self._one(part, owner, inside)
+            if several:
+                (placed[-1].after if placed else several[0].before).extend(waiting)
+                placed += several
                 waiting = []
         return placed, waiting
+
+    def _one(self, node: Import, owner: tuple[str, ...], inside: bool, *, member: bool = False) -> list[_Placed]:
+        slot = self._slot(node, owner)
+        return [] if slot is None else [_Placed(node, slot, member=member, inside=inside or member)]
+
+    def _set(self, node: ImportSet, owner: tuple[str, ...], inside: bool) -> list[_Placed]:
+        """The imports of a set: as they are written where their order is free, and else as the schema has them."""
+        number = self._numbers[id(node)]
+        if inside:
+            self._problems.add(node.place, sentences.nested_set())
+        if not node.imports:
+            self._problems.add(node.place, sentences.empty_set())
+        if len(node.imports) > MAX_SET:
+            self._problems.add(node.place, sentences.large_set(len(node.imports)))
+            return []
+        placed = [one for each in opened(node.imports) for one in self._one(each, owner, inside, member=True)]
+        why_fixed = self._why_fixed(placed)
+        if why_fixed:
+            placed.sort(key=lambda one: one.slot)
+        else:
+            for one in placed:
+                one.of = number
+        self.sets[number] = ResolvedSet(tuple(path_of((*owner, one.node.name)) for one in placed), why_fixed)
+        return placed
+
+    def _why_fixed(self, placed: Sequence[_Placed]) -> str:
+        if len(placed) < 2:
+            return "it is alone"
+        if not self._moves:
+            return "under positions 'schema' modules stand where their schema has them"
+        if len({one.slot.zone for one in placed}) > 1:
+            return "the schema has text, a parameter or a turn's border between them"
+        return ""
 
     def _slot(self, node: Import, owner: tuple[str, ...]) -> Slot | None:
         """Where the import goes at this level, or None after a problem."""
@@ -232,8 +325,9 @@ class _Resolver:
     def _merge(self, level: Level, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:
         """The level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
         zones: dict[int, list[Item]] = {}
-        for one in placed:
-            zones.setdefault(one.slot.zone, []).extend(self._import(one, owner))
+        for zone in {one.slot.zone: None for one in placed}:
+            inside = [one for one in placed if one.slot.zone == zone]
+            zones[zone] = _with_borders(inside, [self._import(one, owner) for one in inside])
         merged: list[Item] = []
         for zone, piece in enumerate(level.fixed):
             merged += [*zones.get(zone, ()), *self._fixed(piece, owner, arguments)]
@@ -243,10 +337,12 @@ class _Resolver:
         node, inside = one.node, (*owner, one.node.name)
         level = self._schema.levels[path_of(inside)]
         arguments = self._arguments(node, level)
-        placed, rest = self._place(node.children, inside)
+        placed, rest = self._place(node.children, inside, inside=one.inside)
         self._check_order(placed)
         items = _with_rest(self._merge(level, placed, inside, arguments), rest)
-        return [*one.before, *items, *one.after]
+        if one.member and any(isinstance(item, TurnStart) for item in items):
+            self._problems.add(node.place, sentences.turns_in_set(node.name))
+        return items
 
     def _arguments(self, node: Import, level: Level) -> _Arguments:
         arguments: dict[str, Argument] = {}
@@ -278,6 +374,21 @@ class _Resolver:
             return TurnEnd(turn.role, False)
         place = self.imported[path_of(owner)].place if owner else turn.place
         return TurnStart(turn.role, False, place, turn, owner)
+
+
+def _with_borders(placed: Sequence[_Placed], imported: Sequence[list[Item]]) -> list[Item]:
+    """What neighbouring imports say, and the new text around them: text beside a set stays beside all of it."""
+    items: list[Item] = []
+    for number, (one, inside) in enumerate(zip(placed, imported, strict=True)):
+        of = one.of
+        first = of is not None and (number == 0 or placed[number - 1].of != of)
+        last = of is not None and (number + 1 == len(placed) or placed[number + 1].of != of)
+        items += one.before
+        items += [SetStart(of)] if first and of is not None else []
+        items += [MemberStart(), *inside] if of is not None else inside
+        items += [SetEnd()] if last else []
+        items += one.after
+    return items
 
 
 def _ends_in_user_turn(items: list[Item]) -> bool:

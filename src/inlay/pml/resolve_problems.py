@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from inlay.errors import Place
 from inlay.pml.attributes import TAGS, is_name
-from inlay.pml.nodes import ROLES, Import, Text
+from inlay.pml.nodes import MAX_SET, ROLES, Import, ImportSet, Text
 from inlay.pml.problems import Problems, whereabouts
 from inlay.pml.rules import choice
 from inlay.wording import clip, listed, quote
@@ -82,13 +82,38 @@ def out_of_order(name: str, after: str, movable: bool) -> str:
     return f"{message} (with packed positions, their order is free)" if movable else message
 
 
-def loose_after_turn(node: Text | Import, role: str) -> str:
+def text_in_set() -> str:
+    """Text stands among the imports of a set."""
+    return "text stands directly inside <set>, where only imports change places; write it outside, or inside an import"
+
+
+def empty_set() -> str:
+    """A set holds no import."""
+    return "<set> is empty; put the imports into it whose order is free"
+
+
+def large_set(imports: int) -> str:
+    """A set holds too many imports."""
+    return f"<set> has {imports} imports; write at most {MAX_SET} into one"
+
+
+def nested_set() -> str:
+    """A set stands in a set, or in an import in one."""
+    return "<set> stands inside another, whose imports move with all that they hold; delete the inner one"
+
+
+def turns_in_set(name: str) -> str:
+    """A module with chat turns is imported in a set."""
+    return f"{_tag(name)} stands inside <set>, and has chat turns, which keep their order; write it outside <set>"
+
+
+def loose_after_turn(node: Text | Import | ImportSet, role: str) -> str:
     """Something stands outside chat tags, after one."""
     what = _what(node)
     return f"{what} stands after <{role}> and outside chat tags; write it before <{role}>, or inside a chat tag"
 
 
-def loose_beside_turns(node: Text | Import, schema: str) -> str:
+def loose_beside_turns(node: Text | Import | ImportSet, schema: str) -> str:
     """Something stands outside the chat tags of a prompt whose schema is modules alone."""
     remedy = "write everything inside chat tags, or nothing"
     return f"{_what(node)} stands outside chat tags, and schema {quote(schema)} is modules alone; {remedy}"
@@ -100,7 +125,9 @@ def import_in_turn(name: str, schema: str, has: str, role: str) -> str:
     return f"{_tag(name)} stands inside <{role}>, but {why}; write it outside <{role}>, before it"
 
 
-def _what(node: Text | Import) -> str:
+def _what(node: Text | Import | ImportSet) -> str:
+    if isinstance(node, ImportSet):
+        return "<set>"
     return _tag(node.name) if isinstance(node, Import) else "text"
 
 
@@ -123,7 +150,9 @@ def misplaced_tag(tag: str, parent: str, problems: Problems, *, turn: str | None
     if tag == "prompt":
         return f"{inside}; write prompts into files of their own"
     if tag == "set":
-        return f"{inside}; the tag is reserved, and means nothing in schemas: delete it around what stands in it"
+        return (
+            f"{inside}; prompts have sets, and a schema says no order that is free: delete it around what stands in it"
+        )
     if tag == "meta":
         return f"<meta> stands behind other content of <{parent}>; move it to the front"
     if tag in ("param", "parameter"):

@@ -10,22 +10,39 @@ What reads and writes JSON is imported where it is needed: it imports pydantic, 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError, Place
-from inlay.pml.nodes import Argument, Import, Meta, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
+from inlay.pml.nodes import (
+    MAX_SET,
+    Argument,
+    Import,
+    ImportSet,
+    Meta,
+    Module,
+    Param,
+    PromptTurn,
+    Scaffold,
+    Text,
+    Turn,
+    Union,
+)
 from inlay.pml.readers import read_prompt, read_schema
 from inlay.pml.rules import Level, levels_of
-from inlay.pml.scopes import ByPath, path_of
+from inlay.pml.scopes import ByPath, opened, path_of
 from inlay.pml.sources import Folder, document_from_file, document_from_string, is_json
 from inlay.pml.writer import write_prompt, write_schema
 from inlay.wording import clip, counted, html_table, lone_surrogate, quote, shown_path
+
+_PromptNode = Text | Import | ImportSet | PromptTurn
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,7 @@ class Prompt:
     """
 
     schema: str
-    children: tuple[Text | Import | PromptTurn, ...]
+    children: tuple[Text | Import | ImportSet | PromptTurn, ...]
     source: str = "<prompt>"
     place: Place | None = field(default=None, compare=False)
 
@@ -74,6 +91,10 @@ class Prompt:
         parts = read_prompt_json(document_from_json(document, source), source)
         return cls(parts.schema, parts.children, source, parts.place)
 
+    def in_any_order(self) -> Prompt:
+        """This prompt with a set around imports that are neighbours and stand in none."""
+        return replace(self, children=_with_sets(self.children))
+
     def to_pml(self) -> str:
         """The prompt as PML; raises ParameterError for what PML cannot express. See ``writer.write_prompt``."""
         return write_prompt(self.schema, self.children)
@@ -85,7 +106,7 @@ class Prompt:
         return write_prompt_json(self.schema, self.children)
 
 
-def use(name: str, /, *children: str | Import, **arguments: str) -> Import:
+def use(name: str, /, *children: str | Import | ImportSet, **arguments: str) -> Import:
     """Import a module, with new text and imports inside it; raises ParameterError for what is no str.
 
     By its path it comes with the modules around it: ``use("plan/miami")`` is ``use("plan", use("miami"))``.
@@ -95,36 +116,82 @@ def use(name: str, /, *children: str | Import, **arguments: str) -> Import:
     return _import(name, children, arguments)
 
 
+def any_order(*imports: str | Import) -> ImportSet:
+    """Imports whose order is free, as ``<set>`` has it: names of modules, or ``use(…)``.
+
+    Raises ParameterError for what is neither.
+    """
+    place = _caller()
+    nodes = []
+    for one in imports:
+        if not isinstance(one, str | Import):
+            raise ParameterError(f"any_order takes str and use(…), not {type(one).__name__}; write names of modules")
+        nodes.append(one if isinstance(one, Import) else _import(one, (), {}))
+    return ImportSet(tuple(nodes), place)
+
+
+def _with_sets(nodes: Iterable[_PromptNode]) -> tuple[_PromptNode, ...]:
+    """The nodes, imports that are neighbours as one set; what stands inside these keeps its order."""
+    made: list[_PromptNode] = []
+    for may_move, group in groupby(opened(nodes), _may_move):
+        members = list(group)
+        imports = [one for one in members if isinstance(one, Import)]
+        if may_move and len(imports) > 1:
+            for first in range(0, len(imports), MAX_SET):
+                made.append(ImportSet(tuple(imports[first : first + MAX_SET]), imports[first].place))
+            continue
+        for one in members:
+            if isinstance(one, Import | PromptTurn):
+                inside = tuple(each for each in _with_sets(one.children) if not isinstance(each, PromptTurn))
+                made.append(replace(one, children=inside))
+            else:
+                made.append(one)
+    return tuple(made)
+
+
+def _may_move(node: _PromptNode) -> bool:
+    """Whether a node may stand in a set: an import without a set of its own."""
+    return isinstance(node, Import) and not _holds_set(node)
+
+
+def _holds_set(node: Import) -> bool:
+    return any(isinstance(one, ImportSet) or (isinstance(one, Import) and _holds_set(one)) for one in node.children)
+
+
 @dataclass(frozen=True)
 class PromptBuilder:
     """The prompt so far. Made by ``Schema.prompt()``."""
 
     schema: str
     place: Place
-    children: tuple[Text | Import | PromptTurn, ...] = ()
+    children: tuple[Text | Import | ImportSet | PromptTurn, ...] = ()
 
     @classmethod
     def for_schema(cls, schema: str) -> PromptBuilder:
         """An empty prompt of the schema of this name."""
         return cls(schema, _caller())
 
-    def use(self, name: str, /, *children: str | Import, **arguments: str) -> PromptBuilder:
+    def use(self, name: str, /, *children: str | Import | ImportSet, **arguments: str) -> PromptBuilder:
         """Import a module, as the function ``use`` does."""
         return self._and(_import(name, children, arguments))
+
+    def any_order(self, *imports: str | Import) -> PromptBuilder:
+        """Import modules whose order is free, as the function ``any_order`` does."""
+        return self._and(any_order(*imports))
 
     def text(self, text: str) -> PromptBuilder:
         """Say something that is not in the schema."""
         return self._and(*_nodes("text", (_checked("text", text),)))
 
-    def system(self, *parts: str | Import) -> PromptBuilder:
+    def system(self, *parts: str | Import | ImportSet) -> PromptBuilder:
         """Add a system turn."""
         return self._and(PromptTurn("system", _nodes("system", parts), _caller()))
 
-    def user(self, *parts: str | Import) -> PromptBuilder:
+    def user(self, *parts: str | Import | ImportSet) -> PromptBuilder:
         """Add a user turn."""
         return self._and(PromptTurn("user", _nodes("user", parts), _caller()))
 
-    def assistant(self, *parts: str | Import) -> PromptBuilder:
+    def assistant(self, *parts: str | Import | ImportSet) -> PromptBuilder:
         """Add an assistant turn."""
         return self._and(PromptTurn("assistant", _nodes("assistant", parts), _caller()))
 
@@ -132,21 +199,21 @@ class PromptBuilder:
         """The prompt."""
         return Prompt(self.schema, self.children, self.place.source, self.place)
 
-    def _and(self, *nodes: Text | Import | PromptTurn) -> PromptBuilder:
+    def _and(self, *nodes: Text | Import | ImportSet | PromptTurn) -> PromptBuilder:
         return replace(self, children=(*self.children, *nodes))
 
 
-def _import(name: str, children: tuple[str | Import, ...], arguments: Mapping[str, str]) -> Import:
+def _import(name: str, children: tuple[str | Import | ImportSet, ...], arguments: Mapping[str, str]) -> Import:
     place = _caller()
     values = tuple(Argument(key, _checked(f"argument {quote(key)}", value), place) for key, value in arguments.items())
     return Import(_checked("a module's name", name), values, _nodes("use", children), place)
 
 
-def _nodes(where: str, parts: tuple[str | Import, ...]) -> tuple[Text | Import, ...]:
+def _nodes(where: str, parts: tuple[str | Import | ImportSet, ...]) -> tuple[Text | Import | ImportSet, ...]:
     place = _caller()
-    nodes: list[Text | Import] = []
+    nodes: list[Text | Import | ImportSet] = []
     for part in parts:
-        if isinstance(part, Import):
+        if isinstance(part, Import | ImportSet):
             nodes.append(part)
         elif not isinstance(part, str):
             raise ParameterError(f"{where} takes str and use(…), not {type(part).__name__}; convert it with str(…)")
@@ -267,6 +334,11 @@ class Schema:
     def has_turns(self) -> bool:
         """Whether the schema has chat turns outside of modules."""
         return any(isinstance(child, Turn) for child in self.children)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of all that it says, in hexadecimal: the same wherever it was read."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def prompt(self) -> PromptBuilder:
         """A builder for a prompt of this schema."""

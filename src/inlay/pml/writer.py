@@ -20,14 +20,27 @@ from itertools import zip_longest
 
 from inlay.errors import ParameterError, PMLError
 from inlay.pml.attributes import TAGS, is_in_namespace, is_name
-from inlay.pml.nodes import MAX_DEPTH, ROLES, Import, Meta, Module, Param, PromptTurn, Scaffold, Text, Turn, Union
+from inlay.pml.nodes import (
+    MAX_DEPTH,
+    ROLES,
+    Import,
+    ImportSet,
+    Meta,
+    Module,
+    Param,
+    PromptTurn,
+    Scaffold,
+    Text,
+    Turn,
+    Union,
+)
 from inlay.pml.parser import is_white, settle
 from inlay.pml.readers import read_prompt, read_schema
 from inlay.pml.scopes import names_of, opened, path_of
 from inlay.pml.sources import document_from_string
 from inlay.wording import clip, quote
 
-_Node = Text | Param | Module | Union | Turn | Scaffold | Import | PromptTurn
+_Node = Text | Param | Module | Union | Turn | Scaffold | Import | ImportSet | PromptTurn
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -80,7 +93,7 @@ def write_schema(
     return text
 
 
-def write_prompt(schema: str, children: Iterable[Text | Import | PromptTurn]) -> str:
+def write_prompt(schema: str, children: Iterable[Text | Import | ImportSet | PromptTurn]) -> str:
     """A prompt as PML that ends in a line break; reads back to the same nodes, all but their places.
 
     schema: the name of its schema. Raises ParameterError for what PML cannot express: characters that XML cannot carry,
@@ -139,7 +152,7 @@ def _refuse_layout(content: list[Tag | str], what: str) -> None:
                     raise ParameterError(f"{what} cannot be written as PML: {beside}; leave it out, or use to_json()")
 
 
-def _tag(node: Param | Module | Union | Turn | Scaffold | Import | PromptTurn, depth: int) -> Tag:
+def _tag(node: Param | Module | Union | Turn | Scaffold | Import | ImportSet | PromptTurn, depth: int) -> Tag:
     if depth > MAX_DEPTH:
         raise ParameterError(f"tags would be nested more than {MAX_DEPTH} deep; nest less deeply")
     if isinstance(node, Param):
@@ -157,6 +170,8 @@ def _tag(node: Param | Module | Union | Turn | Scaffold | Import | PromptTurn, d
         return _with_meta(union, node.meta, "a union")
     if isinstance(node, Import):
         return _import(node, depth)
+    if isinstance(node, ImportSet):
+        return Tag("set", children=_content(node.imports, "a set", depth), only_layout=True)
     if node.role not in ROLES:
         raise ParameterError(f"{quote(node.role)} is no role; use one of {', '.join(ROLES)}")
     turn = Tag(node.role, children=_content(node.children, f"<{node.role}>", depth), flow=Flow.TURN)

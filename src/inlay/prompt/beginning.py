@@ -7,7 +7,7 @@ those it belongs to somebody, also over a public schema: nobody learns what othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from inlay.kv.identity import Context, TokenRun
@@ -23,13 +23,19 @@ class Node:
     """A part of a beginning, which others may share up to here.
 
     run: its tokens, behind what stands before them. key: the digest behind it; equal keys mean equal beginnings.
-    parts: how many of the prompt's parts the beginning has up to here. module: whether it ends in one.
+    parts: how many of the prompt's parts the beginning has up to here.
+    segments: the keys of those that it could be read from where it is a module; none where it is not.
     """
 
     run: TokenRun
     key: bytes
     parts: int
-    module: bool
+    segments: tuple[bytes, ...]
+
+    @property
+    def module(self) -> bool:
+        """Whether it is one."""
+        return bool(self.segments)
 
 
 class Beginning:
@@ -56,6 +62,11 @@ class Beginning:
     def splice(self, parts: int) -> Splice:
         """What its first parts attend to."""
         return splice_parts(self._parts[:parts], salt=self._salt, in_place=self._whose, adapter=self.adapter)
+
+    @property
+    def whose(self) -> bytes:
+        """The salt under which what is read in place of modules is kept."""
+        return self._whose.salt
 
     def stored(self, longest: Callable[[TokenRun], int]) -> int:
         """How many nodes are stored, from the first on. longest: how many tokens of a run are."""
@@ -88,7 +99,7 @@ class Beginning:
             if rest is None or not rest.ids:
                 rest = next(runs)
             run, rest = rest.beginning(len(part.ids)), rest.rest(len(part.ids))
-            yield Node(run, rest.digest, number, bool(part.candidates))
+            yield Node(run, rest.digest, number, tuple(spec.key for spec in part.candidates))
 
 
 def beginning_of(request: EngineRequest) -> Beginning | None:
@@ -102,15 +113,36 @@ def beginning_of(request: EngineRequest) -> Beginning | None:
     return Beginning(parts[:end], exact, salt, adapter) if end > exact else None
 
 
+@dataclass(frozen=True, slots=True)
+class AsModules:
+    """A beginning of modules that are exact where they stand. salt, adapter: of the request.
+
+    record: of them, at the positions that they are encoded at; shift: how far from these they stand.
+    """
+
+    salt: bytes
+    record: Context
+    shift: int = 0
+
+    @classmethod
+    def none(cls, salt: bytes, adapter: bytes) -> AsModules:
+        """That of a prompt of which nothing stands yet."""
+        return cls(salt, Context.under(adapter))
+
+    def longer(self, parts: Iterable[PromptPart]) -> tuple[int, AsModules]:
+        """How many of the next parts are exact as modules that are encoded wherever they are missing, and with them."""
+        record, shift, count = self.record, self.shift, 0
+        for part in parts:
+            if not part.encode:
+                break
+            spec = part.candidates[-1]
+            here = record.keep_private(self.salt if part.owned else b"")
+            if spec.digest != here.digest(part.start - shift):
+                break
+            record, shift, count = spec.record, part.start - spec.start, count + 1
+        return count, AsModules(self.salt, record, shift)
+
+
 def _exact(parts: tuple[PromptPart, ...], salt: bytes, adapter: bytes) -> int:
     """How many parts, from the first on, are exact as modules that are encoded wherever they are missing."""
-    record, shift = Context.under(adapter), 0  # of the modules up to here, at the positions that they are encoded at
-    for number, part in enumerate(parts):
-        if not part.encode:
-            return number
-        spec = part.candidates[-1]
-        here = record.keep_private(salt if part.owned else b"")
-        if spec.digest != here.digest(part.start - shift):
-            return number
-        record, shift = spec.record, part.start - spec.start
-    return len(parts)
+    return AsModules.none(salt, adapter).longer(parts)[0]

@@ -103,6 +103,8 @@ def check_messages(messages: Sequence[Message]) -> None:
                 f"a chat message is {show(message)}; it needs a 'role' and a 'content' of text, or of parts "
                 "{'type': 'text', 'text': …}"
             )
+        if message.get("order") not in (None, "any"):
+            raise ParameterError(f"order is {show(message['order'])} in a chat message; write 'any', or leave it out")
         for call in _listed(message.get("tool_calls"), "tool_calls"):
             if not isinstance(_function(call).get("arguments"), Mapping):
                 raise ParameterError(
@@ -204,6 +206,32 @@ def has_modules(prompt: Any) -> bool:
     contents = (message.get("content") for message in messages or ())
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
     return any(isinstance(part, Mapping) and is_marked(part) for part in parts)
+
+
+def in_any_order(prompt: Any) -> Any:
+    """A prompt in which the order of neighbours is free: of a schema's modules, or of marked parts of messages.
+
+    Raises ParameterError for one that has neither.
+    """
+    if isinstance(prompt, (Prompt, PromptBuilder)):
+        return as_prompt(prompt).in_any_order()
+    messages: Any = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
+    if not is_conversation(messages):
+        raise ParameterError(
+            "order is 'any', and a text or token ids have no modules that could change places; leave it out"
+        )
+    made = Conversation(
+        [{**message, "order": "any"} if has_modules([message]) else message for message in messages],
+        *((messages.tools, messages.options) if isinstance(messages, Conversation) else ()),
+    )
+    return {**prompt, "messages": made} if isinstance(prompt, Mapping) else made
+
+
+def check_order(order: object) -> bool:
+    """Whether the order of all modules is free. Raises ParameterError for what says neither."""
+    if order not in (None, "any"):
+        raise ParameterError(f"order is {show(order)}; write 'any', or None for the order in which modules are written")
+    return order is not None
 
 
 def is_marked(part: Mapping[str, Any]) -> bool:

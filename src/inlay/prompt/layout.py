@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
@@ -124,6 +125,19 @@ class SchemaLayout:
     def text_of(self, order: int) -> str:
         """A text node as it is laid out: a chat template may strip the ends of a turn."""
         return self._texts.get(order, "")
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells it from other schemas of its name: made of its own text, not of what a chat template writes."""
+        hashed = sha256()
+        for entry in self.entries:
+            own: list[object] = [entry.owner]
+            if isinstance(entry, Hole):
+                own += [entry.param.name, entry.length, entry.default, entry.scaffold]
+            else:
+                own += [part.text for part in entry.parts if part.node is not None]
+            hashed.update(repr(own).encode("utf-8", "surrogatepass"))
+        return hashed.hexdigest()
 
     @cached_property
     def uncached(self) -> frozenset[Owner]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from threading import Lock
 
 from inlay.errors import Place
+from inlay.prompt.free_order import FreeSet
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 
 _SHARED = 2**20  # more tokens than vocabularies have, and more positions than prompts
@@ -48,7 +49,8 @@ class Placed:
 class PromptLayout:
     """A prompt as parts in the order of their positions.
 
-    place: where it was written, if it has a schema. public: whether that schema is everybody's.
+    place: where it was written, if it has a schema. public: whether that schema is everybody's. sets: members of it
+    that change places, in the order of the prompt.
     """
 
     schema: SchemaLayout | None
@@ -57,6 +59,7 @@ class PromptLayout:
     imported: frozenset[str] = frozenset()
     place: Place | None = None
     public: bool = False
+    sets: tuple[FreeSet, ...] = ()
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
@@ -69,9 +72,20 @@ class PromptLayout:
         """The position behind its last token."""
         return max((part.end for part in self.parts if part.ids), default=0)
 
+    @property
+    def marked_end(self) -> int:
+        """The position behind the last of its parts that is a schema's text, or marked; 0 where there is none."""
+        origins = ((part, part.origin) for part in self.parts)
+        marked = (part.end for part, origin in origins if isinstance(origin, TextRun | Hole) or _is_marked(origin))
+        return max(marked, default=0)
+
     @cached_property
     def positions(self) -> tuple[int, ...]:
         return _shared([p for part in self.parts for p in range(part.start, part.end)])
+
+
+def _is_marked(origin: object) -> bool:
+    return isinstance(origin, ContentPart) and origin.marked
 
 
 def _shared(numbers: Sequence[int]) -> tuple[int, ...]:

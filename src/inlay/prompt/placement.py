@@ -6,13 +6,14 @@ positions leave no gap: everything follows what stands before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise, takewhile
 
 from inlay.errors import Place, PMLError, Problem
-from inlay.pml import Filled, Item, NewText, Resolved, SchemaText, TurnEnd, TurnStart
+from inlay.pml import Filled, Item, MemberStart, NewText, Resolved, SchemaText, SetEnd, SetStart, TurnEnd, TurnStart
 from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.free_order import FreeSet, Member
 from inlay.prompt.layout import Hole, Owner, RunPart, SchemaLayout, TextRun
 from inlay.prompt.placed import Placed, PromptLayout
 from inlay.prompt.prompt_turns import PromptTurns, settle_ends
@@ -41,12 +42,40 @@ def lay_out_prompt(
     encoder.bound.check(new, where)
     walk = _PromptWalk(Place(resolved.source), layout, encoder, template, turns, settled, packed)
     walk.begin()
-    for item in items:
+    for number, item in enumerate(items):
+        if isinstance(item, SetStart) and _says_something(items[number + 1 :]):
+            walk.close_alone()  # which stays in front of the set
         walk.item(item)
     walk.finish()
     if walk.problems:
         raise PMLError(walk.problems)
-    return PromptLayout(layout, tuple(walk.parts), "".join(walk.pieces), resolved.imported)
+    sets = tuple(
+        FreeSet(tuple(map(Member, each.names)), why_fixed=each.why_fixed)
+        if each.why_fixed
+        else walk.borders[number].free_set(each.names)
+        for number, each in enumerate(resolved.sets)
+    )
+    return PromptLayout(layout, tuple(walk.parts), "".join(walk.pieces), resolved.imported, sets=sets)
+
+
+def _says_something(items: Sequence[Item]) -> bool:
+    """Whether a set has text. items: from its first one on."""
+    inside = takewhile(lambda item: not isinstance(item, SetEnd), items)
+    return any(isinstance(item, SchemaText) or (isinstance(item, Filled | NewText) and item.text) for item in inside)
+
+
+@dataclass(slots=True)
+class _Borders:
+    """Of a set: the positions at which its members start, and the indices of their text; behind the last, its ends."""
+
+    positions: list[int] = field(default_factory=list)
+    characters: list[int] = field(default_factory=list)
+
+    def free_set(self, names: Sequence[str]) -> FreeSet:
+        tokens = [end - start for start, end in pairwise(self.positions)]
+        characters = [end - start for start, end in pairwise(self.characters)]
+        members = tuple(Member(*each) for each in zip(names, tokens, characters, strict=True))
+        return FreeSet(members, self.positions[0], self.characters[0])
 
 
 @dataclass
@@ -71,6 +100,8 @@ class _PromptWalk:
     placed: set[int] = field(default_factory=set)  # indices of runs that stand already
     new_text: Place | None = None  # the latest text of the request, while nothing of the schema followed it
     problems: list[Problem] = field(default_factory=list)
+    borders: dict[int, _Borders] = field(default_factory=dict)  # of the free sets so far, by their numbers
+    latest: _Borders = field(default_factory=_Borders)  # those of the set that began last
 
     def begin(self) -> None:
         if self.turns.roles:
@@ -82,7 +113,11 @@ class _PromptWalk:
             self.place(self.encoder.bos, None)
 
     def item(self, item: Item) -> None:
-        if isinstance(item, TurnStart):
+        if isinstance(item, SetStart):
+            self.borders[item.number] = self.latest = _Borders()
+        elif isinstance(item, MemberStart | SetEnd):
+            self.border()
+        elif isinstance(item, TurnStart):
             self.start_turn(item)
         elif isinstance(item, TurnEnd):
             if self.turn == self.item_turn and self.in_turn:
@@ -98,6 +133,12 @@ class _PromptWalk:
                 self.close_alone()
             self.say(item.text)
             self.place(self.encoder.text(item.text), None)
+
+    def border(self) -> None:
+        """A member of the latest set starts here, or its last one ends: no part goes across."""
+        self.flush()
+        self.latest.positions.append(self.at)
+        self.latest.characters.append(sum(map(len, self.pieces)))
 
     def start_turn(self, start: TurnStart) -> None:
         self.item_turn += 1

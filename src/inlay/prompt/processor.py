@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from inlay.errors import ModelError, ParameterError, Place, PMLError, Problem
+from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.kv.identity import SegmentSpec, fingerprint_under
-from inlay.pml import Prompt, PromptBuilder, Schema, resolve
+from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.contexts import SchemaSpecs, placeholder_id
-from inlay.prompt.conversation import ContentSpecs, lay_out_conversation
+from inlay.prompt.conversation import ContentSpecs, lay_out_conversation, without_order
+from inlay.prompt.free_order import NOT_IN_PARTS, FreeSet, why_not_free
 from inlay.prompt.inputs import Conversation, as_prompt, check_ids, check_messages, is_conversation, unwrap
-from inlay.prompt.layout import Hole, SchemaLayout, TextRun, lay_out_schema
+from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
+from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.limits import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
-from inlay.prompt.registry import PUBLIC, SchemaRegistry
-from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart
+from inlay.prompt.registry import PUBLIC
+from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_to
 from inlay.prompt.splice import Cached, open_end, splice_parts
-from inlay.prompt.tokens import TextEncoder, at_seams, beyond_vocabulary
-from inlay.prompt.turns import openings
+from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling_params import SamplingParams
-
-
-@dataclass(eq=False, slots=True)
-class KnownSchema:
-    """A schema that prompts may name: its layout, whose it is, and its segments under each policy and adapter so far.
-
-    Layouts and specs never change once they are made, so they are made without a lock.
-    """
-
-    layout: SchemaLayout
-    owner: str
-    specs: dict[tuple[ReusePolicy, bytes], SchemaSpecs] = field(default_factory=dict)
 
 
 class PromptProcessor:
@@ -47,20 +34,23 @@ class PromptProcessor:
 
     tokenizer: a transformers tokenizer with a ``tokenizers`` backend, and a chat template where there are turns.
     placeholders: what fills holes while modules are encoded, "none" or "unk".
+    likely: whether requests say which modules may be read next.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: ModelInfo, placeholders: str = "none") -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model: ModelInfo,
+        placeholders: str = "none",
+        *,
+        likely: bool = False,
+    ) -> None:
+        self._likely = likely
         self.tokenizer = tokenizer
         self.model = model
         self.encoder = TextEncoder(tokenizer, model.max_positions)
         self.template = ChatTemplate(tokenizer)
-        self.schemas: SchemaRegistry[KnownSchema] = SchemaRegistry()
-        self._placeholder = placeholder_id(placeholders, self.encoder.unk_id)
-        self._adding = threading.Lock()
-        if self._placeholder is not None:
-            unknown = beyond_vocabulary((self._placeholder,), model.vocab_size, self.encoder.name)
-            if unknown:
-                raise ModelError(f"placeholders='unk' fills holes with {unknown}")
+        self.schemas = KnownSchemas(model, self.encoder, self.template, placeholders)
 
     def process(
         self,
@@ -76,12 +66,14 @@ class PromptProcessor:
         priority: int = 0,
         deadline: float | None = None,
         forced: Sequence[int] = (),
+        keep_marked_alone: bool = False,
     ) -> EngineRequest:
         """A prompt as a request, with all that can be checked before it runs.
 
         policy: one that is settled. request_id: None for a random one.
         adapter: the name of the one that answers; None for the model alone.
         salt, tenant, weight, priority, deadline, forced: see EngineRequest.
+        keep_marked_alone: whether what stands behind the last module, or marked part, is neither kept nor found.
         Raises ParameterError, PMLError, ModelError, and ContextError where the prompt leaves no room for an answer.
         """
         check_weight(weight)
@@ -92,6 +84,10 @@ class PromptProcessor:
         check_forced(layout, self.model, forced)
         if params.prompt_logprobs is not None:
             policy = policy.alone()  # there are no logits of what is stored
+        parts = self.parts(layout, policy, salt, made_with)
+        if keep_marked_alone:
+            parts = kept_to(parts, layout.marked_end)
+        sets = self._sets(layout, policy, scored=params.prompt_logprobs is not None)
         text = layout.text
         if params.prompt_logprobs is not None and not text:
             text = str(self.tokenizer.decode(list(layout.ids)))
@@ -100,7 +96,8 @@ class PromptProcessor:
             text=text or None,
             ids=layout.ids,
             positions=layout.positions,
-            parts=self.parts(layout, policy, salt, made_with),
+            parts=_apart(parts, sets, salt),
+            sets=sets,
             policy=policy,
             params=params,
             fingerprint=fingerprint_under(self.model.keys.fingerprint, made_with),
@@ -110,55 +107,13 @@ class PromptProcessor:
             weight=weight,
             priority=priority,
             deadline=deadline,
+            schema="" if layout.schema is None else layout.schema.schema.name,
+            schema_digest="" if layout.schema is None else layout.schema.digest,
             forced=tuple(forced),
+            likely=self.schemas.siblings(layout, policy, salt, made_with) if self._likely else (),
         )
 
-    # Schemas
-
-    def lay_out_schema(self, schema: Schema, owner: str = PUBLIC) -> SchemaLayout:
-        """A schema's layout, that of ``add_schema`` if there is one. Changes nothing. Raises PMLError."""
-        known = self.schemas.get(schema.name, owner)
-        if known is not None and known.layout.schema is schema:
-            return known.layout
-        return lay_out_schema(schema, self.encoder, self.template, vocabulary=self.model.vocab_size)
-
-    def add_schema(self, layout: SchemaLayout, owner: str = PUBLIC) -> None:
-        """Keep a schema under its name, in place of one that had that name."""
-        name = layout.schema.name
-        with self._adding:
-            known = self.schemas.get(name, owner)
-            if known is None or known.layout is not layout:
-                self.schemas.put(name, owner, KnownSchema(layout, owner))
-        if self.template.tells_time and layout.schema.has_turns:
-            self.template.warn_once(
-                "the chat template writes the date or time in front of what schemas hold: when that changes, it and "
-                "modules that were encoded behind it are computed anew; with reuse='isolated', that text alone"
-            )
-
-    def schema(self, name: str, salt: str = "") -> SchemaLayout | None:
-        """The layout of the schema of that name, as requests with this salt see it."""
-        known = self.schemas.find(name, salt)
-        return None if known is None else known.layout
-
-    def module_specs(
-        self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None
-    ) -> dict[str, list[SegmentSpec]]:
-        """Every segment of a schema that can be encoded before a prompt asks for it, by module; "" for text outside.
-
-        Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
-        """
-        known = self.schemas.find(name, salt)
-        if known is None:
-            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first")
-        return self._encoded(known, policy, self.model.adapter(adapter)).by_module() if policy.modular else {}
-
-    def all_specs(
-        self, layout: SchemaLayout, policy: ReusePolicy, owner: str = PUBLIC, adapter: str | None = None
-    ) -> list[SegmentSpec]:
-        """All of them, of a schema that is known or was a moment ago."""
-        made_with, known = self.model.adapter(adapter), self._known(layout, owner)
-        modules = self._encoded(known, policy, made_with).by_module() if policy.modular else {}
-        return [spec for specs in modules.values() for spec in specs]
+    # Segments to encode ahead
 
     def segments_of(
         self, prompt: Prompt | PromptBuilder, policy: ReusePolicy, salt: str = "", adapter: str | None = None
@@ -177,8 +132,9 @@ class PromptProcessor:
         adapter: str | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        ttl_s: float | None = None,
     ) -> EncodeRequest:
-        """A request to store segments. name: what messages call it. Raises ParameterError."""
+        """A request to store segments. name: what messages call it. ttl_s: see EncodeRequest. Raises ParameterError."""
         check_weight(weight)
         made_with = self.model.adapter(adapter)
         return EncodeRequest(
@@ -190,6 +146,7 @@ class PromptProcessor:
             salt=salt,
             tenant=tenant,
             weight=weight,
+            ttl_s=ttl_s,
         )
 
     # Prompts
@@ -226,12 +183,24 @@ class PromptProcessor:
                 movable=movable,
                 keys=self.model.keys,
                 salt=salt.encode(),
-                adapters=_readable(policy, adapter),
+                adapters=readable_adapters(policy, adapter),
             ).parts()
         return tuple(
-            PromptPart(part.ids, part.start, owned=part.origin is None or not layout.public, kept=part.kept)
+            PromptPart(
+                part.ids,
+                part.start,
+                owned=part.origin is None or not layout.public,
+                kept=part.kept,
+                ttl_s=part.origin.ttl_s if isinstance(part.origin, ContentPart) else None,
+            )
             for part in layout.parts
         )
+
+    def _sets(self, layout: PromptLayout, policy: ReusePolicy, *, scored: bool) -> tuple[FreeSet, ...]:
+        """The sets of a placed prompt, as far as this policy leaves their order free."""
+        movable = not policy.modular or self.model.why_not_shift is None
+        why = why_not_free(policy, scored=scored, movable=movable)
+        return tuple(each.fixed(why) if why else each for each in layout.sets)
 
     def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Chat messages as the template writes them, without a schema.
@@ -246,15 +215,19 @@ class PromptProcessor:
         if not all(isinstance(message["content"], str) for message in chat):
             return lay_out_conversation(chat, self.encoder, template)
         generation, continues = chat.options.generation, chat.options.continues
-        rendered = template.render_with_seams(chat, tools=chat.tools, generation=generation, continues=continues)
+        fixed = tuple(NOT_IN_PARTS for message in chat if message.get("order") is not None)
+        said = [without_order(message) for message in chat] if fixed else chat
+        rendered = template.render_with_seams(said, tools=chat.tools, generation=generation, continues=continues)
         texts = at_seams(rendered)
         self.encoder.bound.check(texts)
         if len(texts) == 1:
-            return lay_out_ids(self.tokenizer.encode(texts[0], add_special_tokens=False), texts[0])
-        return lay_out_ids([token for text in texts for token in self.encoder.template(text)], "".join(texts))
+            ids = self.tokenizer.encode(texts[0], add_special_tokens=False)
+        else:
+            ids = [token for text in texts for token in self.encoder.template(text)]
+        return replace(lay_out_ids(ids, "".join(texts)), sets=fixed)
 
     def _lay_out_pml(self, prompt: Prompt, policy: ReusePolicy, salt: str) -> PromptLayout:
-        known = self._current(self.schemas.find(prompt.schema, salt))
+        known = self.schemas.current(prompt.schema, salt)
         if known is None:
             message = f"schema '{prompt.schema}' is not known; add it with add_schema first"
             raise PMLError([Problem(Place(prompt.source), message)])
@@ -268,8 +241,8 @@ class PromptProcessor:
         self, layout: PromptLayout, schema: SchemaLayout, policy: ReusePolicy, salt: str, adapter: bytes
     ) -> tuple[PromptPart, ...]:
         owned = not layout.public
-        known = self._known(schema, salt if owned else PUBLIC)
-        specs = [self._specs(known, policy, made_with) for made_with in _readable(policy, adapter)]
+        known = self.schemas.known(schema, salt if owned else PUBLIC)
+        specs = [self.schemas.specs(known, policy, made_with) for made_with in readable_adapters(policy, adapter)]
 
         def part_of(part: Placed) -> PromptPart:
             origin = part.origin
@@ -277,47 +250,9 @@ class PromptProcessor:
                 return PromptPart(part.ids, part.start, kept=part.kept)
             candidates = tuple(each.spec(origin, layout.imported) for each in specs)
             form = specs[0].form(origin, layout.imported)
-            return PromptPart(part.ids, part.start, owned, candidates, encode=True, form=form)
+            return PromptPart(part.ids, part.start, owned, candidates, encode=True, form=form, ttl_s=known.ttl_s)
 
         return tuple(map(part_of, layout.parts))
-
-    def _current(self, known: KnownSchema | None) -> KnownSchema | None:
-        """A schema as the chat template writes it now: one that tells the time may write something else by then."""
-        if known is None or openings(self.template, known.layout.schema) == known.layout.openings:
-            return known
-        fresh = lay_out_schema(known.layout.schema, self.encoder, self.template, vocabulary=self.model.vocab_size)
-        with self._adding:
-            if self.schemas.get(fresh.schema.name, known.owner) is known:
-                known = KnownSchema(fresh, known.owner)
-                self.schemas.put(fresh.schema.name, known.owner, known)
-        return known
-
-    def _known(self, layout: SchemaLayout, owner: str) -> KnownSchema:
-        """What is known of a schema; of one that has been forgotten meanwhile, for this request alone."""
-        known = self.schemas.get(layout.schema.name, owner)
-        return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
-
-    def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
-        """What is encoded of a schema where nothing of it is stored."""
-        return self._specs(known, policy, _readable(policy, adapter)[-1])
-
-    def _specs(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
-        """The specs of a schema under a modular policy and an adapter."""
-        policy = policy.unrepaired()
-        made = known.specs.get((policy, adapter))
-        if made is not None:
-            return made
-        made = SchemaSpecs(
-            known.layout,
-            anchored=policy.anchored,
-            packed=policy.packed,
-            movable=self.model.why_not_shift is None,
-            keys=self.model.keys,
-            unk_id=self._placeholder,
-            salt=known.owner.encode(),
-            adapter=adapter,
-        )
-        return known.specs.setdefault((policy, adapter), made)
 
     def _cut(self, layout: PromptLayout, params: SamplingParams) -> PromptLayout:
         """A prompt without the tokens in front of those that the request keeps. Raises ParameterError."""
@@ -337,6 +272,12 @@ class PromptProcessor:
         return lay_out_ids(kept, str(self.tokenizer.decode(list(kept))))
 
 
-def _readable(policy: ReusePolicy, adapter: bytes) -> tuple[bytes, ...]:
-    """The adapters with which modules may have been made that a request reads, most exact first."""
-    return (adapter, b"") if adapter and policy.across else (adapter,)
+def _apart(parts: tuple[PromptPart, ...], sets: Sequence[FreeSet], salt: str) -> tuple[PromptPart, ...]:
+    """Parts of which nobody with another salt learns the order that is taken: they and what follows are their owner's.
+
+    What modules are read from stays everybody's; ``Beginning`` keeps apart what is read in their place.
+    """
+    start = min((each.start for each in sets if not each.why_fixed), default=None)
+    if start is None or not salt:
+        return parts
+    return tuple(part if part.candidates or part.start < start else replace(part, owned=True) for part in parts)

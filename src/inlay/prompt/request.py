@@ -7,7 +7,7 @@ stands before them and whose they are; so that is written, and digests and keys 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, fingerprint_under, specify
 from inlay.policy import ReusePolicy
+from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
 from inlay.sampling_params import SamplingParams
 
-_VERSION = 4
+_VERSION = 6
 
 #: What modules are encoded as: with the others of their scaffold, or as an encoding context has it (policy.CONTEXTS).
 FORMS = ("scaffold", "anchored", "isolated")
@@ -64,6 +65,13 @@ class PromptPart:
         return replace(self, candidates=tuple(form for spec in self.candidates for form in forms(spec)))
 
 
+def kept_to(parts: Iterable[PromptPart], end: int) -> tuple[PromptPart, ...]:
+    """Parts of a prompt, of which what stands at position ``end`` or behind is neither kept nor found."""
+    return tuple(
+        part if part.start < end else replace(part, candidates=(), encode=False, kept=False, form="") for part in parts
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """A prompt with all that an engine has to know to answer it.
@@ -75,8 +83,11 @@ class EngineRequest:
         the model alone. salt: whose the request is; "" for nobody's.
     priority: who goes first; a lower number does. tenant, weight: who shares the passes, and in which proportion.
     deadline: when it ends in any case, on the clock of ``time.perf_counter``; None for never.
+    schema, schema_digest: the name of its schema, and what tells that from others of this name; "" for none.
     forced: the tokens that the answer has to say, of each of which events tell what the model expected; none for an
         answer of the model's own.
+    likely: segments that a request to come may read, and this one does not.
+    sets: members of it that change places; in the order in which they stand.
     """
 
     request_id: str
@@ -93,7 +104,39 @@ class EngineRequest:
     weight: float = 1.0
     priority: int = 0
     deadline: float | None = None
+    schema: str = ""
+    schema_digest: str = ""
     forced: tuple[int, ...] = ()
+    likely: tuple[SegmentSpec, ...] = ()
+    sets: tuple[FreeSet, ...] = ()
+
+    @property
+    def free_sets(self) -> list[FreeSet]:
+        """Those of its sets whose order is free."""
+        return [each for each in self.sets if not each.why_fixed]
+
+    def ordered(self, orders: Sequence[Sequence[int]]) -> EngineRequest:
+        """This request with the members of its free sets in these orders: of each set, the numbers of its members.
+
+        Raises ParameterError for what is no order of them.
+        """
+        parts, text, sets, left = self.parts, self.text, [], list(orders)
+        if len(left) != len(self.free_sets):
+            raise ParameterError(f"there are {len(left)} orders for {len(self.free_sets)} sets; give one for each")
+        for each in self.sets:
+            if each.why_fixed:
+                sets.append(each)
+                continue
+            order = left.pop(0)
+            if sorted(order) != list(range(len(each.members))):
+                raise ParameterError(
+                    f"{list(order)} is no order of {len(each.members)} members; name each of them once"
+                )
+            parts = reordered(parts, each, order)
+            text = None if text is None else reordered_text(text, each, order)
+            sets.append(replace(each, members=tuple(each.members[number] for number in order)))
+        ids = tuple(token for part in parts for token in part.ids)
+        return replace(self, parts=parts, ids=ids, text=text, sets=tuple(sets))
 
     def with_forms(self, forms: Callable[[SegmentSpec], Iterable[SegmentSpec]]) -> EngineRequest:
         """This request, each of whose modules may be read in these forms. forms: of a segment, most exact first.
@@ -116,6 +159,7 @@ class EngineRequest:
             ]
             for part in self.parts
         ]
+        likely = [segments.number(spec) for spec in self.likely]
         document = {
             "version": _VERSION,
             **{name: getattr(self, name) for name in _PLAIN},
@@ -127,8 +171,18 @@ class EngineRequest:
             "segments": segments.written,
             "parts": parts,
         }
+        if likely:
+            document["likely"] = likely
         if any(part.ttl_s is not None for part in self.parts):
             document["ttls"] = [None if part.ttl_s is None else str(part.ttl_s) for part in self.parts]
+        if self.sets:
+            document["sets"] = [
+                (
+                    [(one.name, one.tokens, one.characters) for one in each.members],
+                    *(each.start, each.text_start, each.why_fixed),
+                )
+                for each in self.sets
+            ]
         return _as_bytes(document)
 
     @classmethod
@@ -146,7 +200,13 @@ class EngineRequest:
                     document["parts"], ttls, strict=True
                 )
             )
+            sets = tuple(
+                FreeSet(tuple(Member(*one) for one in members), start, text_start, why_fixed)
+                for members, start, text_start, why_fixed in document.get("sets", ())
+            )
+            check_sets(sets, [part.start for part in parts], max((p.start + len(p.ids) for p in parts), default=0))
             return cls(
+                sets=sets,
                 ids=tuple(token for part in parts for token in part.ids),
                 positions=tuple(at for part in parts for at in range(part.start, part.start + len(part.ids))),
                 parts=parts,
@@ -155,11 +215,15 @@ class EngineRequest:
                 fingerprint=bytes.fromhex(document["fingerprint"]),
                 adapter=bytes.fromhex(document["adapter"]),
                 forced=tuple(document["forced"]),
+                likely=tuple(specs[number] for number in document.get("likely", ())),
                 **{name: document[name] for name in _PLAIN},
             )
 
 
-_PLAIN = ("request_id", "text", "salt", "tenant", "weight", "priority", "deadline")
+_PLAIN = (
+    *("request_id", "text", "salt", "tenant", "weight", "priority", "deadline"),
+    *("schema", "schema_digest"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,6 +232,7 @@ class EncodeRequest:
 
     request_id: as of an EngineRequest. name: what messages call it. specs: what is to be stored; the text that they
     attend to may be left out. fingerprint, adapter, salt, tenant, weight: see EngineRequest.
+    ttl_s: for how many seconds they are to be found from when they are stored; None for as long as there is room.
     """
 
     request_id: str
@@ -178,6 +243,7 @@ class EncodeRequest:
     salt: str = ""
     tenant: str = ""
     weight: float = 1.0
+    ttl_s: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -194,6 +260,7 @@ class EncodeRequest:
             "adapter": self.adapter.hex(),
             "specs": [segments.number(spec) for spec in self.specs],
             "segments": segments.written,
+            "ttl": None if self.ttl_s is None else str(self.ttl_s),
         }
         return _as_bytes(document)
 
@@ -204,6 +271,7 @@ class EncodeRequest:
             specs = _read_segments(document, keys)
             return cls(
                 specs=tuple(specs[number] for number in document["specs"]),
+                ttl_s=None if document.get("ttl") is None else float(document["ttl"]),
                 fingerprint=bytes.fromhex(document["fingerprint"]),
                 adapter=bytes.fromhex(document["adapter"]),
                 **{name: document[name] for name in _PLAIN_ENCODE},

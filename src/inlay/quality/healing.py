@@ -12,6 +12,7 @@ from typing import Any
 from inlay.llm import LLM
 from inlay.policy import BEST
 from inlay.quality import modular_qa
+from inlay.quality.divergence import divergence
 from inlay.quality.modular_cases import Round
 from inlay.quality.setting import REFERENCE, Setting
 from inlay.sampling_params import SamplingParams
@@ -54,7 +55,7 @@ def _repeat(llm: LLM, each: Round, times: int) -> Iterator[list[Row]]:
             {
                 "right": output.outputs[0].text.strip() == case.answer,
                 "reference": whole.outputs[0].text.strip() == case.answer,
-                "kl": modular_qa.divergence(wanted, here),
+                "kl": divergence(wanted, here),
                 "usage": output.usage,
                 "ttft_s": output.metrics.ttft_s,
                 "promoted": promoted / len(prompts),

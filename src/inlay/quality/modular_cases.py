@@ -87,6 +87,7 @@ def draw_rounds(
     seed: int,
     tasks: Sequence[str] = TASKS,
     permuted: bool = False,
+    per_schema: int = _PER_TASK,
 ) -> list[Round]:
     """Draw cases: the same ones for the same arguments, as many of each task.
 
@@ -99,14 +100,15 @@ def draw_rounds(
         seed: of all that is drawn.
         tasks: of ALL_TASKS.
         permuted: whether documents stand in any order in a prompt, or in that of the schema.
+        per_schema: how many cases of each task are asked over one schema.
     """
     each = -(-questions // len(tasks))
     drawn = []
     for group in _GROUPS:
         if asked := set(group).intersection(tasks):
             rng = random.Random(seed if group == TASKS else f"{seed} {' '.join(group)}")
-            for left in range(each, 0, -_PER_TASK):
-                drawn.append(_draw_round(rng, documents, spare, min(left, _PER_TASK), group, permuted).of(asked))
+            for left in range(each, 0, -per_schema):
+                drawn.append(_draw_round(rng, documents, spare, min(left, per_schema), group, permuted).of(asked))
     return drawn
 
 

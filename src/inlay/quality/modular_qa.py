@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from inlay.errors import ModelError
@@ -22,10 +21,11 @@ from inlay.pml.schema import Prompt
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.quality.answers import AnswerLog, case_keys
+from inlay.quality.divergence import divergence
 from inlay.quality.modular_cases import Case, Round
 from inlay.quality.oracle import is_oracle, served, true_profiles
-from inlay.quality.setting import REFERENCE, Mode, Setting, modes_of
-from inlay.quality.statistics import difference_interval, mcnemar, wilson_interval
+from inlay.quality.setting import REFERENCE, Mode, Setting, modes_of, taken_of
+from inlay.quality.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
 from inlay.sampling_params import SamplingParams
 from inlay.types import RequestOutput
 
@@ -93,7 +93,14 @@ def measure_modular_qa(
         "seed": setting.seed,
         "order": setting.order,
         "tasks": list(setting.tasks),
+        **autos(llm, setting.reuse),
     }
+
+
+def autos(llm: LLM, reuse: Sequence[str]) -> Row:
+    """What ``auto`` is on this model, under the key "auto", where it is among these policies."""
+    taken = {name: policy for name, policy in taken_of(llm, reuse).items() if name != policy}
+    return {"auto": taken} if taken else {}
 
 
 def _model(llm: LLM) -> Row:
@@ -165,18 +172,6 @@ class _Run:
         self._done += len(outcomes)
         if self._progress is not None:
             self._progress(self._done, len(self._modes) * sum(len(each.cases) for _, each in self._rounds))
-
-
-def divergence(reference: Tensor, other: Tensor) -> float:
-    """KL(reference ‖ other) in nats, the mean over tokens.
-
-    reference, other: (tokens, vocabulary), natural log-probabilities.
-    """
-    expected, found = reference.double(), other.double()
-    weights = expected.exp()
-    terms = torch.where(weights > 0, weights * (expected - found), 0.0)
-    # Rounding may take the divergence of almost equal distributions below zero, where none is.
-    return float(terms.sum(dim=-1).clamp(min=0.0).mean())
 
 
 def _check_turns(llm: LLM) -> None:
@@ -293,6 +288,7 @@ def _summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
         "difference_low": round(least, 4),
         "difference_high": round(most, 4),
         "kl": float(f"{statistics.fmean(this.kl for this, _ in pairs):.4g}"),
+        "kl_high": float(f"{mean_bound([[this.kl for this, _ in pairs]]):.4g}") if len(pairs) > 1 else None,
         "only_reference": only_reference,
         "only_this": only_this,
         "p_value": float(f"{mcnemar(only_reference, only_this):.4g}"),

@@ -120,7 +120,7 @@ def modes_of(llm: LLM, setting: Setting) -> list[Mode]:
     """The modes asked for, each once. Raises ParameterError where the model refuses one."""
     asked = [
         REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(served(reuse), positions), scaffold)
-        for reuse in setting.reuse
+        for reuse in taken_of(llm, setting.reuse).values()
         for positions in setting.positions or (None,)
         for scaffold in ((False, True) if setting.scaffold and ReusePolicy.parse(served(reuse)).modular else (False,))
     ]
@@ -129,6 +129,11 @@ def modes_of(llm: LLM, setting: Setting) -> list[Mode]:
             "order 'permuted' needs packed positions: with positions 'schema' the order is the schema's"
         )
     return list(dict.fromkeys(asked))
+
+
+def taken_of(llm: LLM, reuse: Sequence[str]) -> dict[str, str]:
+    """The policies that are asked for, each with the one that it is on this model: another one for ``auto`` alone."""
+    return {name: str(llm.policy(name)) if ReusePolicy.parse(served(name)).auto else name for name in reuse}
 
 
 def _require(name: str, value: int, least: int, reason: str) -> None:

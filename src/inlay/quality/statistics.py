@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 _Z95 = 1.959963984540054  # 95% of a normal distribution lie within this many standard deviations
+# The same of Student's t, by its degrees of freedom from 1.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _EXACT = 16  # differences, up to which every choice of signs is looked at
 _DRAWS = 20_000  # of signs, and of samples, where there are too many to look at all
 _AT_ONCE = 2**20  # of them, to bound what is in memory
@@ -126,3 +128,23 @@ def _portions(size: int) -> Iterator[int]:
     most = max(1, _AT_ONCE // size)
     for done in range(0, _DRAWS, most):
         yield min(most, _DRAWS - done)
+
+
+def mean_bound(groups: Sequence[Sequence[float]]) -> float:
+    """The upper 95% bound of a mean whose values come in groups that have something in common, as one schema's do.
+
+    Means of groups vary as they do, so that many values of few groups are not taken for more than they are: Student's t
+    over the groups, or the bootstrap's where that is larger, as it is of values that are skewed.
+
+    Arguments:
+        groups: values, at least one in each; one group stands for itself, value by value. With one value there is no
+            bound, which is infinite.
+    """
+    means = [float(np.mean(group)) for group in groups] if len(groups) > 1 else [float(value) for value in groups[0]]
+    if len(means) == 1:
+        return math.inf
+    free = len(means) - 1
+    # Beyond the table, by the first two terms of the expansion in 1 / free, which is right to three places there.
+    t = _T95[free - 1] if free <= len(_T95) else _Z95 + (_Z95**3 + _Z95) / (4 * free)
+    error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
+    return max(float(np.mean(means)) + t * error, mean_interval(means)[1])

@@ -19,7 +19,7 @@ from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
 from inlay.errors import InlayError
 from inlay.pml import Schema
-from inlay.server import completions, metrics, schemas, tokens
+from inlay.server import cache, completions, drift, metrics, schemas, tokens
 from inlay.server.body import BodyMiddleware
 from inlay.server.errors import JSONBytes, handle_http_exception, handle_inlay_error, handle_validation_error
 from inlay.server.logs import RequestLogMiddleware
@@ -71,8 +71,10 @@ def build_app(
         },
     )
     app.state.service = service
-    for part in (completions.router, tokens.router, schemas.router, router, metrics.router):
+    parts = (completions.router, tokens.router, schemas.router, cache.router, drift.router, router, metrics.router)
+    for part in parts:
         app.include_router(part)
+    app.state.routes = [route for part in parts for route in part.routes]
     app.openapi = partial(describe, app, service.names, settings.root_path)  # type: ignore[method-assign]
     return app
 

@@ -124,7 +124,7 @@ class BodyMiddleware:
         self._held: Counter[str] = Counter()  # by tenant: bytes of bodies that are not whole yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or route_of(scope["path"]).takes_file:
             await self._app(scope, receive, send)
             return
         try:

@@ -88,22 +88,24 @@ class Answer(Response):
         """Answer, whole or piece by piece; returns what ended a stream behind its first byte."""
         names = [request.request_id(number) for number in range(len(request.call.prompts))]
         usage.asked(request.call.params)
-        with self._service.running(names):
-            async with aclosing(merge_streams(self._ask(request, names))) as updates:
-                if request.call.stream:
-                    return await self._stream(request, updates, usage, admission, connection)
-                async for changed in updates:
-                    usage.note(changed)
-                    admission.used(usage.tokens)
-        await self._whole(request, usage, connection)
-        return None
+        try:
+            with self._service.running(names):
+                async with aclosing(merge_streams(self._ask(request, names))) as updates:
+                    if request.call.stream:
+                        return await self._stream(request, updates, usage, admission, connection)
+                    async for changed in updates:
+                        usage.note(changed)
+                        admission.used(usage.tokens)
+            await self._whole(request, usage, connection)
+            return None
+        finally:
+            self._service.trimmer.ended(_response_size(request, usage))
 
     async def _whole(self, request: ServerRequest, usage: RequestUsage, connection: Connection) -> None:
         began = time.perf_counter()
         outputs = usage.outputs
         response = await json_response(
-            lambda: self._dialect.respond(request.call, outputs, **self._named(request)),
-            _size(request, usage.said) + _prompts_size(request, outputs),
+            lambda: self._dialect.respond(request.call, outputs, **self._named(request)), _response_size(request, usage)
         )
         made = time.perf_counter()
         usage.took("respond", made - began)
@@ -171,8 +173,10 @@ class Answer(Response):
                 arrival=request.arrival,
                 reuse=request.reuse,
                 positions=call.positions,
+                order=call.order,
                 cache_salt=request.tenant.salt,
                 adapter=request.adapter,
+                keep_marked_alone=request.call.keep_marked_alone,
                 tenant=request.tenant.name,
                 stream_interval=self._service.settings.stream_interval if call.stream else _COUNTED_EVERY,
             )
@@ -202,6 +206,11 @@ async def _events(stream: AnswerStream, changed: Sequence[Update], size: int) ->
         return [event for number, output in changed for event in stream.update(number, output)]
 
     return made() if size <= LARGE else await off_loop(made)
+
+
+def _response_size(request: ServerRequest, usage: RequestUsage) -> int:
+    """About how many bytes a response with all that has been said so far has."""
+    return _size(request, usage.said) + _prompts_size(request, usage.outputs)
 
 
 def _size(request: ServerRequest, tokens: int) -> int:

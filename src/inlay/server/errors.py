@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from inlay.api.failures import MAX_NAME, BodyError, Failure, failure_of
@@ -64,16 +65,26 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     """The handler of starlette's own errors: no such route, no such method."""
     assert isinstance(error, HTTPException)
     method, path = clip(request.method, MAX_NAME), clip(request.url.path, MAX_NAME)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # that of the first route with such a path is all that starlette knows of
+        headers["Allow"] = ", ".join(_methods(request)) or headers.get("Allow", "GET")
     sentences = {
         404: f"there is nothing at {path!r}; see docs/server.md, or /openapi.json, for what there is",
-        405: f"{path!r} does not take {method}; it takes {(error.headers or {}).get('Allow', 'other methods')}",
+        405: f"{path!r} does not take {method}; it takes {headers.get('Allow')}",
     }
     message = sentences.get(error.status_code, str(error.detail))
     codes = {404: "not_found", 405: "method_not_allowed"}
     wrong = BodyError(message, code=codes.get(error.status_code), status=error.status_code)
     response = failure_response(failure_of(wrong), request.scope["path"])
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path of a request takes."""
+    routes = [route for route in request.app.state.routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:

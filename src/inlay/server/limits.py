@@ -24,10 +24,7 @@ from dataclasses import dataclass, field, fields
 
 from inlay.api.failures import BodyError
 from inlay.errors import ParameterError
-from inlay.policy import LEVELS
-
-#: How much approximation requests may ask for, from none to all; the words of ``--max-reuse``.
-CEILINGS = LEVELS
+from inlay.policy import CEILINGS as CEILINGS
 
 _MINUTE_NS = 60 * 10**9
 _BUSY_RETRY_S = 1.0  # a place is free again as soon as any of the tenant's requests ends
@@ -43,6 +40,7 @@ class Limits:
     max_concurrent: answers at the same time; a request without answers of its own counts as one.
     max_reuse: the most approximation that a request may ask for, a word of CEILINGS.
     max_tokens: the most that one answer may have.
+    max_pinned_bytes: of the KV pool, that its pins may take; None for what the server lets all pins take.
     """
 
     requests_per_minute: int | None = None
@@ -50,6 +48,7 @@ class Limits:
     max_concurrent: int | None = None
     max_reuse: str | None = None
     max_tokens: int | None = None
+    max_pinned_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for limit in fields(self):

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inlay.types import MISS_REASONS, EngineStats, TierStats
+from inlay.types import DRIFT_BOUNDS, DROP_REASONS, MISS_REASONS, EngineStats, ShadowStats, TierStats
 
 PREFIX = "inlay:"
 VLLM_PREFIX = "vllm:"
@@ -81,6 +81,8 @@ class Families:
     shifted_tokens: Counter
     recomputed_tokens: Counter
     repaired_tokens: Counter
+    selecting_tokens: Counter
+    fell_back: Counter
     missed_tokens: dict[str, Counter]
     first_token: Histogram
     between_tokens: Histogram
@@ -129,6 +131,8 @@ def families(registry: CollectorRegistry, model: str, longest: int) -> Families:
         missed_tokens={reason: missed.labels(model, ENGINE, reason) for reason in MISS_REASONS},
         recomputed_tokens=count("prompt_tokens_recomputed", "Computed tokens whose KV had been computed before."),
         repaired_tokens=count("prompt_tokens_repaired", "Tokens of modules read as they are behind what stands there."),
+        selecting_tokens=count("selecting_tokens", "Passes of one token made to choose repaired tokens."),
+        fell_back=count("prompts_fell_back", "Prompts that got a safer policy than they asked for."),
         first_token=time("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN),
         between_tokens=time("inter_token_latency_seconds", "Between two pieces of an answer.", _BETWEEN_TOKENS),
         per_token=time(
@@ -182,6 +186,8 @@ class _Maker:
         return kind(PREFIX + name, says, labelnames=names, registry=self._registry, **settings)
 
 
+_IN_PARTS = "(messages)"  # no schema is called so
+
 #: Why a tier did not give a segment; see kv/tiers/tier.py.
 STORE_MISSES = ("absent", "corrupt", "late", "failed")
 
@@ -196,6 +202,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
+        shadow = stats.shadow or ShadowStats()
         gauges: Iterable[tuple[str, str, float]] = (
             ("num_requests_running", "Answers that are being computed.", stats.running),
             ("num_requests_waiting", "Answers that wait for a place.", stats.waiting),
@@ -203,6 +210,7 @@ class EngineCollector(Collector):
             ("kv_chunks", "Chunks of the KV pool.", stats.chunks),
             ("kv_chunks_used", "Chunks in which anything lies.", stats.used_chunks),
             ("kv_chunks_held", "Chunks that running requests need.", stats.held_chunks),
+            ("pinned_bytes", "Bytes of the KV pool that pins take.", stats.pinned_bytes),
             ("segments", "Segments in the store.", stats.segments),
             ("stored_tokens", "Tokens in the store.", stats.stored_tokens),
             ("schemas", "Schemas that the server knows.", len(self._schemas)),
@@ -215,10 +223,13 @@ class EngineCollector(Collector):
             ("promoted_tokens", "Tokens computed in idle time of what is asked for again.", stats.promoted_tokens),
             ("promotion_seconds", "How long that took.", stats.promotion_s),
             ("encoded_tokens", "Tokens of modules that were computed.", stats.encoded_tokens),
+            ("shadow_tokens", "Tokens computed in idle time to compare answers with full prefill.", shadow.tokens),
+            ("shadow_seconds", "How long that took.", shadow.seconds),
         )
         disk, shared = stats.disk or TierStats(), stats.shared or TierStats(up=False)
         gauges = (*gauges, *_store_gauges(stats, disk), *_shared_gauges(shared))
         counters = (*counters, *_store_counters(disk), *_shared_counters(shared))
+        yield from self._drift(shadow)
         yield self._store_misses("store_misses", "store on disk", disk)
         yield self._store_misses("shared_store_misses", "shared store", shared)
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
@@ -226,6 +237,34 @@ class EngineCollector(Collector):
                 family = kind(PREFIX + name, says, labels=("model_name", "engine"))
                 family.add_metric((self._model, ENGINE), value)
                 yield family
+
+    def _drift(self, shadow: ShadowStats) -> Iterator[Metric]:
+        """What shadow sampling found, by schema and policy."""
+        of_all = ("model_name", "engine")
+        dropped = CounterMetricFamily(
+            PREFIX + "shadow_dropped", "Answers that were chosen and not compared.", labels=(*of_all, "reason")
+        )
+        counts = dict(shadow.dropped)
+        for reason in DROP_REASONS:
+            dropped.add_metric((self._model, ENGINE, reason), counts.get(reason, 0))
+        yield dropped
+        labels = (*of_all, "schema", "policy")
+        nats = HistogramMetricFamily(PREFIX + "drift_nats", "Nats a token from full prefill, by answer.", labels=labels)
+        steps = CounterMetricFamily(PREFIX + "drift_steps", "Steps of answers that were compared.", labels=labels)
+        agreeing = CounterMetricFamily(
+            PREFIX + "drift_agreeing_steps", "Those at which the likeliest token is the same.", labels=labels
+        )
+        fallbacks = GaugeMetricFamily(
+            PREFIX + "drift_fallbacks", "Salts whose requests get a safer policy now.", labels=labels
+        )
+        for each in shadow.totals:
+            of = (self._model, ENGINE, each.schema or _IN_PARTS, each.reuse)
+            bounds = zip((*map(str, DRIFT_BOUNDS), "+Inf"), (*each.at_most, each.samples), strict=True)
+            nats.add_metric(of, list(bounds), each.kl)
+            steps.add_metric(of, each.steps)
+            agreeing.add_metric(of, each.agreeing)
+            fallbacks.add_metric(of, each.fallbacks)
+        yield from (nats, steps, agreeing, fallbacks)
 
     def _store_misses(self, name: str, store: str, tier: TierStats) -> Metric:
         says = f"Segments that the {store} was thought to have and did not give."

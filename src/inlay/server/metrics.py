@@ -170,6 +170,8 @@ class RequestObserver:
         made.shifted_tokens.inc(usage.shifted_tokens)
         made.recomputed_tokens.inc(usage.recomputed_tokens)
         made.repaired_tokens.inc(usage.repaired_tokens)
+        made.selecting_tokens.inc(usage.selecting_tokens)
+        made.fell_back.inc(output.fell_back_from is not None)
         for reason, tokens in usage.misses:
             made.missed_tokens[reason].inc(tokens)
         for kind, tokens in (("prompt", usage.prompt_tokens), ("cached", usage.cached_tokens)):

@@ -21,6 +21,7 @@ from inlay.prompt.inputs import has_modules
 from inlay.server.limits import Tenant
 from inlay.server.routes import route_of
 from inlay.server.settings import ServerSettings
+from inlay.tolerance import Measured
 from inlay.wording import clip, listed
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ async def read_request(service: Service, endpoint: str, scope: Scope, usage: Req
         created=int(time.time()),
         model=call.model or settings.served_names[0],
         adapter=call.model if call.model in service.llm.adapters else None,
-        reuse=policy_of(call, tenant, settings),
+        reuse=policy_of(call, tenant, service),
         arrival=state.get("arrival", began),
         timeout_s=_timeout(Headers(scope=scope).get(_TIMEOUT), settings),
     )
@@ -172,16 +173,29 @@ def _bounded(call: Call, tenant: Tenant) -> Call:
     return replace(call, params=replace(call.params, max_tokens=most))
 
 
-def policy_of(call: Call, tenant: Tenant, settings: ServerSettings) -> str:
-    """The policy of a request; one that does not say gets the server's default, or less where less is allowed."""
-    ceiling = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
-    asked = None if call.reuse is None else ReusePolicy.parse(call.reuse)
-    policy = ReusePolicy.bounded(asked, _default(call, settings), ceiling)
-    if policy is not None:
-        return str(policy)
-    whose = "this server" if ceiling == ReusePolicy.parse(settings.max_reuse) else "your key"
+def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
+    """The policy of a request; one that does not say gets the server's default, or less where less is allowed.
+
+    Under a ceiling of ``auto`` that is what was measured to be within the server's tolerance, for all its prompts.
+    """
+    settings, auto = service.settings, service.llm.auto
+    words = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
+    ceiling = auto.tolerating(words)
+    asked = None if call.reuse is None else auto.tolerating(ReusePolicy.parse(call.reuse))
+    default = auto.tolerating(_default(call, settings))
+    measured = _measured(call, tenant, service) if ceiling.auto else [()]
+    found = {ReusePolicy.bounded(asked, default, ceiling, rows) for rows in measured}
+    if None not in found:
+        return str(found.pop() if len(found) == 1 else ceiling)
+    whose = "this server" if words == ReusePolicy.parse(settings.max_reuse) else "your key"
     message = f"reuse is {call.reuse!r:.100} and {whose} allows no more than '{ceiling}'; ask for that, or leave it out"
     raise BodyError(message, param="reuse", code="reuse_not_allowed", status=403)
+
+
+def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measured, ...]]:
+    """What is known of each of a call's prompts: by its schema, where it has one, and by the adapter that answers."""
+    adapter = call.model if call.model in service.llm.adapters else None
+    return [service.llm.measured(prompt, cache_salt=tenant.salt, adapter=adapter) for prompt in call.prompts]
 
 
 def _default(call: Call, settings: ServerSettings) -> ReusePolicy:

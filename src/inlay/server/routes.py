@@ -30,7 +30,7 @@ class Route:
     uses_tokens: whether a request with a body may use tokens, so that it is refused where a tenant's are used up.
     always_open: whether it is answered while the server stops, and nobody waits for such requests: what a server says
         about itself as long as it lives.
-    takes_xml: whether a body may be PML, as text.
+    takes_xml: whether a body may be PML, as text. takes_file: whether the route reads a body of any size itself.
     probe: whether it is answered without a Host: balancers ask over HTTP/1.0, which knows none. Pages always send one,
         and these paths tell them nothing.
     dialect: how its requests, answers and failures are written.
@@ -42,6 +42,7 @@ class Route:
     uses_tokens: bool = True
     always_open: bool = False
     takes_xml: bool = False
+    takes_file: bool = False
     probe: bool = False
     dialect: Dialect = OPENAI
 
@@ -55,6 +56,17 @@ ROUTES = (
     Route("/v1/schemas", ("GET", "POST"), takes_xml=True),
     Route("/v1/schemas/{name}", ("GET", "PUT", "DELETE"), takes_xml=True),
     Route("/v1/schemas/{name}/warm", ("POST",), takes_xml=True),
+    Route("/v1/schemas/{name}/pin", ("PUT", "DELETE")),
+    Route("/v1/schemas/{name}/stored", ("DELETE",)),
+    Route("/v1/schemas/{name}/versions/{version}", ("GET",)),
+    Route("/v1/cache", ("GET",)),
+    Route("/v1/cache/segments", ("GET",)),
+    Route("/v1/cache/segments/{key}", ("GET", "DELETE")),
+    Route("/v1/cache/segments/{key}/pin", ("PUT", "DELETE")),
+    Route("/v1/cache/segments/{key}/file", ("GET",)),
+    Route("/v1/cache/verify", ("POST",), uses_tokens=False),
+    Route("/v1/cache/files", ("POST",), uses_tokens=False, takes_file=True),
+    Route("/v1/drift", ("GET", "DELETE")),
     Route("/health", ("GET",), needs_key=False, always_open=True, probe=True),
     Route("/ready", ("GET",), needs_key=False, always_open=True, probe=True),
     Route("/version", ("GET",), needs_key=False, always_open=True),
@@ -209,6 +221,22 @@ TOKENIZE = _route(_object(count=_COUNT, max_model_len=_COUNT, tokens=_IDS), body
 DETOKENIZE = _route(_object(prompt=_TEXT), body="Detokenize", wrong=_BODY)
 MODELS = _route(_object(object=_TEXT, data={"type": "array", "items": _MODEL}), wrong=(401, 503))
 MODEL = _route(_MODEL, wrong=(401, 404, 503))
+_SHARE = {"type": "number", "minimum": 0}
+_PERHAPS = {"type": ["number", "null"]}
+_DRIFT = _object(
+    schema=_TEXT,
+    reuse=_TEXT,
+    positions=_TEXT,
+    samples=_COUNT,
+    **dict.fromkeys(("kl", "low", "top1"), _SHARE),
+    high=_PERHAPS,
+    taken={"type": ["string", "null"]},
+)
+DRIFT = _route(
+    _object(object=_TEXT, shadow=_SHARE, threshold=_PERHAPS, data={"type": "array", "items": _DRIFT}),
+    wrong=(400, 401, 429, 503),
+)
+LIFTED = _route(_object(object=_TEXT, schema={"type": ["string", "null"]}, lifted=_COUNT), wrong=(400, 401, 429, 503))
 HEALTH = _route(_object(status=_TEXT), wrong=(503,))
 READY = _route(_object(status=_TEXT), wrong=(503,))
 VERSION = _route(_object(version=_TEXT), wrong=())

@@ -7,6 +7,7 @@ own schema stands before a public one of that name. To everybody else a private 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
 from inlay.errors import ParameterError
+from inlay.kv.identity import SegmentSpec
 from inlay.pml import Schema
 from inlay.policy import BEST
 from inlay.prompt.registry import PUBLIC, SchemaRegistry
@@ -28,11 +30,13 @@ class SchemaQuotas:
     """What one tenant may have, and what the public schemas together may.
 
     schemas: how many. source_bytes: of their sources, in UTF-8, all together. versions: how many past ones are listed.
+    past_bytes: of the sources of past versions, all together.
     """
 
     schemas: int = 200
     source_bytes: int = 16 * 2**20
     versions: int = 100
+    past_bytes: int = 8 * 2**20
 
 
 class SchemaCatalog:
@@ -62,19 +66,20 @@ class SchemaCatalog:
     def __len__(self) -> int:
         return len(self._records)
 
-    async def publish(self, schema: Schema, *, reuse: str | None = str(BEST)) -> SchemaRecord:
+    async def publish(self, schema: Schema, *, reuse: str | None = str(BEST), ttl: str | None = None) -> SchemaRecord:
         """Register a public schema, as the operator's. Raises PMLError, and BodyError where its name is taken.
 
         One that was kept is as it was, or becomes this one.
-        reuse: what its modules are encoded for, by ``prewarm``; None where nobody may ask for modules.
+        reuse: what its modules are encoded for, by ``prewarm``; None where nobody may ask for modules. ttl: see
+            SchemaRecord.
         """
         source = of_schema(schema)
         known = None if self._keeper is None else self._records.get(schema.name, PUBLIC)
         if known is None:
-            return await self.create(source, salt=None, reuse=reuse, positions=None)
-        if known.source.sha256 == source.sha256 and known.reuse == reuse:
+            return await self.create(source, salt=None, reuse=reuse, positions=None, ttl=ttl)
+        if known.source.sha256 == source.sha256 and known.reuse == reuse and known.ttl == ttl:
             return known
-        return await self.replace(known, source, reuse=reuse, positions=None, if_match=None)
+        return await self.replace(known, source, reuse=reuse, positions=None, ttl=ttl, if_match=None)
 
     def find(self, name: str, tenant: Tenant, *, public: bool | None = None) -> SchemaRecord:
         """What a tenant means by a name: its own schema, else a public one. Raises BodyError.
@@ -107,7 +112,7 @@ class SchemaCatalog:
         return await self._llm.pools.schemas.run(read_source, body, owner=tenant.salt)
 
     async def create(
-        self, source: Source, *, salt: str | None, reuse: str | None, positions: str | None
+        self, source: Source, *, salt: str | None, reuse: str | None, positions: str | None, ttl: str | None = None
     ) -> SchemaRecord:
         """Register a new schema. Raises BodyError, and PMLError where it cannot be laid out."""
         name = source.schema.name
@@ -119,16 +124,23 @@ class SchemaCatalog:
                     status=409,
                 )
             self._check_quota(salt, source, None)
-            return await self._keep(source, salt, reuse, positions, ())
+            return await self._keep(source, salt, reuse, positions, ttl, ())
 
     async def replace(
-        self, before: SchemaRecord, source: Source, *, reuse: str | None, positions: str | None, if_match: str | None
+        self,
+        before: SchemaRecord,
+        source: Source,
+        *,
+        reuse: str | None,
+        positions: str | None,
+        if_match: str | None,
+        ttl: str | None = None,
     ) -> SchemaRecord:
         """Make a new version of a schema; requests under way finish on the old one. Raises BodyError and PMLError."""
         async with self._locks[before.salt]:
             current = await self._current(before, if_match)
             self._check_quota(current.salt, source, current)
-            return await self._keep(source, current.salt, reuse, positions, current.versions)
+            return await self._keep(source, current.salt, reuse, positions, ttl, self._past(current))
 
     async def remove(self, before: SchemaRecord, *, if_match: str | None) -> None:
         """Unregister a schema; requests under way finish, its encoding ends. Raises BodyError."""
@@ -161,9 +173,11 @@ class SchemaCatalog:
         if known is not None and known.versions[-1] == kept.versions[-1]:
             return
         source = await self._llm.pools.schemas.run(of_text, kept.form, kept.text, owner=kept.salt)
-        layout = await self._llm.add_schema(source.schema, encode=False, replace=True, cache_salt=kept.salt)
+        add = self._llm.add_schema
+        layout = await add(source.schema, encode=False, replace=True, cache_salt=kept.salt, ttl=kept.ttl)
         tokens = sum(len(run.ids) for run in layout.runs)
-        record = SchemaRecord(kept.name, kept.salt, source, layout, kept.reuse, kept.positions, tokens, kept.versions)
+        said = kept.reuse, kept.positions, tokens, kept.versions, kept.ttl
+        record = SchemaRecord(kept.name, kept.salt, source, layout, *said)
         self._prewarms.pop((kept.salt, kept.name), None)
         self._records.put(kept.name, _owner(kept.salt), record)
 
@@ -203,25 +217,77 @@ class SchemaCatalog:
         except ParameterError:  # it was deleted meanwhile
             return {}
 
+    async def segments(self, record: SchemaRecord) -> dict[str, list[SegmentSpec]]:
+        """Module → its segments that can be encoded ahead; "" for text outside modules. Nothing once it is deleted."""
+        policy = self._llm.policy(record.reuse, record.positions, schema=record.layout.schema)
+        find = self._llm.processor.schemas.module_specs
+        try:
+            return await self._llm.pools.schemas.run(find, record.name, policy, record.salt or "", owner=record.salt)
+        except ParameterError:
+            return {}
+
+    async def pin(self, record: SchemaRecord, tenant: Tenant) -> int:
+        """Keep what is encoded of a schema, within a tenant's budget; see LLM.pin. Raises PinError."""
+        return await self._llm.pin(
+            record.name,
+            reuse=record.reuse,
+            positions=record.positions,
+            cache_salt=record.salt,
+            max_bytes=tenant.limits.max_pinned_bytes,
+            tenant=tenant.name,
+        )
+
+    async def unpin(self, record: SchemaRecord, tenant: Tenant) -> bool:
+        """Let a tenant's pin of a schema go; returns whether there was one."""
+        return await self._llm.unpin(record.name, cache_salt=record.salt, tenant=tenant.name)
+
+    def is_pinned(self, record: SchemaRecord, tenant: Tenant) -> bool:
+        """Whether a tenant has pinned a schema."""
+        return self._llm.schemas.has_pinned(record.name, record.salt or PUBLIC, tenant.name)
+
+    async def evict(self, record: SchemaRecord) -> int:
+        """Forget what is encoded of a schema; see LLM.evict."""
+        evict = self._llm.evict
+        return await evict(record.name, reuse=record.reuse, positions=record.positions, cache_salt=record.salt)
+
     @property
     def bytes_per_token(self) -> int:
         """What a stored token takes."""
         return self._llm.client.model.bytes_per_token
 
     async def _keep(
-        self, source: Source, salt: str | None, reuse: str | None, positions: str | None, past: Sequence[SchemaVersion]
+        self,
+        source: Source,
+        salt: str | None,
+        reuse: str | None,
+        positions: str | None,
+        ttl: str | None,
+        past: Sequence[SchemaVersion],
     ) -> SchemaRecord:
         schema = source.schema
-        layout = await self._llm.add_schema(schema, encode=False, replace=True, cache_salt=salt)
+        layout = await self._llm.add_schema(schema, encode=False, replace=True, cache_salt=salt, ttl=ttl)
         number = past[-1].version + 1 if past else 1
         versions = (*past, SchemaVersion(number, self._clock(), source.sha256))[-self._quotas.versions :]
         tokens = sum(len(run.ids) for run in layout.runs)
-        record = SchemaRecord(schema.name, salt, source, layout, reuse, positions, tokens, versions)
+        record = SchemaRecord(schema.name, salt, source, layout, reuse, positions, tokens, versions, ttl)
         if self._keeper is not None and not await asyncio.to_thread(self._keeper.keep, KeptSchema.of(record)):
             raise _changed_elsewhere(schema.name)
         self._prewarms.pop((salt, schema.name), None)
         self._records.put(schema.name, _owner(salt), record)
         return record
+
+    def _past(self, record: SchemaRecord) -> list[SchemaVersion]:
+        """The versions of a schema that is to have a new one, with their sources, as far as there is room for these."""
+        source = record.source
+        now = dataclasses.replace(record.versions[-1], form=source.form, text=source.text)
+        past = [*record.versions[:-1], now]
+        others = (one for one in self._records.of(_owner(record.salt)) if one is not record)
+        left = self._quotas.past_bytes - sum(version.size for one in others for version in one.versions)
+        kept: list[SchemaVersion] = []
+        for version in reversed(past):
+            left -= version.size
+            kept.append(version if left >= 0 else dataclasses.replace(version, form=None, text=None))
+        return kept[::-1]
 
     async def _current(self, before: SchemaRecord, if_match: str | None) -> SchemaRecord:
         """The record that to change where this one stood. Raises BodyError where that is not what was meant."""

@@ -36,6 +36,7 @@ class SchemaOptions(BaseModel):
     encode: bool | Literal["background"] = Field(True, description='true, false or "background"')
     reuse: str | None = Field(None, description='"isolated" or "anchored"')
     positions: str | None = Field(None, description='"schema" or "packed"')
+    ttl: str | None = Field(None, description='a lifetime such as "5m", "1h" or "inf"', max_length=32)
 
 
 class SchemaBody(SchemaOptions):

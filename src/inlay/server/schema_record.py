@@ -7,9 +7,10 @@ and watch.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from inlay.api.dialect import Dialect
@@ -26,11 +27,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """One version of a schema: its number from 1, when it was made (seconds since 1970), and its source's sha256."""
+    """One version of a schema: its number from 1, when it was made (seconds since 1970), and its source's sha256.
+
+    form, text: of the source of a past version, as far as it is kept; see KeptSchema.
+    """
 
     version: int
     created: float
     sha256: str
+    form: Literal["pml", "schema"] | None = field(default=None, compare=False)
+    text: str | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the text that is kept, in UTF-8."""
+        return 0 if self.text is None else len(self.text.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,7 @@ class SchemaRecord:
 
     salt: of the tenant who owns it; None for a public one. reuse, positions: what its modules are encoded for; None
     for nothing that can be encoded ahead, and for the engine's default. tokens: of all its text. versions: oldest
-    first, the current one last.
+    first, the current one last. ttl: the lifetime of what is encoded of it, as it was written; None for none.
     """
 
     name: str
@@ -50,6 +61,7 @@ class SchemaRecord:
     positions: str | None
     tokens: int
     versions: tuple[SchemaVersion, ...]
+    ttl: str | None = None
 
     @property
     def version(self) -> int:
@@ -77,11 +89,13 @@ class KeptSchema:
     reuse: str | None
     positions: str | None
     versions: tuple[SchemaVersion, ...]
+    ttl: str | None = None
 
     @classmethod
     def of(cls, record: SchemaRecord) -> KeptSchema:
         source = record.source
-        return cls(record.name, record.salt, source.form, source.text, record.reuse, record.positions, record.versions)
+        said = record.reuse, record.positions, record.versions, record.ttl
+        return cls(record.name, record.salt, source.form, source.text, *said)
 
 
 class SchemaKeeper(Protocol):
@@ -104,6 +118,13 @@ class SchemaKeeper(Protocol):
         ...
 
 
+def past_source(version: SchemaVersion) -> dict[str, Any] | None:
+    """The source of a past version, as the body of a request gives it; None where it is not kept."""
+    if version.form is None or version.text is None:
+        return None
+    return {version.form: version.text if version.form == "pml" else json.loads(version.text)}
+
+
 #: The most modules that are shown at once.
 MODULES = 1000
 
@@ -121,6 +142,7 @@ def summary(record: SchemaRecord) -> dict[str, Any]:
         "created": int(record.versions[-1].created),
         "reuse": record.reuse,
         "positions": record.positions,
+        "ttl": record.ttl,
         "modules": len(record.layout.schema.modules),
         "tokens": record.tokens,
         "length": record.layout.length,
@@ -277,6 +299,7 @@ class PrewarmTask:
                     positions=record.positions,
                     progress=self._report,
                     cache_salt=record.salt,
+                    ttl=record.ttl,
                     tenant=self._tenant,
                 )
                 await asyncio.sleep(0)  # the last of what _report was told comes before the end

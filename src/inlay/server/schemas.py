@@ -12,14 +12,15 @@ from starlette.responses import Response, StreamingResponse
 
 from inlay.api.dialect import Dialect
 from inlay.api.failures import BodyError, failure_of
-from inlay.errors import PMLError
-from inlay.policy import BEST, CONTEXTS, ReusePolicy
+from inlay.errors import ParameterError, PinError, PMLError
+from inlay.policy import CONTEXTS, ReusePolicy
+from inlay.prompt.inputs import parse_ttl
 from inlay.server.errors import JSONBytes, failure_response, json_bytes
 from inlay.server.limits import Tenant
 from inlay.server.routes import route_of
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_documents import BODY, NO_BODY, RESPONSES, GivenSchema, SchemaOptions, check_name
-from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord, detail, encoding, summary
+from inlay.server.schema_record import MODULES, Page, PrewarmTask, SchemaRecord, detail, encoding, past_source, summary
 from inlay.server.threads import json_response
 
 if TYPE_CHECKING:
@@ -38,24 +39,26 @@ _MODULE_BYTES = 200  # of a module in a response, about
 
 @router.post("", status_code=201, openapi_extra=BODY, responses=RESPONSES)
 async def create(request: Request) -> Response:
-    service, tenant = _asking(request)
+    service, tenant = asking(request)
     given = GivenSchema(request.scope["state"], request.query_params)
+    _check_ttl(given.options)
     salt = None if _is_public(given.options.public, tenant) else tenant.salt
     reuse = _policy(given.options, tenant, service)
     async with service.meter.request(tenant) as admission:
         admission.hold(tokens=_to_encode(given, reuse, tenant))
         try:
             source = await service.schemas.read(given.taken(), tenant)
-            record = await service.schemas.create(source, salt=salt, reuse=reuse, positions=given.options.positions)
+            said: dict[str, Any] = {"positions": given.options.positions, "ttl": given.options.ttl}
+            record = await service.schemas.create(source, salt=salt, reuse=reuse, **said)
         except PMLError as error:
             return _refused(error, given.field, request.scope["path"])
         await _encode(service.schemas, record, given.options, tenant, admission)
-        return await _response(service.schemas, record, _dialect(request), status=201)
+        return await _response(service, record, tenant, _dialect(request), status=201)
 
 
 @router.get("", responses=RESPONSES)
 async def all_schemas(request: Request, limit: Limit = 20, after: str = "") -> Response:
-    service, tenant = _asking(request, only=("limit", "after"))
+    service, tenant = asking(request, only=("limit", "after"))
     async with service.meter.request(tenant, tokens=False):
         left = [record for record in service.schemas.visible(tenant) if record.name > after]
         data = [summary(record) for record in left[:limit]]
@@ -74,16 +77,18 @@ async def one_schema(
     limit: Modules = MODULES,
     after: After = "",
 ) -> Response:
-    service, tenant = _asking(request, only=("public", "source", "limit", "after"))
+    service, tenant = asking(request, only=("public", "source", "limit", "after"))
     async with service.meter.request(tenant, tokens=False):
         record = service.schemas.find(name, tenant, public=public)
-        return await _response(service.schemas, record, _dialect(request), source=source, page=Page(after, limit))
+        page = Page(after, limit)
+        return await _response(service, record, tenant, _dialect(request), source=source, page=page)
 
 
 @router.put("/{name}", openapi_extra=BODY, responses=RESPONSES)
 async def replace(request: Request, name: str) -> Response:
-    service, tenant = _asking(request)
+    service, tenant = asking(request)
     given = GivenSchema(request.scope["state"], request.query_params)
+    _check_ttl(given.options)
     before = service.schemas.own(name, tenant, public=given.options.public)
     reuse = _policy(given.options, tenant, service)
     async with service.meter.request(tenant) as admission:
@@ -96,17 +101,18 @@ async def replace(request: Request, name: str) -> Response:
                 source,
                 reuse=reuse,
                 positions=given.options.positions,
+                ttl=given.options.ttl,
                 if_match=request.headers.get("if-match"),
             )
         except PMLError as error:
             return _refused(error, given.field, request.scope["path"])
         await _encode(service.schemas, record, given.options, tenant, admission)
-        return await _response(service.schemas, record, _dialect(request))
+        return await _response(service, record, tenant, _dialect(request))
 
 
 @router.delete("/{name}", responses=RESPONSES)
 async def delete(request: Request, name: str, public: Public = None) -> Response:
-    service, tenant = _asking(request, only=("public",))
+    service, tenant = asking(request, only=("public",))
     record = service.schemas.own(name, tenant, public=public)
     await service.schemas.remove(record, if_match=request.headers.get("if-match"))
     return JSONBytes({"object": "schema.deleted", "name": name, "public": record.public, "deleted": True})
@@ -115,7 +121,7 @@ async def delete(request: Request, name: str, public: Public = None) -> Response
 @router.post("/{name}/warm", openapi_extra=NO_BODY, responses=RESPONSES)
 async def warm(request: Request, name: str, public: Public = None, stream: bool = False) -> Response:
     _check_meant(request)
-    service, tenant = _asking(request, only=("public", "stream"), body=({}, None))
+    service, tenant = asking(request, only=("public", "stream"), body=({}, None))
     record = service.schemas.find(name, tenant, public=public)
     async with service.meter.request(tenant) as admission:
         missing = await _missing(service.schemas, record)
@@ -133,7 +139,72 @@ async def warm(request: Request, name: str, public: Public = None, stream: bool 
     return JSONBytes(await _outcome(service.schemas, task, _dialect(request)))
 
 
-def _asking(
+@router.get("/{name}/versions/{version}", responses=RESPONSES)
+async def one_version(request: Request, name: str, version: int, public: Public = None) -> Response:
+    service, tenant = asking(request, only=("public",))
+    async with service.meter.request(tenant, tokens=False):
+        record = service.schemas.find(name, tenant, public=public)
+        found = next((one for one in record.versions if one.version == version), None)
+        if found is None:
+            message = f"schema {name!r:.100} has no version {version}, or had it too long ago; GET it to see which"
+            raise BodyError(message, code="not_found", status=404)
+        current = version == record.version
+        source = {record.source.form: record.source.document()} if current else past_source(found)
+        shown = {"version": version, "created": int(found.created), "sha256": found.sha256}
+        return JSONBytes({"object": "schema.version", "name": name, **shown, "source": source})
+
+
+@router.put("/{name}/pin", openapi_extra=NO_BODY, responses=RESPONSES)
+async def pin(request: Request, name: str, public: Public = None) -> Response:
+    service, tenant = asking(request, only=("public",), body=({}, None))
+    record = service.schemas.find(name, tenant, public=public)
+    if record.reuse is None:
+        raise BodyError(
+            "nothing of it is encoded ahead, as no modules are allowed, so there is nothing to pin",
+            code="reuse_not_allowed",
+            status=403,
+        )
+    async with service.meter.request(tenant) as admission:
+        missing = await _missing(service.schemas, record)
+        admission.hold(tokens=missing)
+        admission.tokens(missing)
+        try:
+            taken = await service.schemas.pin(record, tenant)
+        except PinError as error:
+            raise BodyError(str(error), code="pin_limit", status=403) from None
+    said = {"name": name, "public": record.public, "pinned": True, "pinned_bytes": taken}
+    return JSONBytes({"object": "schema.pin", **said, "max_pinned_bytes": tenant.limits.max_pinned_bytes})
+
+
+@router.delete("/{name}/pin", responses=RESPONSES)
+async def unpin(request: Request, name: str, public: Public = None) -> Response:
+    service, tenant = asking(request, only=("public",))
+    async with service.meter.request(tenant, tokens=False):
+        record = service.schemas.find(name, tenant, public=public)
+        was = await service.schemas.unpin(record, tenant)
+    said = {"name": name, "public": record.public, "pinned": False, "was_pinned": was}
+    return JSONBytes({"object": "schema.pin", **said})
+
+
+@router.delete("/{name}/stored", responses=RESPONSES)
+async def evict(request: Request, name: str, public: Public = None) -> Response:
+    service, tenant = asking(request, only=("public",))
+    async with service.meter.request(tenant, tokens=False):
+        record = service.schemas.own(name, tenant, public=public)
+        tokens = await service.schemas.evict(record)
+    return JSONBytes({"object": "schema.evicted", "name": name, "public": record.public, "evicted_tokens": tokens})
+
+
+def _check_ttl(options: SchemaOptions) -> None:
+    """Raises BodyError for a lifetime that is none."""
+    if options.ttl is not None:
+        try:
+            parse_ttl(options.ttl)
+        except ParameterError as error:
+            raise BodyError(str(error), param="ttl") from None
+
+
+def asking(
     request: Request, only: tuple[str, ...] | None = None, body: tuple[Any, ...] = (None,)
 ) -> tuple[Service, Tenant]:
     """What the routes share, and who asks. only: what may stand in the query where the body is one of a few."""
@@ -182,7 +253,8 @@ def _is_public(asked: bool | None, tenant: Tenant) -> bool:
 def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None:
     """What modules are encoded for; None where nobody asks for it and it is not allowed. Raises ParameterError."""
     allowed = ReusePolicy.least(service.settings.max_reuse, tenant.limits.max_reuse)
-    policy = BEST if body.reuse is None else ReusePolicy.named(body.reuse)
+    ahead = ReusePolicy.ahead(service.settings.reuse, allowed)
+    policy = ahead if body.reuse is None else ReusePolicy.named(body.reuse)
     if policy is None or not policy.modular:
         message = f"reuse is {body.reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
         raise BodyError(message, param="reuse")
@@ -220,21 +292,23 @@ async def _encode(
 
 
 async def _response(
-    registry: SchemaCatalog,
+    service: Service,
     record: SchemaRecord,
+    tenant: Tenant,
     dialect: Dialect,
     *,
     status: int = 200,
     source: bool = False,
     page: Page | None = None,
 ) -> Response:
-    """A schema as it is now, one page of its modules."""
-    page = page or Page()
+    """A schema as it is now to a tenant, one page of its modules."""
+    page, registry = page or Page(), service.schemas
     page.check(record)
     stored, task = await registry.stored(record), registry.prewarm_of(record)
 
     def body() -> dict[str, Any]:
         shown = detail(record, stored, encoding(task, dialect), registry.bytes_per_token, page)
+        shown["pinned"] = registry.is_pinned(record, tenant)
         return shown | ({"source": {record.source.form: record.source.document()}} if source else {})
 
     headers = {"ETag": record.etag}

@@ -19,6 +19,7 @@ from inlay.models.lora import check_names
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.sampling_params import SamplingParams
+from inlay.server.cache_view import CacheView
 from inlay.server.errors import refuse
 from inlay.server.limits import Meter
 from inlay.server.metrics import Metrics
@@ -27,7 +28,7 @@ from inlay.server.schema_catalog import SchemaCatalog
 from inlay.server.schema_record import SchemaKeeper, SchemaRecord
 from inlay.server.settings import ServerSettings
 from inlay.server.tenants import Tenants
-from inlay.server.threads import BodyWorkers
+from inlay.server.threads import BodyWorkers, MemoryTrimmer
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,10 @@ class Service:
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.reasoning = model_reasoning(llm.tokenizer, settings.reasoning_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
-        self.body_workers = BodyWorkers(16 * settings.max_body_bytes)
+        self.trimmer = MemoryTrimmer()
+        self.body_workers = BodyWorkers(16 * settings.max_body_bytes, self.trimmer)
         self.schemas = SchemaCatalog(llm, keeper=keeper)
+        self.cache = CacheView(llm, self.schemas)
         self.metrics = Metrics(
             llm, model_name=settings.served_names[0], longest=llm.client.model.max_positions, schemas=self.schemas
         )
@@ -143,8 +146,9 @@ class Service:
     async def open(self) -> None:
         """Make the schemas of the start known, once, before anybody can ask for them. Raises InlayError."""
         await self.schemas.refresh()
+        ahead = ReusePolicy.ahead(self.settings.reuse, ReusePolicy.parse(self.settings.max_reuse))
         for schema in self._first_schemas[len(self._records) :]:
-            self._records.append(await self.schemas.publish(schema))
+            self._records.append(await self.schemas.publish(schema, reuse=str(ahead), ttl=self.settings.schema_ttl))
 
     async def warm_up(self) -> None:
         """Encode these schemas, where anybody may use that, and let the model answer once. Raises InlayError."""

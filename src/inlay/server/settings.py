@@ -12,6 +12,7 @@ from inlay.api.tools.formats import FORMATS
 from inlay.config import check_choice
 from inlay.errors import ParameterError
 from inlay.policy import ReusePolicy
+from inlay.prompt.inputs import parse_ttl
 from inlay.server.limits import CEILINGS
 from inlay.server.tenants import check_api_key
 
@@ -42,6 +43,7 @@ class ServerSettings:
     default_max_tokens: see ``api.dialect.Dialect.translate``.
     tool_parser: how answers write tool calls, a name of ``api.tools.formats``; None to tell it from
         the template. reasoning_parser: how answers write reasoning, a name of ``api.reasoning.formats``; as above.
+    schema_ttl: the lifetime of what is encoded of the schemas that are there from the start, like "1h"; None for none.
     log_format, log_level: of the log on stderr.
     """
 
@@ -67,6 +69,7 @@ class ServerSettings:
     default_max_tokens: int | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    schema_ttl: str | None = None
     log_format: str = "text"
     log_level: str = "info"
 
@@ -83,6 +86,8 @@ class ServerSettings:
                 f"reuse is {self.reuse!r} and max_reuse is {self.max_reuse!r}, so that no request could leave its "
                 "policy out; lower the one or raise the other"
             )
+        if self.schema_ttl is not None:
+            parse_ttl(self.schema_ttl, "schema_ttl")
         for key in self.api_keys:
             check_api_key(key)
         if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):

@@ -35,20 +35,50 @@ _SMALL_BYTES = 2**16
 _THREADS = 2  # of a lane: more would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
-_TRIMMED_BYTES = _MIB  # of bodies, behind which it is worth some milliseconds to give their memory back
+_TRIMMED_BYTES = _MIB  # of bodies and answers, behind which it is worth some milliseconds to give their memory back
 TRIM_AFTER_S = 1.0
-TRIM_AGAIN_S = 8.0  # behind that, for what was made of these bodies: grammars, prompts, answers
+TRIM_AGAIN_S = 8.0  # behind that, for what was made of bodies: grammars, prompts
+
+
+class MemoryTrimmer:
+    """Has freed memory given back to the system soon after large bodies and answers; one event loop's."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inlay-trim")
+        self._ended = 0  # bytes since memory was given back
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+
+    def ended(self, size: int) -> None:
+        """What took about so many bytes, in a body or a response, is over."""
+        self._ended += size
+        if self._soon:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._soon = self._ended >= _TRIMMED_BYTES
+        # Never at once: the request goes on with what was made. And behind the last few of many, too: what is made of
+        # a small one may be hundreds of times its size.
+        delay = TRIM_AFTER_S if self._soon else TRIM_AGAIN_S
+        self._timer = asyncio.get_running_loop().call_later(delay, self._give_back)
+
+    def _give_back(self) -> None:
+        again = self._soon
+        self._soon, self._ended = False, 0
+        self._timer = asyncio.get_running_loop().call_later(TRIM_AGAIN_S, self._give_back) if again else None
+        self._thread.submit(give_memory_back)
 
 
 class BodyWorkers:
     """Runs work on bodies where it holds up nobody else; one event loop's.
 
-    max_bytes: of one tenant's bodies that wait for a thread or have one, at the same time.
+    max_bytes: of one tenant's bodies that wait for a thread or have one, at the same time. trimmer: hears of each.
     """
 
-    def __init__(self, max_bytes: int = 128 * _MIB) -> None:
-        self._small = _Lane("small-bodies", max_bytes)
-        self._large = _Lane("large-bodies", max_bytes)
+    def __init__(self, max_bytes: int = 128 * _MIB, trimmer: MemoryTrimmer | None = None) -> None:
+        trimmer = trimmer or MemoryTrimmer()
+        self._small = _Lane("small-bodies", max_bytes, trimmer)
+        self._large = _Lane("large-bodies", max_bytes, trimmer)
 
     async def run(self, work: Callable[[], Result], *, tenant: str, size: int, slow: bool = False) -> Result:
         """What the work returns or raises; and BodyError, status 429, where too much of its tenant's waits.
@@ -64,14 +94,12 @@ class BodyWorkers:
 class _Lane:
     """A few threads, of which no tenant has more than one at a time."""
 
-    def __init__(self, name: str, max_bytes: int) -> None:
+    def __init__(self, name: str, max_bytes: int, trimmer: MemoryTrimmer) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"inlay-{name}")
         self._max_bytes = max_bytes
         self._bytes: Counter[str] = Counter()  # by tenant
         self._turns: dict[str, asyncio.Lock] = {}
-        self._ended = 0  # bytes of bodies since memory was given back
-        self._trim: asyncio.TimerHandle | None = None
-        self._trims_soon = False
+        self._trimmer = trimmer
 
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
@@ -104,22 +132,7 @@ class _Lane:
     def _end(self, tenant: str, size: int) -> None:
         self._turns[tenant].release()
         self._left(tenant, size)
-        self._ended += size
-        loop = asyncio.get_running_loop()
-        if self._trims_soon:
-            return
-        if self._trim is not None:
-            self._trim.cancel()
-        self._trims_soon = self._ended >= _TRIMMED_BYTES
-        # Never at once: the request goes on with what was made. And behind the last few of many, too: what is made of
-        # a small one may be hundreds of times its size.
-        self._trim = loop.call_later(TRIM_AFTER_S if self._trims_soon else TRIM_AGAIN_S, self._give_back)
-
-    def _give_back(self) -> None:
-        again = self._trims_soon
-        self._trims_soon, self._ended = False, 0
-        self._trim = asyncio.get_running_loop().call_later(TRIM_AGAIN_S, self._give_back) if again else None
-        self._threads.submit(give_memory_back)
+        self._trimmer.ended(size)
 
     def _left(self, tenant: str, size: int) -> None:
         self._bytes[tenant] -= size

@@ -44,7 +44,7 @@ async def tokenize(request: Request) -> Response:
         special, strings = _switch(body, "add_special_tokens", True), _switch(body, "return_token_strs", False)
         prompt = {name: value for name, value in body.items() if name not in _OWN}
         call = await _call(prompt, service, tenant, request.state.body_bytes)
-        policy = policy_of(call, tenant, service.settings)
+        policy = policy_of(call, tenant, service)
         ids = await service.llm.pools.prompts.run(_ids, service.llm, call, policy, tenant, special, owner=tenant.salt)
 
         def said() -> dict[str, Any]:

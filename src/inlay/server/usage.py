@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.api.call import Call
 from inlay.api.failures import BodyError, Failure
-from inlay.pml import Import, Prompt, PromptTurn, Text
+from inlay.pml import Import, ImportSet, Prompt, PromptTurn, Text
 from inlay.pml.scopes import names_of, path_of
 from inlay.sampling_params import SamplingParams
 from inlay.types import RequestOutput
@@ -103,7 +103,7 @@ def _prompt_tokens(prompt: Any, llm: AsyncLLM, tenant: Tenant) -> int:
 
 
 def _nodes_tokens(
-    nodes: Sequence[Text | Import | PromptTurn], layout: SchemaLayout | None, around: tuple[str, ...]
+    nodes: Sequence[Text | Import | ImportSet | PromptTurn], layout: SchemaLayout | None, around: tuple[str, ...]
 ) -> int:
     """Of what a prompt of a schema says and imports. Names that its schema does not have are refused later.
 
@@ -113,6 +113,9 @@ def _nodes_tokens(
     for node in nodes:
         if isinstance(node, Text):
             total += text_tokens(node.text)
+            continue
+        if isinstance(node, ImportSet):
+            total += _nodes_tokens(node.imports, layout, around)
             continue
         inside = around
         if isinstance(node, Import):

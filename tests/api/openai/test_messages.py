@@ -40,6 +40,17 @@ TURNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**USER, "content": [text("a", cache_control={"type": "ephemeral", "ttl": "1h"})]},
         {**USER, "content": [text("a", cache_control={"type": "ephemeral", "ttl": "1h"})]},
     ),
+    "an empty time to live, which is refused with the prompt": (
+        {**USER, "content": [text("a", cache_control={"type": "ephemeral", "ttl": ""})]},
+        {**USER, "content": [text("a", cache_control={"type": "ephemeral", "ttl": ""})]},
+    ),
+    "two marks that say the same": (
+        {
+            **USER,
+            "content": [text("a", **EPHEMERAL, prompt_cache_breakpoint={"mode": "explicit", "ttl": "30m"})],
+        },
+        {**USER, "content": [text("a", cache_control={"type": "ephemeral", "ttl": "30m"})]},
+    ),
     "OpenAI's mark": (
         {**USER, "content": [text("a", prompt_cache_breakpoint={"mode": "explicit", "ttl": None})]},
         {**USER, "content": [text("a", **EPHEMERAL)]},
@@ -140,9 +151,40 @@ WRONG: list[tuple[list[dict[str, Any]], str, str]] = [
         "messages[0].tool_calls is a list of 1; it must be",
     ),
     (
-        [{**USER, "content": [text("a", cache_control={"type": "forever"})]}],
+        [{**USER, "content": [text("a"), text("b", cache_control={"type": "forever"})]}],
+        "messages[0].content[1].cache_control.type",
+        'messages[0].content[1].cache_control.type is \'forever\'; write cache_control: {"type": "ephemeral"}, with',
+    ),
+    (
+        [{**USER, "content": [text("a", cache_control={"type": "ephemeral", "ttl": 300})]}],
+        "messages[0].content[0].cache_control.ttl",
+        "messages[0].content[0].cache_control.ttl is 300; write cache_control: ",
+    ),
+    (
+        [{**USER, "content": [text("a", prompt_cache_breakpoint={"ttl": "12h"})]}],
+        "messages[0].content[0].prompt_cache_breakpoint.mode",
+        "messages[0].content[0].prompt_cache_breakpoint.mode is missing; write prompt_cache_breakpoint: ",
+    ),
+    (
+        [{**USER, "content": [{"type": "image", "cache_control": {"type": "ephemeral"}}]}],
         "messages[0].content",
-        'messages[0].content is a list of 1; it must be a text, or a list of parts {"type": "text", "text": "…"}',
+        "messages[0].content is a list of 1; it must be a text, or a list of parts",
+    ),
+    (
+        [
+            {
+                **USER,
+                "content": [
+                    text(
+                        "a",
+                        cache_control={"type": "ephemeral", "ttl": "5m"},
+                        prompt_cache_breakpoint={"mode": "explicit", "ttl": "12h"},
+                    )
+                ],
+            }
+        ],
+        "messages[0].content[0]",
+        "messages[0].content[0] has the lifetimes '5m' and '12h' in its two marks; leave one of them out",
     ),
     ([{**USER, "name": "x" * 65}], "messages[0].name", "messages[0].name is 'xxx"),
 ]

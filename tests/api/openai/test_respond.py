@@ -79,6 +79,7 @@ def test_what_was_reused_is_told(llm):
     _, _, body = answer(llm, Endpoint.COMPLETIONS, prompt="The very same words.")
     counts = {name: count for name, count in body["inlay"].items() if name != "timing"}
     assert counts == {
+        "reuse": "exact",
         "exact_tokens": 19,
         "module_tokens": 0,
         "scaffold_tokens": 0,
@@ -94,6 +95,15 @@ def test_what_was_reused_is_told(llm):
         "computed_tokens": 1,
     }
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 19
+
+
+def test_a_policy_that_was_replaced_is_told():
+    one, other = (
+        RequestOutput("0", None, (1,), (0,), [], False, Usage(1, 0, 1, 0, 0, 0), RequestMetrics(), None, (), *policies)
+        for policies in (("exact", "modular"), ("anchored", None))
+    )
+    assert inlay_of([other, one, one])["fallbacks"] == [{"asked": "modular", "taken": "exact"}]
+    assert "fallbacks" not in inlay_of([other])
 
 
 def test_usage_before_anything_is_known():

@@ -17,7 +17,8 @@ from inlay.api.call import Call
 from inlay.api.openai import Endpoint, read_body, respond, translate
 from inlay.api.openai.stream import Chunks
 from inlay.api.tools.formats import FORMATS, ModelTools
-from inlay.types import CompletionOutput, Logprob, RequestMetrics, RequestOutput, Usage
+from inlay.logprobs import Logprob
+from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, Usage
 
 NAMED: dict[str, Any] = {"name": "x", "created": 1, "model": "m", "fingerprint": "fp_1"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

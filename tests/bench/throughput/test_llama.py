@@ -179,7 +179,7 @@ def test_where_it_cannot_run_it_says_why(monkeypatch, capsys, quick_model):
 
 
 def test_a_process_that_ends_says_so(monkeypatch):
-    monkeypatch.setattr("inlay.bench.decode.llama.write_gguf", lambda config, path: None)
+    monkeypatch.setattr("inlay.bench.decode.llama.write_gguf", lambda config, path, quantization: None)
     monkeypatch.setattr(llama, "WORKER", "inlay.bench.no_such_module")
     monkeypatch.setattr(llama, "why_not", lambda config, dtype: None)
     column = LlamaCpp(CONFIG, "bfloat16", most=1, longest=9, shared=0, token_bytes=10)

@@ -17,7 +17,9 @@ import pytest
 
 from inlay.errors import ParameterError
 from inlay.kv.policies import POLICIES
+from inlay.kv.tiers import disk
 from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.disk_index import DiskIndex
 from inlay.kv.tiers.tier import Miss, TierMissError
 from tests.kv.tiers.segments import filled, read, record_of, same, slabs_of, spec_of
 
@@ -115,6 +117,39 @@ def test_two_on_one_folder_see_what_the_other_writes_and_removes(tmp_path, monke
     other.refresh()
     assert held(other) == [1, 2]
     assert same(read(other, record_of(SPECS[2])), slabs_of(SPECS[2]))
+
+
+def test_what_is_written_while_others_changes_are_read_is_there(tmp_path, monkeypatch):
+    one = filled(tmp_path, spec_of(1))
+    monkeypatch.setattr(disk, "LOOK_S", 0.0)
+    other = DiskTier(tmp_path, 1 << 30)
+    other.put(record_of(spec_of(2)), slabs_of(spec_of(2)))
+    entries, written = DiskIndex.entries, threading.Event()
+
+    def put():
+        one.put(record_of(spec_of(3)), slabs_of(spec_of(3)))
+        written.set()
+
+    def meanwhile(index):
+        found = entries(index)
+        threading.Thread(target=put, daemon=True).start()
+        written.wait(0.5)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskIndex, "entries", meanwhile)
+        one.refresh()
+    assert written.wait(30)
+    assert all(one.holds(spec_of(number).key) for number in (1, 2, 3))
+
+
+def test_uses_are_written_also_where_nobody_looks_for_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "MOST_USES", 4)
+    tier = filled(tmp_path, spec_of(1))
+    for _ in range(6):
+        read(tier, record_of(spec_of(1)))
+    (entry,) = DiskTier(tmp_path, 1 << 30).iterate()
+    assert entry.uses == 4
 
 
 def test_the_policy_says_what_goes(tmp_path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from inlay.advice.memory.families import ENCODER_REASON, KVShape, attention_layer, falcon_note, shape_of
 from inlay.errors import ModelError
 from inlay.models.load import MODEL_DIRECTORY
-from inlay.models.random import SHAPES, check_shape
+from inlay.models.random import SHAPES, shape_settings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -107,8 +107,6 @@ def config_named(name: str) -> PretrainedConfig:
     from inlay.models.load import read_config
 
     if name.startswith("random:") or name in SHAPES:
-        shape = name.removeprefix("random:")
-        check_shape(shape)
-        settings = dict(SHAPES[shape])
+        settings = shape_settings(name.removeprefix("random:"))
         return AutoConfig.for_model(settings.pop("model_type"), **settings)
     return read_config(str(MODEL_DIRECTORY) if name == "demo" else name)

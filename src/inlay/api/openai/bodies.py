@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from inlay.api.openai.messages import MAX_TOOLS, NAME, NAMED, Form, Message, PastAnswer
+from inlay.api.openai.messages import MAX_TOOLS, NAME, NAMED, CacheOptions, Form, Message, PastAnswer
 from inlay.api.values import all_of
 
 _MAX_LOGPROBS = 20
@@ -20,7 +20,6 @@ _MAX_LOGPROBS = 20
 NO_EFFECT = (
     "metadata",
     "prompt_cache_key",
-    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
@@ -218,6 +217,9 @@ class Body(Form):
     )
     stream: bool | None = Field(None, description=_SWITCH)
     stream_options: StreamOptions | None = Field(None, description='{"include_usage": true}')
+    prompt_cache_options: CacheOptions | None = Field(
+        None, description='{"mode": "implicit" or "explicit", "ttl": "30m" or "12h"}'
+    )
     # vLLM's
     top_k: int | None = Field(None, description=f"{_WHOLE} from -1 to {2**31 - 1}", ge=-1, lt=2**31)
     min_p: float | None = Field(None, description=_NUMBER)
@@ -246,9 +248,12 @@ class Body(Form):
     reuse: str | None = Field(
         None,
         description="off, exact, modular, isolated or anchored, which may be repaired: anchored+linked:16; "
-        "modular+healing:off reads the same form of a module every time",
+        "modular+healing:off reads the same form of a module every time; auto, or like auto:0.05",
     )
     positions: str | None = Field(None, description="schema or packed")
+    order: Literal["any"] | None = Field(
+        None, description='"any" where neighbouring modules, or marked parts of a message, may change places'
+    )
     pml: str | None = Field(None, description="a prompt as PML: <prompt schema=…>…</prompt>")
 
 

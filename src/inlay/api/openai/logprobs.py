@@ -7,7 +7,8 @@ from itertools import accumulate
 from typing import Any
 
 from inlay.api.call import Call
-from inlay.types import Logprob, RequestOutput
+from inlay.logprobs import Logprob
+from inlay.types import RequestOutput
 
 _LOWEST = -9999.0  # what OpenAI sends for a token that cannot come; JSON has no infinity
 _HALF = "\ufffd"

@@ -42,9 +42,21 @@ class CacheControl(Form):
 
 
 class CacheBreakpoint(Form):
-    """OpenAI's own way to mark a part; it means the same as CacheControl."""
+    """OpenAI's own way to mark a part; it means the same as CacheControl. Its ``ttl`` is that of the request, if not
+    given."""
 
     mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class CacheOptions(Form):
+    """OpenAI's options for all that a request leaves in the cache.
+
+    mode: "implicit" keeps what is behind the last marked part as well, "explicit" up to there alone, and nothing where
+    none is marked. ttl: of marked parts that do not say.
+    """
+
+    mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None
 
 
@@ -59,6 +71,13 @@ class TextPart(Form):
     @property
     def marked(self) -> bool:
         return self.cache_control is not None or self.prompt_cache_breakpoint is not None
+
+
+#: What the marks of a part are written like, by the field.
+MARKS = {
+    "cache_control": '{"type": "ephemeral"}, with or without "ttl": "5m"',
+    "prompt_cache_breakpoint": '{"mode": "explicit"}, with or without "ttl": "30m" or "12h"',
+}
 
 
 class RefusalPart(Form):
@@ -109,6 +128,10 @@ class Message(Form):
     )
     tool_call_id: str | None = Field(
         None, description="the id of the call that this is the result of", min_length=1, max_length=_MAX_ID
+    )
+    # inlay's own
+    order: Literal["any"] | None = Field(
+        None, description='"any" where marked parts of the content that are neighbours may change places'
     )
 
 
@@ -163,20 +186,25 @@ def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
     return wrong
 
 
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[dict[str, Any]]:
     """Messages as chat templates take them; content that came in parts stays in parts. Raises BodyError.
+
+    ttl: of OpenAI's marks that have none.
 
     The name of the function is added to results of calls: some templates ask for it.
     """
     names = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
     made = []
     for number, message in enumerate(messages):
-        turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _content(message)}
+        content = _content(message, ttl, f"messages[{number}].content")
+        turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": content}
         name = message.name or names.get(message.tool_call_id or "")
         if name is not None:
             turn["name"] = name
         if message.tool_call_id is not None:
             turn["tool_call_id"] = message.tool_call_id
+        if message.order is not None:
+            turn["order"] = message.order
         if message.tool_calls:
             turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
         made.append(turn)
@@ -188,18 +216,24 @@ def first_of_tools(messages: Sequence[Message]) -> int | None:
     return next((number for number, one in enumerate(messages) if one.tool_calls or one.role == "tool"), None)
 
 
-def _content(message: Message) -> str | list[dict[str, Any]]:
+def _content(message: Message, ttl: str | None, place: str) -> str | list[dict[str, Any]]:
     if isinstance(message.content, list):
-        return [_part(part) for part in message.content]
+        return [_part(part, ttl, f"{place}[{number}]") for number, part in enumerate(message.content)]
     return message.content or message.refusal or ""
 
 
-def _part(part: TextPart | RefusalPart) -> dict[str, Any]:
+def _part(part: TextPart | RefusalPart, ttl: str | None, place: str) -> dict[str, Any]:
     if isinstance(part, RefusalPart):
         return {"type": "text", "text": part.refusal}
     if not part.marked:
         return {"type": "text", "text": part.text}
-    ttls = [mark.ttl for mark in (part.cache_control, part.prompt_cache_breakpoint) if mark is not None and mark.ttl]
+    marks = (part.cache_control, part.prompt_cache_breakpoint)
+    ttls = [mark.ttl for mark in marks if mark is not None and mark.ttl is not None]
+    if len(set(ttls)) > 1:
+        message = f"{place} has the lifetimes {ttls[0]!r} and {ttls[1]!r} in its two marks; leave one of them out"
+        raise BodyError(message, param=place)
+    if ttl is not None and part.prompt_cache_breakpoint is not None:
+        ttls.append(ttl)
     said = {"ttl": ttls[0]} if ttls else {}
     return {"type": "text", "text": part.text, "cache_control": {"type": "ephemeral"} | said}
 

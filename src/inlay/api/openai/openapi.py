@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody, Endpoint
-from inlay.policy import ACROSS, POSITIONS, REPAIRED, WORDS
+from inlay.policy import ACROSS, POSITIONS, REPAIRED, TOLERANT, WORDS
 
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -65,5 +65,5 @@ def components(names: Sequence[str]) -> dict[str, Any]:
         fields.update({field: {"description": "Accepted, and without effect."} for field in NO_EFFECT})
         for field, allowed in words.items():
             fields[field]["anyOf"] = [{"enum": list(allowed)}, {"type": "null"}]
-        fields["reuse"]["anyOf"] += [{"type": "string", "pattern": pattern} for pattern in (REPAIRED, ACROSS)]
+        fields["reuse"]["anyOf"] += [{"type": "string", "pattern": pattern} for pattern in (REPAIRED, ACROSS, TOLERANT)]
     return {**schemas, "Error": _ERROR}

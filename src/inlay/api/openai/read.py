@@ -7,7 +7,7 @@ which each is told with what is wrong in it, when there is enough to tell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -27,7 +27,7 @@ from inlay.api.openai.bodies import (
     Endpoint,
     Tool,
 )
-from inlay.api.openai.messages import Form, Message, Problem, form_of, problems_of
+from inlay.api.openai.messages import MARKS, Form, Message, Problem, form_of, problems_of
 from inlay.api.values import MAX_FIELDS, check_values
 from inlay.wording import clip, shown
 
@@ -53,6 +53,7 @@ _KINDS: dict[str, dict[str, str]] = {
     "response_format": {"json_schema": "json_schema"},
     "json_schema": {},
     "stream_options": {},
+    "prompt_cache_options": {},
 }
 
 
@@ -173,6 +174,19 @@ def _must_be(field: str, value: Any, form: type[Body]) -> str:
     return f"{field} is {shown(value)}; it must be {form.model_fields[field].description}"
 
 
+def _wrong_mark(param: str, content: Any, inner: Sequence[str]) -> Problem | None:
+    """What is wrong with a mark of a part of text; None where that is fine. inner: pydantic's way to the problem."""
+    at = next((at for at, name in enumerate(inner) if name in MARKS and "TextPart" in inner[:at]), None)
+    if at is None:
+        return None
+    number = next(int(name) for name in inner if name.isdigit())
+    value, place = content[number], f"{param}[{number}]"
+    for name in inner[at:]:
+        value, place = value.get(name) if isinstance(value, Mapping) else None, f"{place}.{clip(name, MAX_NAME)}"
+    said = "is missing" if value is None else f"is {shown(value)}"
+    return place, "invalid_value", f"{place} {said}; write {inner[at]}: {MARKS[inner[at]]}"
+
+
 def _wrong_member(error: ValidationError, name: str, number: int, member: Any, form: type[Form]) -> list[Problem]:
     """What pydantic found in one member of a list: one sentence a field of it."""
     _, called, example = _MEMBERS[name]
@@ -183,6 +197,10 @@ def _wrong_member(error: ValidationError, name: str, number: int, member: Any, f
     for one in error.errors(include_url=False, include_context=False, include_input=False):
         field, *inner = map(str, one["loc"])
         param = f"{place}.{clip(field, MAX_NAME)}"
+        marked = _wrong_mark(param, member.get(field), inner)
+        if marked is not None:
+            found[param] = marked  # in place of what is said of the list around it
+            continue
         if one["type"] == "extra_forbidden" and not inner:
             known = ", ".join(form.model_fields)
             said = f"{place} has the field {shown(field)}, which is not supported; a {called} has {known}"

@@ -119,11 +119,13 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
     prompt = sum(output.usage.prompt_tokens for output in outputs)
     tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     cached = sum(output.usage.cached_tokens for output in outputs)
+    written = sum(output.usage.written_tokens for output in outputs)
+    told = {"cached_tokens": cached, "cache_write_tokens": written}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": tokens,
         "total_tokens": prompt + tokens,
-        "prompt_tokens_details": {"cached_tokens": cached, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
+        "prompt_tokens_details": {**told, "text_tokens": prompt, "audio_tokens": 0, "image_tokens": 0},
         "completion_tokens_details": {
             "text_tokens": tokens,
             "reasoning_tokens": thought,
@@ -137,8 +139,11 @@ def usage_of(outputs: Sequence[RequestOutput], reasoning: ReasoningUse | None = 
 def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """How the tokens of a call's prompts came about (types.Usage), summed, and where the time of the slowest went.
 
-    ``misses`` and ``across_tokens`` are left out where there are none. ``timing`` is in seconds (types.RequestMetrics);
-    null for what is not yet known, as of a request that waits.
+    ``reuse`` is the policy that they got, or several with commas.
+
+    ``misses``, ``across_tokens`` and ``fallbacks`` are left out where there are none, and so is ``order``: of each set
+    of the prompts the members as they stand (types.SetOrder). ``timing`` is in seconds (types.RequestMetrics); null for
+    what is not yet known, as of a request that waits.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}
@@ -146,10 +151,17 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     for output in outputs:
         misses.update(dict(output.usage.misses))
     across = sum(output.usage.across_tokens for output in outputs)
+    order = [each.told for output in outputs for each in output.order]
+    fallbacks = dict.fromkeys(
+        (output.fell_back_from, output.reuse) for output in outputs if output.fell_back_from is not None
+    )
     return {
+        "reuse": ", ".join(dict.fromkeys(output.reuse for output in outputs if output.reuse is not None)) or None,
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
         **({"across_tokens": across} if across else {}),
         **({"misses": dict(misses)} if misses else {}),
+        **({"order": order} if order else {}),
+        **({"fallbacks": [{"asked": asked, "taken": taken} for asked, taken in fallbacks]} if fallbacks else {}),
         "timing": {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()},
     }
 

@@ -18,7 +18,8 @@ from inlay.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed
 from inlay.api.openai.respond import as_delta, error_body, finish_reason, inlay_of, told_reasoning, usage_of
 from inlay.api.reasoning import ReasoningParser, Split
 from inlay.api.tools import Delta
-from inlay.types import CompletionOutput, Logprob, RequestOutput
+from inlay.logprobs import Logprob
+from inlay.types import CompletionOutput, RequestOutput
 
 _OBJECTS: dict[str, str] = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
 _IDS: dict[str, str] = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}

@@ -93,6 +93,7 @@ def translate(
         said_max_tokens=said is not None,
         reuse=None if body.reuse is None else str(ReusePolicy.parse(body.reuse)),
         positions=body.positions,
+        order=body.order,
         priority=body.priority or 0,
         stream=bool(body.stream),
         include_usage=include_usage,
@@ -101,6 +102,7 @@ def translate(
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         scores=body.prompt_logprobs,
         reasoning=use,
+        keep_marked_alone=body.prompt_cache_options is not None and body.prompt_cache_options.mode == "explicit",
     )
 
 
@@ -122,7 +124,7 @@ def _chat_prompt(body: ChatBody, offer: Offer | None, reasoning: ModelReasoning 
         for name in asked:
             raise BodyError(f"{name} is given with a prompt of a schema; give it with messages", param=name)
         return _schema_prompt(body.prompt, body.pml)
-    messages = for_template(conversation)
+    messages = for_template(conversation, None if body.prompt_cache_options is None else body.prompt_cache_options.ttl)
     if offer is not None:
         asked["tools"] = offer.tools
     if not asked:

@@ -1,6 +1,6 @@
 """llama.cpp as a column of the decode benchmark, where ``llama-cpp-python`` and ``gguf`` are installed.
 
-It reads a model's shape as a GGUF file of random bf16 weights, which is written here.
+It reads a model's shape as a GGUF file of random weights, in bf16 or in as many bits as ours, which is written here.
 """
 
 from __future__ import annotations
@@ -27,31 +27,36 @@ from inlay.errors import ModelError
 #: model_type → llama.cpp's name of the architecture.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 
+#: Our quantization → llama.cpp's of as many bits.
+FORMATS = {None: "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+_BLOCK = 32  # numbers that have one scale in these formats
 
-def write_gguf(config: PretrainedConfig, path: Path) -> None:
-    """Write the file. config: of a model type in ARCHITECTURES."""
+
+def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None) -> None:
+    """Write the file. config: of a model type in ARCHITECTURES. quantization: a key of FORMATS, of all matrices."""
     import gguf
 
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type])
     _describe(writer, config)
     shapes = dict(_tensors(config))
-    bf16, fp32 = gguf.GGMLQuantizationType.BF16, gguf.GGMLQuantizationType.F32
+    fp32, kind = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType[FORMATS[quantization]]
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]  # of a block, and its bytes
     for name, shape in shapes.items():
         if len(shape) == 1:
             writer.add_tensor_info(name, shape, np.dtype(np.float32), shape[0] * 4, fp32)
-        else:  # given as bytes, since numpy has no bf16
-            in_bytes = (shape[0], shape[1] * 2)
-            writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), in_bytes[0] * in_bytes[1], bf16)
+        else:  # given as bytes
+            in_bytes = (shape[0], shape[1] // numbers * size)
+            writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), in_bytes[0] * in_bytes[1], kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    noise = (torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
-    block = noise.view(torch.uint8).numpy()
+    noise = torch.randn(1 << 12, 1 << 10, generator=torch.Generator().manual_seed(0)) * 0.02
+    blocks = gguf.quants.quantize(noise.numpy(), kind).view(np.uint8).reshape(-1)
     for shape in shapes.values():
         if len(shape) == 1:
             writer.write_tensor_data(np.ones(shape, np.float32))
         else:
-            writer.write_tensor_data(np.resize(block, (shape[0], shape[1] * 2)))
+            writer.write_tensor_data(np.resize(blocks, (shape[0], shape[1] // numbers * size)))
     writer.close()
 
 
@@ -96,14 +101,16 @@ def _head_dim(config: PretrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def why_not(config: PretrainedConfig, dtype: str) -> str | None:
-    """The reason why llama.cpp cannot be measured here; None where it can."""
+def why_not(config: PretrainedConfig, dtype: str, quantization: str | None = None) -> str | None:
+    """The reason why llama.cpp cannot be measured here; None where it can. dtype, quantization: of our model."""
     if any(importlib.util.find_spec(package) is None for package in ("llama_cpp", "gguf")):
         return "not installed; run: pip install llama-cpp-python gguf"
     if config.model_type not in ARCHITECTURES:
         return f"this benchmark writes no GGUF of type '{config.model_type}'"
-    if dtype != "bfloat16":
+    if dtype != "bfloat16" and quantization is None:
         return f"its file is bf16, and the model is {dtype}"
+    if quantization is not None and any(len(shape) > 1 and shape[1] % _BLOCK for _, shape in _tensors(config)):
+        return f"its quantized rows come in blocks of {_BLOCK}, and this model has others"
     needed, free = weight_bytes(config, torch.bfloat16), shutil.disk_usage(tempfile.gettempdir()).free
     if needed > free:
         return f"its file takes {needed / 1e9:.1f} GB, and {tempfile.gettempdir()} has {free / 1e9:.1f} GB free"
@@ -116,11 +123,18 @@ class Worker:
     module: the process's program; it is given the file and ``words``, and talks in lines of JSON. Raises ModelError.
     """
 
-    def __init__(self, config: PretrainedConfig, module: str, words: Sequence[object], remedy: str) -> None:
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        module: str,
+        words: Sequence[object],
+        remedy: str,
+        quantization: str | None = None,
+    ) -> None:
         self._remedy = remedy
         self._folder = tempfile.TemporaryDirectory(prefix="inlay-bench-")
         file = Path(self._folder.name) / "random.gguf"
-        write_gguf(config, file)
+        write_gguf(config, file, quantization)
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, str(file), *map(str, words)],
             stdin=subprocess.PIPE,
@@ -161,9 +175,11 @@ class Worker:
 
 
 @contextmanager
-def llama_answers(config: PretrainedConfig, context: int, tokens: int) -> Iterator[Meter]:
-    """A random model of the same shape, in bf16. Raises ModelError."""
+def llama_answers(
+    config: PretrainedConfig, context: int, tokens: int, quantization: str | None = None
+) -> Iterator[Meter]:
+    """A random model of the same shape, in bf16 or as many bits as ``quantization`` has. Raises ModelError."""
     words = (context, tokens, torch.get_num_threads())
     remedy = "leave it out with --baselines transformers"
-    with closing(Worker(config, "inlay.bench.decode.llama_worker", words, remedy)) as worker:
+    with closing(Worker(config, "inlay.bench.decode.llama_worker", words, remedy, quantization)) as worker:
         yield lambda: float(worker.ask("run")["seconds"])

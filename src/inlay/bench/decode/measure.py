@@ -258,10 +258,10 @@ def _baselines(
     if "transformers" in setting.baselines:
         openers["transformers"] = partial(stock_answers, setting.model, dtype, prompt, setting.tokens)
     if "llama.cpp" in setting.baselines:
-        if reason := why_not(config, dtype):
+        if reason := why_not(config, dtype, setting.quantization):
             left_out["llama.cpp"] = {"ms_per_token": None, "skipped": reason}
         else:
-            openers["llama.cpp"] = partial(llama_answers, config, setting.context, setting.tokens)
+            openers["llama.cpp"] = partial(llama_answers, config, setting.context, setting.tokens, setting.quantization)
     return openers, left_out
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,9 +16,10 @@ from inlay.errors import ParameterError
 from inlay.kv.codecs.codec import Slab
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.policies import Policy, lru
+from inlay.kv.tiers.counts import TierCounts
 from inlay.kv.tiers.disk_index import DiskIndex
 from inlay.kv.tiers.files import FileSource, remove_drafts, sync_folder, write_file
-from inlay.kv.tiers.form import FORM, UnknownFormError, read_header, read_slabs, size_of
+from inlay.kv.tiers.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
 from inlay.kv.tiers.worth import Worth
@@ -31,6 +31,7 @@ _SUFFIX = ".safetensors"
 LOOK_S = 1.0  # how often others' changes are looked for
 _RETRY_S = 30.0  # after a write that the system refused
 LOCK_S = 2.0  # for another process that evicts
+MOST_USES = 256  # that have no row yet; else they have one whenever others' changes are looked for
 
 
 class DiskTier:
@@ -51,9 +52,7 @@ class DiskTier:
         self._lock = threading.Lock()
         self._entries: dict[bytes, TierEntry] = {}  # what is thought to be there
         self._uses: list[tuple[bytes, float]] = []  # that have no row yet
-        self._misses: Counter[str] = Counter()
-        self._hits = self._hit_tokens = self._writes = self._written = self._refused = self._evictions = 0
-        self._evicted_age_s = 0.0
+        self._counts = TierCounts()
         self._no_writes_until = 0.0
         self._seen = (0.0, -1)  # when others' changes were looked for, and the number of the last one
         try:
@@ -78,10 +77,7 @@ class DiskTier:
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         try:
             with self._opened(asked.key) as file:
-                header, at = read_header(file)
-                if not header.record.same(asked):
-                    raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
-                read_slabs(file, header, at, take, late)
+                read_segment(file, asked, take, late)
         except TierMissError as miss:
             self._missed(asked.key, miss)
             raise
@@ -97,11 +93,11 @@ class DiskTier:
             return self.holds(record.key)
         try:
             if not self._make_room(size_of(record)):
-                self._refused += 1
+                self._counts.refused()
                 return False
             written = write_file(self.folder, record.key.hex() + _SUFFIX, record, slabs)
         except OSError as error:
-            self._refused += 1
+            self._counts.refused()
             self._no_writes_until = time.monotonic() + _RETRY_S
             logger.warning("segments are not written to %s for a while: %s", self.folder, error)
             return False
@@ -109,8 +105,7 @@ class DiskTier:
         self._index.add([entry])
         with self._lock:
             self._entries[record.key] = entry
-            self._writes += 1
-            self._written += written
+        self._counts.wrote(written)
         return True
 
     def delete(self, key: bytes) -> bool:
@@ -183,20 +178,7 @@ class DiskTier:
     def stats(self) -> TierStats:
         with self._lock:
             entries = list(self._entries.values())
-            return TierStats(
-                segments=len(entries),
-                tokens=sum(entry.tokens for entry in entries),
-                bytes=sum(entry.size for entry in entries),
-                quota=self.quota,
-                hits=self._hits,
-                hit_tokens=self._hit_tokens,
-                misses=tuple(sorted(self._misses.items())),
-                writes=self._writes,
-                written_bytes=self._written,
-                refused=self._refused,
-                evictions=self._evictions,
-                evicted_age_s=self._evicted_age_s,
-            )
+        return self._counts.stats(entries, quota=self.quota)
 
     def close(self) -> None:
         self._note_uses()
@@ -239,9 +221,8 @@ class DiskTier:
         self._drop_expired()
         changes = self._index.changes()
         if changes != self._seen[1]:
-            entries = {entry.key: entry for entry in self._index.entries()}
-            with self._lock:
-                self._entries = entries
+            with self._lock:  # what is put meanwhile has its row already, or is noted behind this
+                self._entries = {entry.key: entry for entry in self._index.entries()}
         self._seen = (time.monotonic(), changes)
 
     # Files
@@ -273,18 +254,20 @@ class DiskTier:
 
     def _hit(self, asked: SegmentRecord) -> None:
         now = time.time()
+        self._counts.hit(asked.tokens)
         with self._lock:
-            self._hits += 1
-            self._hit_tokens += asked.tokens
             self._uses.append((asked.key, now))
             if asked.key in self._entries:
                 entry = self._entries[asked.key]
                 self._entries[asked.key] = replace(entry, used=now, uses=entry.uses + 1)
+            many = len(self._uses) >= MOST_USES
+        if many:
+            self._note_uses()
 
     def _missed(self, key: bytes, miss: TierMissError) -> None:
-        with self._lock:
-            self._misses[miss.reason.value] += 1
-            if miss.reason is not Miss.LATE:
+        self._counts.missed(miss.reason)
+        if miss.reason is not Miss.LATE:
+            with self._lock:
                 self._entries.pop(key, None)
         if miss.reason is Miss.ABSENT and not isinstance(miss, UnknownFormError):
             self._index.remove([key])
@@ -329,10 +312,9 @@ class DiskTier:
                 return False
             now = time.time()
             for entry in victims:
-                self._evicted_age_s += max(0.0, now - entry.used)
                 self._worth.evicted(entry)
                 self.delete(entry.key)
-            self._evictions += len(victims)
+            self._counts.evicted(max(0.0, now - entry.used) for entry in victims)
         return True
 
     @contextmanager

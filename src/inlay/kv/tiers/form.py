@@ -145,6 +145,19 @@ def _check_form(said: dict[str, Any]) -> None:
         raise UnknownFormError(Miss.ABSENT, f"it is of codec {codec!r:.20}, and this inlay knows {', '.join(CODECS)}")
 
 
+def read_segment(
+    source: Source, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]
+) -> None:
+    """Give the slabs of the segment that is asked for, each once it is checked; see Tier.get.
+
+    Raises TierMissError, also where this is another segment, and OSError.
+    """
+    header, at = read_header(source)
+    if not header.record.same(asked):
+        raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
+    read_slabs(source, header, at, take, late)
+
+
 def read_slabs(
     source: Source, header: Header, at: int, take: Callable[[int, Slab], None], late: Callable[[], bool]
 ) -> None:

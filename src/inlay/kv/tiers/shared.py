@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +19,8 @@ from typing import Any
 
 from inlay.kv.codecs.codec import Slab
 from inlay.kv.identity import LOSSLESS
-from inlay.kv.tiers.form import FORM, Encoded, UnknownFormError, read_header, read_slabs, size_of
+from inlay.kv.tiers.counts import TierCounts
+from inlay.kv.tiers.form import FORM, Encoded, UnknownFormError, read_segment, size_of
 from inlay.kv.tiers.link import Link
 from inlay.kv.tiers.record import SegmentRecord, is_finite
 from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
@@ -57,8 +58,7 @@ class SharedTier:
         self._absent: OrderedDict[bytes, float] = OrderedDict()  # until when that is believed
         self._ends: OrderedDict[bytes, float] = OrderedDict()  # until when segments live, as far as that was said here
         self._to_delete: set[bytes] = set()  # while the server could not be told
-        self._misses: Counter[str] = Counter()
-        self._hits = self._hit_tokens = self._writes = self._written = self._refused = 0
+        self._counts = TierCounts()
         self._no_writes_until = 0.0
         self._link = Link(address, self._forget_all, self._delete_again)
 
@@ -89,39 +89,31 @@ class SharedTier:
 
         try:
             value = _Value(self._link, _name(asked.key), over)
-            header, at = read_header(value)
-            if not header.record.same(asked):
-                raise TierMissError(Miss.CORRUPT, "it holds another segment than its key says")
-            read_slabs(value, header, at, take_finite, over)
+            read_segment(value, asked, take_finite, over)
         except TierMissError as miss:
             self._missed(asked.key, miss)
             raise
-        with self._lock:
-            self._hits += 1
-            self._hit_tokens += asked.tokens
+        self._counts.hit(asked.tokens)
         self._note(asked.key, True, TierEntry.of(asked, value.size, time.time()))
 
     def put(self, record: SegmentRecord, slabs: Iterable[Slab]) -> bool:
         if self.holds(record.key):
             return True
         if not self._link.up or time.monotonic() < self._no_writes_until or size_of(record) > _MOST_VALUE:
-            with self._lock:
-                self._refused += 1
+            self._counts.refused()
             return False
         encoded = Encoded.of(record, slabs)
         try:
             left_s = self._left_s(record.key)
             new = self._link.call(WRITE_S, lambda client: _write(client, _name(record.key), encoded, left_s))
         except TierMissError as miss:
-            with self._lock:
-                self._refused += 1
-                self._no_writes_until = time.monotonic() + (_RETRY_S if self._link.up else 0.0)
+            self._counts.refused()
+            self._no_writes_until = time.monotonic() + (_RETRY_S if self._link.up else 0.0)
             if self._link.up:
                 logger.warning("segments are not written to the shared store for a while: %s", miss)
             return False
-        with self._lock:
-            self._writes += new
-            self._written += encoded.size if new else 0
+        if new:
+            self._counts.wrote(encoded.size)
         self._note(record.key, True, TierEntry.of(record, encoded.size, time.time()))
         return True
 
@@ -160,21 +152,7 @@ class SharedTier:
 
     def stats(self) -> TierStats:
         """``segments``, ``tokens`` and ``bytes`` are of those that this process has read or written."""
-        entries = list(self.iterate())
-        with self._lock:
-            return TierStats(
-                segments=len(entries),
-                tokens=sum(entry.tokens for entry in entries),
-                bytes=sum(entry.size for entry in entries),
-                hits=self._hits,
-                hit_tokens=self._hit_tokens,
-                misses=tuple(sorted(self._misses.items())),
-                writes=self._writes,
-                written_bytes=self._written,
-                refused=self._refused,
-                up=self._link.up,
-                failures=self._link.failures,
-            )
+        return self._counts.stats(self.iterate(), up=self._link.up, failures=self._link.failures)
 
     def refresh(self) -> None:
         """Others' segments are asked for by their keys."""
@@ -200,8 +178,7 @@ class SharedTier:
                     known_keys.popitem(last=False)
 
     def _missed(self, key: bytes, miss: TierMissError) -> None:
-        with self._lock:
-            self._misses[miss.reason.value] += 1
+        self._counts.missed(miss.reason)
         if miss.reason is Miss.ABSENT:
             self._note(key, False)
         if miss.reason is Miss.CORRUPT or isinstance(miss, UnknownFormError):

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.models.interface import carried_pass, carry
+from inlay.models.interface import Absorbing, carried_pass, carry
 from inlay.models.spec import LayerSpec
 from inlay.models.standard import ROUTERS, Standard
 
 
-class LatentAttention:
+class LatentAttention(Absorbing):
     """What stands before a stock attention class; that class where no pass is carried."""
 
     num_heads: int

@@ -17,7 +17,8 @@ from inlay.quality.longbench.data import Sample, Suite
 from inlay.quality.longbench.datasets import Dataset
 from inlay.quality.longbench.metrics import METRICS, check_packages, score
 from inlay.quality.longbench.prompts import Case, fitted, has_turns
-from inlay.quality.setting import REFERENCE, Mode
+from inlay.quality.modular_qa import autos
+from inlay.quality.setting import REFERENCE, Mode, taken_of
 from inlay.quality.statistics import mean_interval, permutation_test
 from inlay.sampling_params import SamplingParams
 
@@ -48,7 +49,8 @@ class Setting:
 
     def modes(self, llm: LLM) -> list[Mode]:
         """Full prefill, and then the others asked for, each once. Raises ParameterError where the model refuses one."""
-        asked = [Mode(reuse, llm.positions_for(reuse)) for reuse in self.reuse if reuse != REFERENCE.reuse]
+        taken = taken_of(llm, self.reuse).values()
+        asked = [Mode(reuse, llm.positions_for(reuse)) for reuse in taken if reuse != REFERENCE.reuse]
         return list(dict.fromkeys((REFERENCE, *asked)))
 
 
@@ -106,6 +108,7 @@ def measure_longbench(
         "own_templates": list(suite.own),
         "own_limits": list(suite.unlimited),
         "absent": list(suite.absent),
+        **autos(llm, setting.reuse),
     }
 
 

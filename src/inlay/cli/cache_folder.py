@@ -1,0 +1,133 @@
+"""``inlay cache`` on a folder: the store on disk, also while no process uses it."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from inlay.cli.cache_source import SHOWN, CacheSource, RefusedFileError, Row
+from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
+
+
+class FolderCache(CacheSource):
+    """The store on disk. tier: one that is open, and stays its opener's."""
+
+    def __init__(self, tier: DiskTier) -> None:
+        self._tier = tier
+        self.place = tier.folder.parent
+
+    def rows(self) -> list[Row]:
+        """All segments, the least recently used first."""
+        return [_row(entry) for entry in self._tier.iterate()]
+
+    def table(self, rows: Iterable[Row]) -> Iterator[str]:
+        yield f"{'key':{SHOWN}}  {'tokens':>7}  {'MiB':>8}  {'codec':5}  {'uses':>5}  {'last used':16}  model"
+        for row in rows:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(0, row["used"])))
+            pin = "  (pinned)" if row["pinned"] else ""
+            yield (
+                f"{row['key'][:SHOWN]}  {row['tokens']:7,}  {row['bytes'] / 2**20:8.1f}  {row['codec']:5}  "
+                f"{row['uses']:5,}  {used:16}  {row['model']}{pin}"
+            )
+
+    def describe(self, row: Row) -> dict[str, Any]:
+        record = self._tier.record(_key(row))
+        said = record.to_json() | {"ids": list(record.ids), "context": record.context.hex()}
+        del said["before"]
+        return {**row, **said}
+
+    def pin(self, row: Row, pinned: bool) -> None:
+        self._tier.pin(_key(row), pinned)
+
+    def evict(self, row: Row) -> None:
+        self._tier.delete(_key(row))
+
+    def verify(self, tell: Callable[[str], object]) -> tuple[int, int]:
+        entries, damaged = list(self._tier.iterate()), 0
+        for entry in entries:
+            try:
+                self._tier.verify(entry.key)
+            except (TierMissError, OSError) as error:
+                damaged += 1
+                corrupt = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT
+                gone = corrupt and self._tier.delete(entry.key)
+                tell(f"{entry.key.hex()}: {error}{'; removed' if gone else ''}")
+        return len(entries) - damaged, damaged
+
+    def stats(self) -> dict[str, Any]:
+        """How much there is by model, and of each model by codec."""
+        models: dict[str, dict[str, int]] = {}
+        codecs: dict[str, dict[str, dict[str, int]]] = {}
+        for row in self.rows():
+            of_model = models.setdefault(row["model"], {"segments": 0, "tokens": 0, "bytes": 0, "uses": 0, "pinned": 0})
+            by_codec = codecs.setdefault(row["model"], {})
+            of_codec = by_codec.setdefault(row["codec"], {"segments": 0, "tokens": 0, "bytes": 0})
+            for name, value in (("segments", 1), ("tokens", row["tokens"]), ("bytes", row["bytes"])):
+                of_model[name] += value
+                of_codec[name] += value
+            of_model["uses"] += row["uses"]
+            of_model["pinned"] += row["pinned"]
+        return {"folder": str(self._tier.folder), "models": models, "codecs": codecs}
+
+    def summary(self, stats: Row) -> Iterator[str]:
+        yield stats["folder"]
+        for model, row in stats["models"].items():
+            yield (
+                f"{model}: {row['segments']:,} segments ({row['pinned']:,} pinned), {row['tokens']:,} tokens, "
+                f"{row['bytes'] / 2**20:,.1f} MiB, read {row['uses']:,} times"
+            )
+            for codec, part in stats["codecs"][model].items():
+                if codec != "none":
+                    size = f"{part['tokens']:,} tokens, {part['bytes'] / 2**20:,.1f} MiB"
+                    yield f"  of these as {codec}: {part['segments']:,} segments, {size}"
+
+    def export(self, rows: Iterable[Row], draft: Path) -> int:
+        files = [self._tier.path(_key(row)) for row in rows]
+        with tarfile.open(draft, "w") as archive:
+            for file in files:
+                archive.add(file, file.name, recursive=False)
+        return len(files)
+
+    def check_takes(self) -> None:
+        """A folder takes every file that is whole."""
+
+    def take(self, content: IO[bytes], size: int) -> None:
+        draft = self._tier.folder / f".draft-import-{os.getpid()}"
+        try:
+            _copy(content, draft)
+            self._tier.adopt(draft)
+        except TierMissError as error:
+            raise RefusedFileError(str(error)) from None
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _row(entry: TierEntry) -> dict[str, Any]:
+    return {
+        "key": entry.key.hex(),
+        "model": entry.model,
+        "tokens": entry.tokens,
+        "bytes": entry.size,
+        "codec": entry.codec.rpartition(" ")[2],  # an index says it behind the KV dtype
+        "created": entry.created,
+        "used": entry.used,
+        "uses": entry.uses,
+        "pinned": entry.pinned,
+    }
+
+
+def _key(row: Row) -> bytes:
+    return bytes.fromhex(row["key"])
+
+
+def _copy(content: IO[bytes], draft: Path) -> None:
+    """The content of an archive's member, as a file that only its owner reads."""
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        while block := content.read(1 << 20):
+            file.write(block)

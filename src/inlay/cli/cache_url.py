@@ -1,0 +1,177 @@
+"""``inlay cache --url``: the same of a server that runs, over HTTP, with the key of a tenant."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from inlay.cli.cache_source import SHOWN, CacheSource, RefusedFileError, Row
+from inlay.errors import ParameterError
+
+_SEGMENTS = "/v1/cache/segments"
+_PAGE = 1000
+_WAIT_S = 600.0  # for an answer: an encoding may take long
+_MOST = 2**20  # characters of an error that are read
+
+
+class RunningCache(CacheSource):
+    """The cache of a server. url: where it listens, like "http://127.0.0.1:8000". api_key: None for none.
+
+    Raises ParameterError for what is no such address, where nobody answers there, and for what the server refuses.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+            raise ParameterError(f"--url is {url!r:.200}; write the address of a server, like http://127.0.0.1:8000")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All segments that the key may see, by key."""
+        rows: list[dict[str, Any]] = []
+        while True:
+            query = {"limit": _PAGE} | ({"after": rows[-1]["key"]} if rows else {})
+            page = self._ask("GET", f"{_SEGMENTS}?{urlencode(query)}")
+            rows += page["data"]
+            if not page["has_more"] or not page["data"]:
+                return rows
+
+    def table(self, rows: Iterable[Row]) -> Iterator[str]:
+        yield f"{'key':{SHOWN}}  {'tokens':>7}  {'MiB':>8}  {'codec':5}  {'uses':>5}  {'where':16}  module"
+        for row in rows:
+            module = "part of a message" if row["schema"] is None else f"{row['schema']}/{row['module']}".rstrip("/")
+            pin = "  (pinned)" if row["pinned"] else ""
+            yield (
+                f"{row['key'][:SHOWN]}  {row['tokens']:7,}  {row['bytes'] / 2**20:8.1f}  {row['codec']:5}  "
+                f"{row['uses']:5,}  {', '.join(row['tiers']):16}  {module}{pin}"
+            )
+
+    def describe(self, row: Row) -> Row:
+        return self._ask("GET", f"{_SEGMENTS}/{row['key']}")
+
+    def pin(self, row: Row, pinned: bool) -> None:
+        self._ask("PUT" if pinned else "DELETE", f"{_SEGMENTS}/{row['key']}/pin")
+
+    def evict(self, row: Row) -> None:
+        self._ask("DELETE", f"{_SEGMENTS}/{row['key']}")
+
+    def verify(self, tell: Callable[[str], object]) -> tuple[int, int]:
+        found = self._ask("POST", "/v1/cache/verify", {})
+        for problem in found["problems"]:
+            tell(problem)
+        return found["whole"], found["damaged"]
+
+    def stats(self) -> Row:
+        """How much there is by tier."""
+        return self._ask("GET", "/v1/cache")
+
+    def summary(self, stats: Row) -> Iterator[str]:
+        yield stats["model"]
+        for name in ("pool", "disk", "shared"):
+            tier = stats[name]
+            if tier is not None:
+                size = f"{tier['tokens']:,} tokens, {tier['bytes'] / 2**20:,.1f} MiB"
+                pinned = f", {tier['pinned_bytes'] / 2**20:,.1f} MiB pinned" if name == "pool" else ""
+                yield f"{name}: {tier['segments']:,} segments, {size}{pinned}"
+
+    def export(self, rows: Iterable[Row], draft: Path) -> int:
+        written = 0
+        with tarfile.open(draft, "w") as archive:
+            for row in rows:
+                if "disk" not in row["tiers"]:
+                    continue
+                with self._open("GET", f"{_SEGMENTS}/{row['key']}/file", None, "") as response:
+                    member = tarfile.TarInfo(f"{row['key']}.safetensors")
+                    member.size = int(response.headers["Content-Length"])
+                    archive.addfile(member, response)
+                written += 1
+        return written
+
+    def check_takes(self) -> None:
+        found = self.stats()
+        if not found["admin"]:
+            raise ParameterError(f"{self.url}: only an admin may put files into the store; give an admin's --api-key")
+        if found["disk"] is None:
+            raise ParameterError(f"{self.url}: this server keeps no store on disk; start it with --store PATH")
+
+    def take(self, content: IO[bytes], size: int) -> None:
+        with tempfile.TemporaryFile() as copy:
+            while block := content.read(1 << 20):
+                copy.write(block)
+            copy.seek(0)
+            try:
+                with self._open("POST", "/v1/cache/files", copy, "application/octet-stream", size):
+                    pass
+            except _StatusError as error:
+                if error.status != 400:
+                    raise
+                raise RefusedFileError(str(error)) from None
+
+    def warm(self, name: str, document: dict[str, Any] | None, options: dict[str, Any]) -> tuple[int, int]:
+        """Encode a schema, which is made where the server has none of that name.
+
+        document: the schema, for where it has to be made. Returns how many tokens are encoded, and of how many.
+        """
+        if document is not None:
+            names = {one["name"] for one in self._schemas()}
+            if name not in names:
+                self._ask("POST", "/v1/schemas", {"schema": document, "encode": False, **options})
+        found = self._ask("POST", f"/v1/schemas/{quote(name, safe='')}/warm", {})
+        return int(found["encoded"]), int(found["of"])
+
+    def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """What the server answers, as JSON. body: a value for JSON; None for none."""
+        data = None if body is None else json.dumps(body).encode()
+        with self._open(method, path, data, "application/json") as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+
+    def _schemas(self) -> Iterator[dict[str, Any]]:
+        after = ""
+        while True:
+            page = self._ask("GET", f"/v1/schemas?{urlencode({'limit': 100, 'after': after})}")
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = page["last_id"]
+
+    @contextmanager
+    def _open(self, method: str, path: str, data: Any, kind: str, size: int | None = None) -> Iterator[Any]:
+        headers = dict(self._headers) | ({"Content-Type": kind} if kind else {})
+        if size is not None:
+            headers["Content-Length"] = str(size)
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=_WAIT_S) as response:
+                yield response
+        except urllib.error.HTTPError as error:
+            raise _StatusError(f"{self.url}: {_sentence(error)}", error.code) from None
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise ParameterError(f"{self.url} does not answer ({reason}); see that inlay serve runs there") from None
+
+
+class _StatusError(ParameterError):
+    """A server has refused a request. status: that of its answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _sentence(error: urllib.error.HTTPError) -> str:
+    """What a server says of a refusal."""
+    try:
+        return str(json.loads(error.read(_MOST))["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"it answers with status {error.code}; see that it is inlay serve of this version"

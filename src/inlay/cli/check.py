@@ -1,0 +1,234 @@
+"""``inlay check``: what reuse costs on a model and the prompts that somebody has, and which policy to take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli.options import Device, DType, KVMemory, Quantization, Weights, announce_hub, schema_file, words
+from inlay.errors import ParameterError
+from inlay.pml import Prompt, Schema, resolve
+from inlay.policy import ReusePolicy
+from inlay.strict_json import JSONError, read_json
+from inlay.tolerance import DEFAULT, Tolerance
+from inlay.wording import clip
+
+if TYPE_CHECKING:
+    from inlay.llm import LLM
+    from inlay.quality.check import Check
+
+_MOST_PROMPTS = 10_000
+
+
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(help="A directory, a GGUF file, a hub name, random:<shape>, or demo.", callback=announce_hub),
+    ],
+    schema: Annotated[
+        Path | None, typer.Option(help="Your schema (PML or JSON); generated ones of several kinds, if not given.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prompts of that schema, one on each line: PML in a JSON string, or a prompt in its JSON form. "
+            "Generated ones, if not given."
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Reuse policies to compare, with commas; a choice of all kinds of them, if not given."),
+    ] = None,
+    tolerance: Annotated[
+        str,
+        typer.Option(help="Of the recommendation: nats a token, or answers:0.98 for the least share of same answers."),
+    ] = str(DEFAULT),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few and short prompts, three policies: a first look.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="About how long to compare; what was begun is finished.")] = 300.0,
+    seed: Annotated[int, typer.Option(help="Of generated prompts, and of random weights.")] = 0,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    quantization: Quantization = None,
+    weights: Weights = None,
+    kv_memory: KVMemory = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print lines of JSON in place of tables; the last one is the result.")
+    ] = False,
+) -> None:
+    """Compare reuse policies with full prefill on a model itself, and recommend one.
+
+    What was measured is kept for the policy 'auto' (docs/check.md).
+    """
+    within = Tolerance.parse(tolerance)
+    if not 0 < seconds < 86_400 * 7:
+        raise ParameterError(f"--seconds is {seconds:g}; it must be above 0 and at most a week")
+    asked = None if schema is None else schema_file(schema)
+    given = None if prompts is None else prompts_file(prompts, asked)
+    from inlay.cli.output import token_progress
+    from inlay.llm import LLM
+    from inlay.measured import Measurements
+    from inlay.quality.check import CheckSetting, check_model
+
+    setting = CheckSetting(
+        against=None if against is None else words(against),
+        schema=asked,
+        prompts=given,
+        quick=quick,
+        seconds=min(seconds, 60.0) if quick else seconds,
+        tolerance=within,
+        seed=seed,
+    )
+    memory: dict[str, Any] = {} if kv_memory is None else {"kv_memory": kv_memory}
+    llm = LLM(
+        model,
+        dtype=dtype,
+        device=device,
+        quantization=quantization,
+        weights=weights,
+        seed=seed,
+        promotion_memory=0,  # what is measured is what is encoded for everybody, not what idle time has made of it
+        store="off",
+        generation_config="off",
+        **memory,
+    )
+    if llm.loaded.note:
+        print(f"inlay: {llm.loaded.note}", file=sys.stderr)
+    about = _about(llm)
+    if not as_json:
+        _print_about(about)
+    with token_progress("comparing answers") as progress:
+        found = check_model(llm, setting, progress)
+    compared = sum(count for count, _ in found.kinds.values())
+    if given is not None and compared < len(given):
+        told = f"{compared:,} of {len(given):,} prompts were compared in {setting.seconds:g} seconds"
+        print(f"inlay: {told}; --seconds gives them more time", file=sys.stderr)
+    measurements = Measurements.of(llm.client.model.fingerprint(None))
+    if measurements.problem is not None:
+        print(f"inlay: {measurements.problem}", file=sys.stderr)
+    little = "--quick asks too little of generated prompts to go by; leave it out"
+    problem = little if quick and asked is None else measurements.keep(asked, found.rows)
+    if problem is not None:
+        print(f"inlay: 'auto' will not know of this: {problem}", file=sys.stderr)
+    about |= {
+        "kinds": {kind: {"prompts": count, "schemas": schemas} for kind, (count, schemas) in found.kinds.items()},
+        "refused": [{"policy": one.policy, "positions": one.positions, "reason": one.reason} for one in found.refused],
+        "only_distributions": found.meaningless,
+        "kept": None if problem is not None else str(measurements.path),
+    }
+    if as_json:
+        print(json.dumps(about, ensure_ascii=False))
+        print(json.dumps(found.as_json(), ensure_ascii=False))
+    else:
+        _print_found(found, about)
+
+
+def prompts_file(path: Path, schema: Schema | None) -> list[Prompt]:
+    """The prompts of a file of JSON lines. Raises ParameterError, and PMLError for what is wrong with one of them."""
+    if schema is None:
+        raise ParameterError("--prompts needs --schema: give the schema whose prompts these are")
+    found: list[Prompt] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            if len(found) == _MOST_PROMPTS:
+                raise ParameterError(f"{where}: there are more than {_MOST_PROMPTS:,} prompts; give fewer")
+            prompt = _prompt(line, where)
+            if prompt.schema != schema.name:
+                raise ParameterError(
+                    f"{where}: the prompt is of schema '{prompt.schema}', and --schema is '{schema.name}'; give "
+                    "prompts of that one"
+                )
+            resolve(schema, prompt, moves=True)
+            found.append(prompt)
+    if not found:
+        raise ParameterError(f"{path} holds no prompts; write one on each line")
+    return found
+
+
+def _prompt(line: bytes, where: str) -> Prompt:
+    try:
+        value = read_json(line)
+    except JSONError as error:
+        told = error.fault.value + (f" ({clip(error.detail)})" if error.detail else "")
+        raise ParameterError(f"{where}: {told}; write one prompt as JSON on each line") from None
+    if isinstance(value, dict) and isinstance(value.get("pml"), str):
+        value = value["pml"]
+    if isinstance(value, str):
+        return Prompt.from_string(value, source=where)
+    if isinstance(value, dict):
+        return Prompt.from_json(value, source=where)
+    raise ParameterError(f'{where}: is no prompt; write "<prompt schema=…>…</prompt>", or its JSON form')
+
+
+def _about(llm: LLM) -> dict[str, Any]:
+    """What is supported on this model, and why."""
+    from inlay.models.families import family_of
+
+    info, config = llm.client.model, llm.loaded.model.config
+    allows = family_of(config).allows(config)
+    return {
+        "model": llm.model_name,
+        "family": config.model_type,
+        "fingerprint": info.fingerprint(None).hex(),
+        "shifts": allows.shifts if info.why_not_shift is None else None,
+        "why_not_shift": info.why_not_shift,
+        "windows": sorted(set(allows.windows)),
+        "sinks": allows.sinks,
+        "max_positions": info.max_positions,
+        "dtype": str(llm.loaded.model.dtype).removeprefix("torch."),
+        "quantization": llm.loaded.form.quantization,
+        "device": str(llm.loaded.model.device),
+    }
+
+
+def _print_about(about: dict[str, Any]) -> None:
+    windows = ", ".join(f"{window:,}" for window in about["windows"])
+    sinks = "yes" if about["sinks"] else "none"
+    form = about["dtype"] + ("" if about["quantization"] is None else f", quantized to {about['quantization']}")
+    print(f"{about['model']} is of the family {about['family']}, in {form}, on {about['device']}.")
+    print("reuse off and exact: answers are those of the stock model")
+    print("modules at the positions of their schema: yes")
+    why = about["why_not_shift"]
+    print(f"modules at other positions: {'yes, by ' + str(about['shifts']) if why is None else f'refused: {why}'}")
+    print(f"sliding windows: {windows + ' positions' if windows else 'none'}; sinks: {sinks}")
+    print(f"positions: {about['max_positions']:,}")
+
+
+def _print_found(found: Check, about: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    kinds = ", ".join(f"{of['prompts']:,} of {kind}" for kind, of in about["kinds"].items())
+    places = " and ".join(dict.fromkeys(row.positions for row in found.rows if ReusePolicy.parse(row.policy).modular))
+    print(f"\nCompared with full prefill on {kinds}{', modules ' + places if places else ''}:")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for name in ("KL", "at most", "top 1", "same", "recomputed", "TTFT"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(
+            row.policy,
+            f"{row.kl:.2g}",
+            f"{row.kl_high:.2g}",
+            f"{row.top1:.1%}",
+            "–" if row.same is None else f"{row.same:.1%}",
+            f"{row.recomputed:.1%}",
+            f"{row.ttft_ms:,.1f} ms",
+            style="bold" if row.policy == found.recommended else None,
+        )
+    Console().print(table, markup=False)
+    for one in found.refused:
+        print(f"{one.policy}, {one.positions}: refused: {one.reason}")
+    if found.meaningless is not None:
+        print(f"{found.meaningless}; only distributions were compared.")
+    print(f"\nRecommended: {found.recommended}, as {found.reason}.")
+    if about["kept"] is not None:
+        print(f"Kept in {about['kept']} for reuse 'auto'.")

@@ -1,0 +1,5 @@
+// AVX-512 with products of pairs of whole numbers: 32 registers of 16 lanes.
+#define VL 16
+#define MR 12
+#define INLAY_QUANTIZED quantized_avx512vnni
+#include "quantized.inl"

@@ -1,0 +1,5 @@
+// Four lanes, for any processor: what the others are tested against.
+#define VL 4
+#define MR 4
+#define INLAY_QUANTIZED quantized_portable
+#include "quantized.inl"

@@ -1,0 +1,101 @@
+"""What the tiers below the pool have to do with requests: what they bring up, are asked for and are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from inlay.engine.encoder import Task
+from inlay.engine.lookup import Lookup
+from inlay.engine.request import Request
+from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.residency import Residency
+from inlay.kv.segment import Found
+from inlay.kv.store import SegmentStore
+from inlay.prompt.contexts import in_encoding_order
+
+
+class LowerTiers:
+    """The tiers below the pool of one store, for those who are admitted to it. All of it on the engine's turn.
+
+    private: whether they may hold what is somebody's own.
+    """
+
+    def __init__(self, store: SegmentStore, residency: Residency, *, private: bool) -> None:
+        self._store = store
+        self._residency = residency
+        self._private = private
+
+    def is_whole(self, spec: SegmentSpec) -> bool:
+        """Whether a segment is stored, in whatever form."""
+        return any(self._store.get(form) is not None for form in self._residency.forms(spec))
+
+    def nearest(self, spec: SegmentSpec) -> SegmentSpec:
+        """The most exact form of a segment that a lower tier has; itself where none has any."""
+        return next((form for form in self._residency.forms(spec) if self._residency.below(form.key)), spec)
+
+    def at_hand(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
+        """The keys of those segments that need not be computed."""
+        return frozenset(
+            spec.key for spec in specs if self._residency.below(spec.key) or self._store.get(spec) is not None
+        )
+
+    def in_pool(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
+        """The keys of those segments that are in the pool."""
+        return frozenset(spec.key for spec in specs if self._store.get(spec) is not None)
+
+    def is_sought(self, task: Task, specs: Iterable[SegmentSpec]) -> bool:
+        """Have the tiers that others fill asked for what they may have; returns whether to wait for that."""
+        if not self._residency.tiers:
+            return False
+        unsure = [spec for spec in specs if self._residency.unsure(spec.key)]
+        wanted = [spec for spec in unsure if task.may_be_kept(spec, private=self._private)]
+        missing = [spec for spec in wanted if not self._is_at_hand(spec.lossless)]
+        return bool(missing) and self._residency.seek(missing)
+
+    def is_coming(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> bool:
+        """Have what is missing of modules, and of what others are encoded behind, brought up where a tier has it.
+
+        wanted: the modules that are read or encoded. Returns whether to wait for that.
+        """
+        if not self._residency.tiers or not lookup.missing:
+            return False
+        keys = {spec.key for spec in wanted}
+        computed = [spec for spec, _ in lookup.missing if spec.key in keys and not self._residency.below(spec.key)]
+        needed = keys | {spec.key for spec in in_encoding_order(computed)}
+        coming = [(spec, found) for spec, found in lookup.missing if spec.key in needed]
+        coming = [(spec, found) for spec, found in coming if self._residency.below(spec.key)]
+        return bool(coming) and self._residency.bring_up(coming)
+
+    def write_behind(self, task: Task, run: TokenRun) -> None:
+        """Have a module that was computed written to the tiers below, where these may hold it."""
+        if not isinstance(run, SegmentSpec):
+            return
+        self._residency.misses.stored(run)
+        if not self._residency.tiers:
+            return
+        found = self._store.get(run)
+        if found is None or not task.may_be_kept(run, private=self._private):
+            return
+        if isinstance(task, Request):
+            task.prefill.encoded += [form.key for form in self._residency.forms(run)]
+            if run.lossless.key not in task.prompt.public and _uses(found) < 2:
+                return  # most of what requests bring is never asked for again
+        self._residency.save(run)
+
+    def write_used_again(self, request: Request, lookup: Lookup) -> None:
+        """Have requests' own text, where tiers below may hold it, written when it is read for the first time."""
+        if not self._private or not self._residency.tiers:
+            return
+        for spec, found in lookup.modules.values():
+            own = spec.lossless.key not in request.prompt.public
+            if own and found.tokens == len(spec.ids) and _uses(found) == 2:
+                self._residency.save(spec)
+
+    def _is_at_hand(self, spec: SegmentSpec) -> bool:
+        """Whether a segment need not be computed, since it is stored or known to be below, in whatever form."""
+        return self.is_whole(spec) or any(self._residency.below(form.key) for form in self._residency.forms(spec))
+
+
+def _uses(found: Found) -> int:
+    """How often a segment has been computed or read."""
+    return min((segment.use.frequency for segment in found.segments), default=0)

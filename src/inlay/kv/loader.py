@@ -1,0 +1,286 @@
+"""What comes up: segments are read from the tiers below into slots of the pool, on a thread of their own.
+
+The store is not touched on that thread: what has come up is given to it between two steps of the engine (``poll``). A
+read has a deadline. What is late is computed, as if the tier had had nothing, and while a reader hangs nobody else is
+sent to it; its slots are its own until it returns. Whether a tier that others fill has a segment is asked on another
+thread (``seek``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from inlay.errors import CapacityError
+from inlay.kv.codecs.codec import Slab
+from inlay.kv.identity import SegmentSpec
+from inlay.kv.misses import EVICTED, LATE, MissReasons
+from inlay.kv.segment import Found, Hold
+from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.record import SegmentRecord, SlabMemory
+from inlay.kv.tiers.tier import Miss, Tier, TierMissError
+from inlay.kv.worker import Worker
+from inlay.slots import SlotRange, cut, total
+
+#: The part of the pool that loads may take at the same time; a single one may take more.
+_LOADING_SHARE = 1 / 2
+SEEK_S = 2.0  # until a tier has said what it has
+AGAIN_S = 30.0  # before what did not come up is asked for again
+_MOST_REFUSED = 4096  # of those, before the ones whose time is over are looked for
+_REMEMBERED = 65_536  # segments of which it is known which tier they came from
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A segment that is read from below. done: how many of its tokens the pool has already. slots: for the others."""
+
+    spec: SegmentSpec
+    done: int
+    before: tuple[SlotRange, ...]
+    slots: tuple[SlotRange, ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """Segments that are read together. arrived: the tiers that gave those that are there, by key, once ``over``.
+
+    unwanted: those that were to be forgotten meanwhile.
+    """
+
+    wanted: list[_Wanted]
+    slots: tuple[SlotRange, ...]
+    hold: Hold
+    deadline: float
+    arrived: dict[bytes, str] = field(default_factory=dict)
+    unwanted: set[bytes] = field(default_factory=set)
+    over: bool = False
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+class Loader:
+    """Brings segments of one store up from the tiers below it, nearest first.
+
+    record_of: what is compared of a segment when it is read. timeout_s: how long a read may take.
+    promote: told of a segment that came from the tier of that number, with its slabs, which those before it lack.
+    tell: told, on any thread, that something has come further.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        memory: SlabMemory,
+        tiers: tuple[Tier, ...],
+        misses: MissReasons,
+        *,
+        record_of: Callable[[SegmentSpec], SegmentRecord],
+        promote: Callable[[SegmentRecord, list[Slab], int], None],
+        tell: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self.loaded: dict[str, int] = {}  # tokens that came up, by tier
+        self.arrived: Callable[[SegmentSpec], object] = _nobody
+        self._store = store
+        self._memory = memory
+        self._tiers = tiers
+        self._misses = misses
+        self._record_of = record_of
+        self._promote = promote
+        self._tell = tell
+        self._timeout_s = timeout_s
+        self._reader, self._seeker = Worker("inlay-reader"), Worker("inlay-seeker")
+        self._sought: dict[bytes, float] = {}  # keys that tiers are asked for, until when it is waited for that
+        self._came_from: OrderedDict[bytes, str] = OrderedDict()  # the tier, by key
+        self._loads: list[_Load] = []
+        self._by_key: dict[bytes, _Load] = {}
+        self._not_again: dict[bytes, float] = {}  # what did not come up, and until when it is not asked for
+        self._refreshing = False
+
+    @property
+    def moving(self) -> bool:
+        """Whether anything is on its way up, or is sought, that can be waited for."""
+        return any(not load.late for load in self._loads) or self.seeking(self._sought)
+
+    def may_read(self, key: bytes) -> bool:
+        """Whether a segment may be asked for now, wherever it is."""
+        if any(load.late for load in self._loads):
+            return False
+        return time.monotonic() >= self._not_again.get(key, 0.0)
+
+    def try_again(self, key: bytes) -> None:
+        """Let a segment be asked for that did not come up before."""
+        self._not_again.pop(key, None)
+
+    def is_coming(self, key: bytes) -> bool:
+        """Whether a segment is on its way up."""
+        return key in self._by_key
+
+    def is_sought(self, key: bytes) -> bool:
+        """Whether tiers are being asked for a segment."""
+        return key in self._sought
+
+    def came_from(self, key: bytes) -> str | None:
+        """The tier that a segment came up from when it last did, as far as that is remembered."""
+        return self._came_from.get(key)
+
+    def refresh(self) -> None:
+        """Have the tiers take note of what others have put there and removed, once at a time."""
+        if not self._refreshing:
+            self._refreshing = True
+            self._reader.submit(self._refresh)
+
+    # On the engine's turn
+
+    def seek(self, specs: Sequence[SegmentSpec]) -> bool:
+        """See Residency.seek."""
+        new = [spec for spec in specs if spec.key not in self._sought]
+        if new:
+            until = time.monotonic() + min(SEEK_S, self._timeout_s)
+            self._sought.update((spec.key, until) for spec in new)
+            self._seeker.submit(partial(self._seek, new))
+        return self.seeking(spec.key for spec in specs)
+
+    def seeking(self, keys: Iterable[bytes]) -> bool:
+        """Whether it is waited for what tiers say of any of these."""
+        now = time.monotonic()
+        return any(now < self._sought.get(key, 0.0) for key in list(keys))
+
+    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]], moving: Callable[[], bool]) -> bool:
+        """See Residency.bring_up. moving: whether what is on its way will give back room."""
+        missing = [(spec, found) for spec, found in wanted if spec.key not in self._by_key]
+        if not missing:
+            return True
+        pool = self._store.pool
+        tokens = sum(len(spec.ids) - found.tokens for spec, found in missing)
+        busy = sum(total(load.slots) for load in self._loads)
+        if self._loads and busy + tokens > pool.slots * _LOADING_SHARE:
+            return moving()
+        hold = self._store.hold(*(found for _, found in missing))
+        try:
+            slots = self._store.allocate(tokens)
+        except CapacityError:
+            hold.release()
+            return moving()
+        self._start(missing, slots, hold)
+        return True
+
+    def forget(self, key: bytes) -> None:
+        """Let a segment that is on its way up not arrive."""
+        if key in self._by_key:
+            self._by_key[key].unwanted.add(key)
+
+    def poll(self) -> None:
+        """Give the store what has come up."""
+        for load in [load for load in self._loads if load.over]:
+            self._arrive(load)
+
+    def _start(self, missing: list[tuple[SegmentSpec, Found]], slots: tuple[SlotRange, ...], hold: Hold) -> None:
+        load = _Load([], slots, hold, time.monotonic() + self._timeout_s)
+        at = 0
+        for spec, found in missing:
+            left = len(spec.ids) - found.tokens
+            load.wanted.append(_Wanted(spec, found.tokens, found.slots, cut(slots, at, left)))
+            self._by_key[spec.key] = load
+            at += left
+        self._loads.append(load)
+        self._reader.submit(lambda: self._read(load))
+
+    def _arrive(self, load: _Load) -> None:
+        self._loads.remove(load)
+        for each in load.wanted:
+            key = each.spec.key
+            del self._by_key[key]
+            if key in load.arrived and key not in load.unwanted:
+                self._store.insert(each.spec, each.before + each.slots)
+                self._remember(key, load.arrived[key])
+            if self._store.get(each.spec) is not None:
+                self._misses.stored(each.spec)
+                self.arrived(each.spec)
+            else:  # to ask for it again at once would be of no use
+                self._not_again[key] = time.monotonic() + AGAIN_S
+        if len(self._not_again) > _MOST_REFUSED:
+            now = time.monotonic()
+            self._not_again = {key: until for key, until in self._not_again.items() if now < until}
+        load.hold.release()
+        self._store.pool.free(load.slots)
+
+    def _remember(self, key: bytes, tier: str) -> None:
+        self._came_from[key] = tier
+        self._came_from.move_to_end(key)
+        if len(self._came_from) > _REMEMBERED:
+            self._came_from.popitem(last=False)
+
+    def close(self, timeout: float) -> bool:
+        """End the threads behind what they are at; returns whether they have ended by then."""
+        ended = [worker.close(timeout) for worker in (self._seeker, self._reader)]
+        return all(ended)
+
+    # On threads of their own
+
+    def _read(self, load: _Load) -> None:
+        try:
+            for each in load.wanted:
+                tier = self._read_one(each, load)
+                if tier is not None:
+                    load.arrived[each.spec.key] = tier
+        finally:
+            load.over = True
+            self._tell()
+
+    def _seek(self, specs: Sequence[SegmentSpec]) -> None:
+        keys = [spec.key for spec in specs]
+        try:
+            for tier in self._tiers:
+                tier.find(keys)
+        except TierMissError as miss:
+            for spec in specs:
+                self._misses.failed(spec, miss.reason.value)
+        finally:
+            for key in keys:
+                self._sought.pop(key, None)
+            self._tell()
+
+    def _read_one(self, wanted: _Wanted, load: _Load) -> str | None:
+        """Read from the nearest tier that gives it, whose name is returned; those that are nearer still get a copy."""
+        record = self._record_of(wanted.spec)
+        asked = False
+        for number, tier in enumerate(self._tiers):
+            copies: list[Slab] = []
+
+            def take(layer: int, slab: Slab, copies: list[Slab] = copies, copy: bool = number > 0) -> None:
+                self._memory.write_slab(layer, wanted.slots, slab[:, :, wanted.done :])
+                if copy:
+                    copies.append(slab.copy())
+
+            if load.late or not tier.holds(record.key):
+                continue
+            asked = True
+            try:
+                tier.get(record, take, lambda: load.late)
+            except TierMissError as miss:
+                self._misses.failed(wanted.spec, EVICTED if miss.reason is Miss.ABSENT else miss.reason.value)
+                continue
+            self.loaded[tier.name] = self.loaded.get(tier.name, 0) + total(wanted.slots)
+            if number:
+                self._promote(record, copies, number)
+            return tier.name
+        if not asked:  # it has gone since it was wanted, or the tier has
+            away = any(not tier.stats().up for tier in self._tiers)
+            self._misses.failed(wanted.spec, LATE if load.late else Miss.FAILED.value if away else EVICTED)
+        return None
+
+    def _refresh(self) -> None:
+        try:
+            for tier in self._tiers:
+                tier.refresh()
+        finally:
+            self._refreshing = False
+
+
+def _nobody(spec: SegmentSpec) -> None:
+    """Nobody wants to hear of it."""

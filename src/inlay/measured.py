@@ -1,0 +1,229 @@
+"""What has been measured of a model: a file for each fingerprint in the user's cache directory; and what ``auto`` is.
+
+``inlay check`` writes the file. One that is damaged or of a newer version is told and ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from inlay.config import EngineConfig
+from inlay.models.fingerprint_cache import cache_root
+from inlay.pml import Schema
+from inlay.policy import ReusePolicy
+from inlay.prompt.limits import ModelInfo
+from inlay.tolerance import Measured, Tolerance
+
+VERSION = 1  # of the file
+_MOST_BYTES = 16 << 20
+_GENERAL = ""  # in place of the digest of a schema
+_NUMBERS = tuple(each.name for each in fields(Measured) if each.name not in ("policy", "positions"))
+_SHARES = ("same", "same_low")  # which may be None
+
+
+_MOST_TOLD = 100  # sentences, of tolerances that requests bring
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What is known of one model.
+
+    fingerprint: of the model. path: of the file; None where there is no home. rows: by the digest of a schema, "" for
+    what was measured on generated prompts. problem: why the file was ignored; None where it was not.
+    """
+
+    fingerprint: bytes
+    path: Path | None
+    rows: dict[str, tuple[Measured, ...]] = field(default_factory=dict)
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, fingerprint: bytes) -> Measurements:
+        """What the file of a model has."""
+        root = cache_root()
+        path = None if root is None else root / "checks" / f"{fingerprint.hex()[:32]}.json"
+        if path is None or not path.exists():
+            return cls(fingerprint, path)
+        try:
+            with path.open("rb") as file:
+                rows = _read(json.loads(file.read(_MOST_BYTES)), fingerprint)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            newer = isinstance(error, _NewerError)
+            what = f"is of version {error}, which this inlay does not know," if newer else "is damaged"
+            return cls(fingerprint, path, problem=f"{path} {what} and is ignored: what was measured is not known")
+        return cls(fingerprint, path, rows)
+
+    def about(self, schema: Schema | None) -> tuple[Measured, ...]:
+        """What is known of a schema: what was measured on it, or else of the model in general."""
+        general = self.rows.get(_GENERAL, ())
+        if schema is None or not any(self.rows):  # that names a schema
+            return general
+        return self.rows.get(schema.digest, general)
+
+    def keep(self, schema: Schema | None, rows: Sequence[Measured]) -> str | None:
+        """Leave what was measured on a schema, or in general, for later loads; returns why that cannot be, or None.
+
+        A policy's row takes the place of an earlier one of the same policy, unless that is of more prompts.
+        """
+        now = Measurements.of(self.fingerprint)  # somebody else may have written meanwhile
+        if now.path is None:
+            return "there is no home directory; set INLAY_CACHE_ROOT to a folder"
+        if now.problem is not None and "version" in now.problem:
+            return f"{now.path} was written by a newer inlay; use that, or delete the file"
+        key = _GENERAL if schema is None else schema.digest
+        known = {(row.policy, row.positions): row for row in now.rows.get(key, ())}
+        for row in rows:
+            before = known.get((row.policy, row.positions))
+            if before is None or before.prompts <= row.prompts:
+                known[row.policy, row.positions] = row
+        try:
+            _write(now.path, self.fingerprint, {**now.rows, key: tuple(known.values())})
+        except OSError as error:
+            return f"{now.path} cannot be written ({error.strerror}); set INLAY_CACHE_ROOT to a folder where you may"
+        return None
+
+
+class AutoReuse:
+    """Which policy ``auto`` is on one model, by what has been measured on it.
+
+    name: of the model, as messages have it. rows are read from the file when they are first asked for.
+    """
+
+    def __init__(self, name: str, model: ModelInfo, config: EngineConfig) -> None:
+        self._name = name
+        self._model = model
+        self._config = config
+        self._default = Tolerance.parse(config.tolerance)
+        self._known: dict[bytes, Measurements] = {}  # by fingerprint: adapters have their own
+        self._told: set[str] = set()
+
+    def rows(self, schema: Schema | None = None, adapter: str | None = None) -> tuple[Measured, ...]:
+        """What is known of a schema's prompts, or else of the model's, as this engine is set up."""
+        return () if self._differs() else self._measured(adapter).about(schema)
+
+    def tolerating(self, policy: ReusePolicy) -> ReusePolicy:
+        """The policy, with the engine's tolerance where it is ``auto`` and has none of its own."""
+        return policy.tolerating(self._default)
+
+    def resolve(
+        self, policy: ReusePolicy, schema: Schema | None = None, adapter: str | None = None, *, new: bool = False
+    ) -> ReusePolicy:
+        """The policy that requests get that ask for this one, which is another one for ``auto`` alone.
+
+        schema: of their prompts, where they have one. adapter: the one that answers. new: whether the schema was just
+        added, so that what it gets is told.
+        """
+        if policy.tolerance is None:
+            return policy
+        policy = self.tolerating(policy)
+        rows = self.rows(schema, adapter)
+        taken = policy.resolved(rows, self._model.why_not_shift)
+        of = "" if schema is None else f" for schema '{schema.name}'"
+        self._tell(f"reuse '{policy}' is '{taken}'{of}", policy.tolerance, rows, taken, adapter, new=new)
+        return taken
+
+    def _tell(
+        self,
+        what: str,
+        within: Tolerance | None,
+        rows: Sequence[Measured],
+        taken: ReusePolicy,
+        adapter: str | None,
+        *,
+        new: bool,
+    ) -> None:
+        """Say what is taken and why: each sentence once, and again for a schema that was just added."""
+        assert within is not None
+        say: Callable[..., None] = logger.warning
+        row = taken.row(rows)
+        if differs := self._differs():
+            why = f"what is measured on a model does not hold with {differs}"
+        elif row is not None and within.allows(row):
+            say, why = logger.info, f"it was measured to be within {within.in_words}"
+        elif rows:
+            say, why = logger.info, f"nothing that computes less was measured to be within {within.in_words}"
+        else:
+            problem = self._measured(adapter).problem
+            whose = self._name if adapter is None else f"{self._name} with adapter '{adapter}'"
+            missing = f"nothing was measured on {whose}" if problem is None else problem
+            why = f"{missing}; run 'inlay check {self._name}' once, with the same dtype and quantization"
+            if adapter is not None:
+                why = f"{missing}, and 'inlay check' measures models without adapters alone"
+        said = f"{what}: {why}"
+        if new or (said not in self._told and len(self._told) < _MOST_TOLD):
+            self._told.add(said)
+            say("%s", said)
+        if len(self._told) > _MOST_TOLD:  # of schemas that were added
+            self._told.clear()
+
+    def _measured(self, adapter: str | None) -> Measurements:
+        fingerprint = self._model.fingerprint(adapter)
+        if fingerprint not in self._known:
+            self._known[fingerprint] = Measurements.of(fingerprint)
+        return self._known[fingerprint]
+
+    def _differs(self) -> str | None:
+        """The setting that makes modules another approximation than was measured; None for none."""
+        if self._config.placeholders != EngineConfig.placeholders:
+            return f"placeholders '{self._config.placeholders}'"
+        return (
+            None
+            if self._config.store_codec == EngineConfig.store_codec
+            else f"store_codec '{self._config.store_codec}'"
+        )
+
+
+class _NewerError(ValueError):
+    """A file of a version that is not known here."""
+
+
+def _read(document: Any, fingerprint: bytes) -> dict[str, tuple[Measured, ...]]:
+    """The rows of a file. Raises ValueError and what else comes of one that is damaged."""
+    version = document["version"]
+    if isinstance(version, int) and version > VERSION:
+        raise _NewerError(version)
+    rows = document["rows"]
+    if document != _document(fingerprint, rows):
+        raise ValueError("it is not what was written")
+    return {str(key): tuple(map(_row, of_schema)) for key, of_schema in rows.items()}
+
+
+def _row(written: dict[str, Any]) -> Measured:
+    row = Measured(**written)
+    for name in _NUMBERS:
+        value = getattr(row, name)
+        if not (isinstance(value, int | float) and math.isfinite(value)) and not (value is None and name in _SHARES):
+            raise ValueError(name)
+    return row
+
+
+def _document(fingerprint: bytes, rows: dict[str, Any]) -> dict[str, Any]:
+    document = {"version": VERSION, "fingerprint": fingerprint.hex(), "rows": rows}
+    return {**document, "sha256": hashlib.sha256(json.dumps(document).encode()).hexdigest()}
+
+
+def _write(path: Path, fingerprint: bytes, rows: dict[str, tuple[Measured, ...]]) -> None:
+    """Put a whole file in the place of what is there. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            written = {key: [asdict(row) for row in of_schema] for key, of_schema in rows.items()}
+            json.dump(_document(fingerprint, written), file)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise

@@ -1,0 +1,113 @@
+"""Weights in 4 or 8 bits as the compiled kernel reads them (csrc/quantized.h), for any number of rows.
+
+The inputs of a row are rounded to 16 bits with one scale for every 32 of them, which is finer than bfloat16, and
+multiplied as whole numbers. A row's outputs are the same bits alone and in a batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inlay.attention.kernel import kernel
+from inlay.models.linear import huge_pages
+from inlay.models.stored import GROUP
+
+#: Outputs that lie together.
+BLOCK = 16
+
+
+def can_compile(dtype: torch.dtype) -> bool:
+    """Whether the kernel is there, faster than PyTorch's own on this processor, and as exact as this dtype.
+
+    In float32, where logits are held to 1e-4 of the stock model's, 16 bits of inputs are too few.
+    """
+    return dtype == torch.bfloat16 and hasattr(kernel, "quantized_supported") and bool(kernel.quantized_supported(""))
+
+
+class CompiledWeight:
+    """A weight (outputs, inputs) in 4 or 8 bits, to be filled with ``put``.
+
+    bits: 4 for numbers of 0 … 15 with a scale for every 32 inputs of an output, 8 for -127 … 127 with one for each.
+    grid: the dtype of the scales and zeros of 4 bits. zeros: whether there are any; else the number 8 means 0.
+    instruction_set: a version of the kernel by name; "" for the best one that runs here.
+    """
+
+    def __init__(
+        self,
+        outputs: int,
+        inputs: int,
+        bits: int,
+        grid: torch.dtype = torch.float32,
+        *,
+        zeros: bool = True,
+        instruction_set: str = "",
+    ) -> None:
+        self.outputs, self.inputs, self.bits = outputs, inputs, bits
+        self._grid, self._zeros, self._instruction_set = grid, zeros, instruction_set
+        blocks, groups = -(-outputs // BLOCK), -(-inputs // GROUP)
+        self._numbers_size = BLOCK * GROUP * bits // 8
+        self._scales_size = BLOCK * grid.itemsize if bits == 4 else 0
+        size = self._numbers_size + self._scales_size * (2 if zeros else 1)
+        self._data = huge_pages((blocks, groups, size), torch.uint8)
+        self._scales = torch.zeros(blocks * BLOCK) if bits == 8 else None
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return self._data.nbytes + (0 if self._scales is None else self._scales.nbytes)
+
+    def put(self, first: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
+        """Outputs from ``first`` on, a multiple of 16; as many as that too, or all that are left.
+
+        numbers: (rows, inputs), uint8 or int8.
+        scales: (rows,) in 8 bits, (rows, inputs / 32) in 4, as zeros are: a weight is (number - 8) · scale + zero.
+        """
+        numbers = numbers.contiguous()
+        rows = len(numbers)
+        into = self._data[first // BLOCK : -(-(first + rows) // BLOCK)]
+        kernel.pack_quantized(
+            numbers.data_ptr(), into.data_ptr(), rows, self.inputs, self.bits, into.shape[2], torch.get_num_threads()
+        )
+        if self._scales is not None:
+            self._scales[first : first + rows] = scales
+            return
+        self._put_grid(into, self._numbers_size, scales)
+        if self._zeros:
+            assert zeros is not None
+            self._put_grid(into, self._numbers_size + self._scales_size, zeros)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: (rows, inputs), fp32 or bfloat16; bias: as ``padded`` gives it. Returns (rows, outputs) in x's dtype."""
+        if x.dtype not in (torch.float32, torch.bfloat16) or x.dim() != 2 or x.shape[1] != self.inputs:
+            raise ValueError(f"a layer of {self.inputs} inputs got {x.dtype} of shape {tuple(x.shape)}")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        y = torch.empty(x.shape[0], self.outputs, dtype=x.dtype)
+        kernel.quantized_linear(
+            x.data_ptr(), x.stride(0), self._data.data_ptr(), _address(self._scales), _address(bias), y.data_ptr(),
+            x.shape[0], self.inputs, self.outputs, self.bits, x.dtype == torch.bfloat16, self._grid == torch.bfloat16,
+            self._zeros, self._instruction_set, torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def _put_grid(self, into: Tensor, at: int, numbers: Tensor) -> None:
+        """Scales or zeros (rows, groups) of whole blocks, to where they stand behind a group's numbers."""
+        blocks, groups = into.shape[:2]
+        full = numbers.new_zeros(blocks * BLOCK, groups, dtype=self._grid)
+        full[: len(numbers)] = numbers
+        by_group = full.view(blocks, BLOCK, groups).transpose(1, 2).contiguous()
+        into[:, :, at : at + self._scales_size] = by_group.view(torch.uint8)
+
+
+def padded(bias: Tensor | None) -> Tensor | None:
+    """A bias (outputs,) as the kernel adds it: fp32, filled up to whole blocks."""
+    if bias is None:
+        return None
+    full = torch.zeros(-(-len(bias) // BLOCK) * BLOCK)
+    full[: len(bias)] = bias.detach()
+    return full
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,210 @@
+"""The schemas that prompts of one model may name: laid out, and as the segments that are encoded of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay.errors import ModelError, ParameterError
+from inlay.kv.identity import SegmentSpec
+from inlay.pml import Prompt, PromptBuilder, Schema, Union
+from inlay.policy import ReusePolicy
+from inlay.prompt.chat import ChatTemplate
+from inlay.prompt.contexts import SchemaSpecs, placeholder_id
+from inlay.prompt.layout import SchemaLayout, lay_out_schema
+from inlay.prompt.limits import ModelInfo
+from inlay.prompt.placed import PromptLayout
+from inlay.prompt.registry import PUBLIC, SchemaRegistry
+from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
+from inlay.prompt.turns import openings
+
+_MOST_LIKELY = 64  # segments that a request says may be read next
+
+
+@dataclass(eq=False, slots=True)
+class KnownSchema:
+    """A schema that prompts may name: its layout, whose it is, and its segments under each policy and adapter so far.
+
+    ttl_s: for how many seconds what is encoded of it is to be found from when a prompt last read it; None for as long
+    as there is room.
+    Layouts and specs never change once they are made, so they are made without a lock.
+    """
+
+    layout: SchemaLayout
+    owner: str
+    ttl_s: float | None = None
+    specs: dict[tuple[ReusePolicy, bytes], SchemaSpecs] = field(default_factory=dict)
+
+
+class KnownSchemas(SchemaRegistry[KnownSchema]):
+    """What is known of every schema that prompts of one model may name. Any thread may ask.
+
+    placeholders: what fills holes while modules are encoded, "none" or "unk". Raises ModelError.
+    """
+
+    def __init__(self, model: ModelInfo, encoder: TextEncoder, template: ChatTemplate, placeholders: str) -> None:
+        super().__init__()
+        self._model = model
+        self._encoder = encoder
+        self._template = template
+        self._adding = threading.Lock()
+        self._placeholder = placeholder_id(placeholders, encoder.unk_id)
+        if self._placeholder is not None:
+            unknown = beyond_vocabulary((self._placeholder,), model.vocab_size, encoder.name)
+            if unknown:
+                raise ModelError(f"placeholders='unk' fills holes with {unknown}")
+
+    def lay_out(self, schema: Schema, owner: str = PUBLIC) -> SchemaLayout:
+        """A schema's layout, that of ``add`` if there is one. Changes nothing. Raises PMLError."""
+        known = self.get(schema.name, owner)
+        if known is not None and known.layout.schema is schema:
+            return known.layout
+        return lay_out_schema(schema, self._encoder, self._template, vocabulary=self._model.vocab_size)
+
+    def add(self, layout: SchemaLayout, owner: str = PUBLIC, ttl_s: float | None = None) -> None:
+        """Keep a schema under its name, in place of one that had that name. ttl_s: see KnownSchema."""
+        name = layout.schema.name
+        with self._adding:
+            known = self.get(name, owner)
+            if known is None or known.layout is not layout:
+                self.put(name, owner, KnownSchema(layout, owner, ttl_s))
+            else:
+                known.ttl_s = ttl_s
+        if self._template.tells_time and layout.schema.has_turns:
+            self._template.warn_once(
+                "the chat template writes the date or time in front of what schemas hold: when that changes, it and "
+                "modules that were encoded behind it are computed anew; with reuse='isolated', that text alone"
+            )
+
+    def layout(self, name: str, salt: str = "") -> SchemaLayout | None:
+        """The layout of the schema of that name, as requests with this salt see it."""
+        known = self.find(name, salt)
+        return None if known is None else known.layout
+
+    def schema_of(self, prompt: Any, salt: str = "") -> tuple[str, str]:
+        """The name of a prompt's schema, as a request with this salt sees it, and its digest; "" for none."""
+        if not isinstance(prompt, (Prompt, PromptBuilder)):
+            return "", ""
+        layout = self.layout(prompt.schema, salt)
+        return prompt.schema, "" if layout is None else layout.digest
+
+    def module_specs(
+        self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None
+    ) -> dict[str, list[SegmentSpec]]:
+        """Every segment of a schema that can be encoded before a prompt asks for it, by module; "" for text outside.
+
+        Empty under a policy without modules. Raises ParameterError for a schema that nobody added.
+        """
+        known = self.find(name, salt)
+        if known is None:
+            raise ParameterError(f"schema '{name}' is not known; add it with add_schema first")
+        return self._encoded(known, policy, self._model.adapter(adapter)).by_module() if policy.modular else {}
+
+    def every_spec(
+        self, name: str, policy: ReusePolicy, salt: str = "", adapter: str | None = None, modules: Sequence[str] = ()
+    ) -> list[SegmentSpec]:
+        """The segments of some modules of a schema, or of all of it, under this policy and all that it was used with.
+
+        Raises ParameterError for a schema, or a module of it, that is not known.
+        """
+        chosen = self.module_specs(name, policy, salt, adapter)
+        known = self.find(name, salt)
+        assert known is not None, "it has modules"
+        check_modules(known.layout, modules)
+        others = [specs.by_module() for specs in list(known.specs.values())]
+        found = {
+            spec.key: spec
+            for each in (chosen, *others)
+            for module, specs in each.items()
+            if not modules or module in modules
+            for spec in specs
+        }
+        return list(found.values())
+
+    def all_specs(
+        self, layout: SchemaLayout, policy: ReusePolicy, owner: str = PUBLIC, adapter: str | None = None
+    ) -> list[SegmentSpec]:
+        """All of them, of a schema that is known or was a moment ago."""
+        made_with, known = self._model.adapter(adapter), self.known(layout, owner)
+        modules = self._encoded(known, policy, made_with).by_module() if policy.modular else {}
+        return [spec for specs in modules.values() for spec in specs]
+
+    def siblings(self, layout: PromptLayout, policy: ReusePolicy, salt: str, adapter: bytes) -> tuple[SegmentSpec, ...]:
+        """The segments of modules that a prompt of a schema could have taken of its unions in place of others."""
+        if not policy.modular or layout.schema is None or not layout.imported:
+            return ()
+        known = self.known(layout.schema, salt if not layout.public else PUBLIC)
+        beside = _siblings(layout.schema.schema, layout.imported)
+        if not beside:
+            return ()
+        modules = self._encoded(known, policy, adapter).by_module()
+        return tuple(spec for module in beside for spec in modules.get(module, ()))[:_MOST_LIKELY]
+
+    def current(self, name: str, salt: str = "") -> KnownSchema | None:
+        """A schema as the chat template writes it now: one that tells the time may write something else by then."""
+        known = self.find(name, salt)
+        if known is None or openings(self._template, known.layout.schema) == known.layout.openings:
+            return known
+        fresh = lay_out_schema(known.layout.schema, self._encoder, self._template, vocabulary=self._model.vocab_size)
+        with self._adding:
+            if self.get(fresh.schema.name, known.owner) is known:
+                known = KnownSchema(fresh, known.owner, known.ttl_s)
+                self.put(fresh.schema.name, known.owner, known)
+        return known
+
+    def known(self, layout: SchemaLayout, owner: str) -> KnownSchema:
+        """What is known of a schema; of one that has been forgotten meanwhile, for this request alone."""
+        known = self.get(layout.schema.name, owner)
+        return known if known is not None and known.layout is layout else KnownSchema(layout, owner)
+
+    def _encoded(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
+        """What is encoded of a schema where nothing of it is stored."""
+        return self.specs(known, policy, readable_adapters(policy, adapter)[-1])
+
+    def specs(self, known: KnownSchema, policy: ReusePolicy, adapter: bytes) -> SchemaSpecs:
+        """The specs of a schema under a modular policy and an adapter."""
+        policy = policy.unrepaired()
+        made = known.specs.get((policy, adapter))
+        if made is not None:
+            return made
+        made = SchemaSpecs(
+            known.layout,
+            anchored=policy.anchored,
+            packed=policy.packed,
+            movable=self._model.why_not_shift is None,
+            keys=self._model.keys,
+            unk_id=self._placeholder,
+            salt=known.owner.encode(),
+            adapter=adapter,
+        )
+        return known.specs.setdefault((policy, adapter), made)
+
+
+def check_modules(layout: SchemaLayout, modules: Iterable[str]) -> None:
+    """Raises ParameterError for the name of a module that a schema does not have; "" is its text outside modules."""
+    for module in modules:
+        if module and module not in layout.schema.modules:
+            raise ParameterError(
+                f"schema '{layout.schema.name}' has no module '{module}'; give the path of one, like 'plan/miami'"
+            )
+
+
+def readable_adapters(policy: ReusePolicy, adapter: bytes) -> tuple[bytes, ...]:
+    """The adapters with which modules may have been made that a request reads, most exact first."""
+    return (adapter, b"") if adapter and policy.across else (adapter,)
+
+
+def _siblings(schema: Schema, imported: Container[str]) -> list[str]:
+    """The paths of modules that stand in a union with one that is imported, and are not imported themselves."""
+    found: list[str] = []
+    todo: list[Any] = list(schema.children)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Union):
+            paths = [schema.paths[member.order] for member in node.members]
+            if any(path in imported for path in paths):
+                found += [path for path in paths if path not in imported]
+        todo += node.members if isinstance(node, Union) else getattr(node, "children", ())
+    return found

@@ -1,0 +1,171 @@
+"""``/v1/cache``: what is stored of a tenant's segments and of public ones; see docs/store.md."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import FileResponse, Response
+
+from inlay.api.failures import BodyError
+from inlay.errors import PinError
+from inlay.server.errors import JSONBytes
+from inlay.server.limits import Tenant
+from inlay.server.schema_documents import NO_BODY, RESPONSES
+
+if TYPE_CHECKING:
+    from inlay.server.service import Service
+
+router = APIRouter(prefix="/v1/cache")
+
+_SLOW_S, _SLOW_BYTES_PER_S = 30.0, 2**20 / 64  # that a file may take, and more as it grows, at this rate
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="how many to list")]
+
+
+@router.get("", responses=RESPONSES)
+async def stats(request: Request) -> Response:
+    """How full the pool and the tiers below it are, of all tenants together; and what is pinned."""
+    service, tenant = _asking(request)
+    async with service.meter.request(tenant, tokens=False):
+        found = service.llm.stats()
+        tiers = {
+            name: None if tier is None else asdict(tier)
+            for name, tier in (("disk", found.disk), ("shared", found.shared))
+        }
+        per_token = service.llm.client.model.bytes_per_token
+        pool = {"segments": found.segments, "tokens": found.stored_tokens, "bytes": found.stored_tokens * per_token}
+        pool |= {"chunks": found.chunks, "used_chunks": found.used_chunks, "pinned_bytes": found.pinned_bytes}
+    said = {"object": "cache", "model": service.llm.model_name, "admin": tenant.admin}
+    return JSONBytes({**said, "pool": pool, **tiers})
+
+
+@router.get("/segments", responses=RESPONSES)
+async def segments(request: Request, limit: Limit = 100, after: str = "") -> Response:
+    """A page of the segments that the tenant may see, by key."""
+    service, tenant = _asking(request, "limit", "after")
+    async with service.meter.request(tenant, tokens=False):
+        left = [one for one in await service.cache.segments(tenant) if one.key > after]
+    data = [service.cache.row(one) for one in left[:limit]]
+    return JSONBytes({"object": "list", "data": data, "has_more": len(left) > limit})
+
+
+@router.get("/segments/{key}", responses=RESPONSES)
+async def one_segment(request: Request, key: str) -> Response:
+    """All that is known of one, its token ids too."""
+    service, tenant = _asking(request)
+    async with service.meter.request(tenant, tokens=False):
+        found = await service.cache.find(key, tenant)
+    spec = found.spec
+    made = {
+        "ids": list(spec.ids),
+        "start": spec.start,
+        "context_tokens": spec.before.tokens,
+        "adapter": spec.before.adapter.hex(),
+    }
+    return JSONBytes({"object": "segment", **service.cache.row(found), **made})
+
+
+@router.delete("/segments/{key}", responses=RESPONSES)
+async def evict(request: Request, key: str) -> Response:
+    service, tenant = _asking(request)
+    async with service.meter.request(tenant, tokens=False):
+        found = await service.cache.find(key, tenant)
+        tokens = await service.cache.evict(found, tenant)
+    return JSONBytes({"object": "segment.evicted", "key": found.key, "evicted_tokens": tokens})
+
+
+@router.put("/segments/{key}/pin", openapi_extra=NO_BODY, responses=RESPONSES)
+async def pin(request: Request, key: str) -> Response:
+    service, tenant = _asking(request)
+    async with service.meter.request(tenant, tokens=False):
+        found = await service.cache.find(key, tenant)
+        try:
+            taken = await service.cache.pin(found, tenant)
+        except PinError as error:
+            raise BodyError(str(error), code="pin_limit", status=403) from None
+    return JSONBytes({"object": "segment.pin", "key": found.key, "pinned": True, "pinned_bytes": taken})
+
+
+@router.delete("/segments/{key}/pin", responses=RESPONSES)
+async def unpin(request: Request, key: str) -> Response:
+    service, tenant = _asking(request)
+    async with service.meter.request(tenant, tokens=False):
+        found = await service.cache.find(key, tenant)
+        taken = await service.cache.unpin(found, tenant)
+    return JSONBytes({"object": "segment.pin", "key": found.key, "pinned": False, "pinned_bytes": taken})
+
+
+@router.get("/segments/{key}/file", responses=RESPONSES)
+async def file(request: Request, key: str) -> Response:
+    """The file of a segment in the store, byte for byte."""
+    service, tenant = _asking(request)
+    async with service.meter.request(tenant, tokens=False):
+        path = service.cache.file(await service.cache.find(key, tenant))
+    return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+
+
+@router.post("/verify", openapi_extra=NO_BODY, responses=RESPONSES)
+async def verify(request: Request) -> Response:
+    """Read every file of the store, everybody's."""
+    service, tenant = _asking(request)
+    _check_admin(tenant, "read every file of the store")
+    async with service.meter.request(tenant, tokens=False):
+        whole, problems = await service.cache.verify()
+    return JSONBytes({"object": "cache.verified", "whole": whole, "damaged": len(problems), "problems": problems})
+
+
+@router.post("/files", responses=RESPONSES)
+async def take(request: Request) -> Response:
+    """Take the file of a segment, as the body, into the store."""
+    service: Service = request.app.state.service
+    tenant: Tenant = request.state.tenant
+    _check_admin(tenant, "put files into the store")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/octet-stream":
+        raise BodyError(
+            f"Content-Type is {kind!r:.60}; send the file with 'Content-Type: application/octet-stream'",
+            code="unsupported_media_type",
+            status=415,
+        )
+    async with service.meter.request(tenant, tokens=False):
+        record = await service.cache.take(_in_time(request))
+    return JSONBytes({"object": "segment.imported", "key": record.key.hex(), "tokens": record.tokens})
+
+
+async def _in_time(request: Request) -> AsyncIterator[bytes]:
+    """The pieces of a body. Raises BodyError where they come too slowly."""
+    loop = asyncio.get_running_loop()
+    began, size = loop.time(), 0
+    pieces = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout_at(began + _SLOW_S + size / _SLOW_BYTES_PER_S):
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            sentence = f"the body came too slowly, {size:,} bytes so far; send it faster"
+            raise BodyError(sentence, code="request_timeout", status=408) from None
+        if piece is None:
+            return
+        size += len(piece)
+        yield piece
+
+
+def _asking(request: Request, *takes: str) -> tuple[Service, Tenant]:
+    """What the routes share, and who asks. takes: what may stand in the query."""
+    for name in request.query_params:
+        if name not in takes:
+            may = f"may hold {', '.join(takes)}" if takes else "is to be empty"
+            raise BodyError(f"the query holds {name!r:.60}; it {may}", param="query")
+    if request.state.body not in ({}, None):
+        raise BodyError("this takes an empty object as its body, or none; send {}", code="unexpected_body")
+    service: Service = request.app.state.service
+    return service, request.state.tenant
+
+
+def _check_admin(tenant: Tenant, what: str) -> None:
+    if not tenant.admin:
+        raise BodyError(f"only an admin may {what}; ask the operator of this server", code="admin_only", status=403)

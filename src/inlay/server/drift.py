@@ -1,0 +1,53 @@
+"""``/v1/drift``: how far a tenant's answers are from full prefill, and which of them get a safer policy for that.
+
+See docs/reuse.md, "Shadow sampling".
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from inlay.server.errors import JSONBytes
+from inlay.server.routes import DRIFT, LIFTED
+from inlay.server.schemas import asking
+from inlay.types import DriftStats
+
+router = APIRouter(tags=["server"])
+
+Name = Annotated[str | None, Query(description="of this schema alone")]
+
+_DIGITS = 6  # of figures in a response
+
+
+@router.get("/v1/drift", **DRIFT)
+async def drift(request: Request) -> Response:
+    """What is known of the tenant's own answers, by schema and policy."""
+    service, tenant = asking(request, only=())
+    async with service.meter.request(tenant, tokens=False):
+        config, found = service.llm.config, service.llm.drift(cache_salt=tenant.salt)
+        data = [_told(one) for one in found]
+        return JSONBytes(
+            {"object": "list", "shadow": config.shadow, "threshold": config.shadow_threshold, "data": data}
+        )
+
+
+@router.delete("/v1/drift", **LIFTED)
+async def lift(request: Request, schema: Name = None) -> Response:
+    """Forget that, and give the tenant's requests what they ask for again."""
+    service, tenant = asking(request, only=("schema",))
+    async with service.meter.request(tenant, tokens=False):
+        lifted = service.llm.lift_fallback(schema, cache_salt=tenant.salt)
+        return JSONBytes({"object": "drift.deleted", "schema": schema, "lifted": lifted})
+
+
+def _told(one: DriftStats) -> dict[str, Any]:
+    figures = {name: None if value is None else round(value, _DIGITS) for name, value in _figures(one).items()}
+    return {**asdict(one), **figures}
+
+
+def _figures(one: DriftStats) -> dict[str, float | None]:
+    return {"kl": one.kl, "low": one.low, "high": one.high, "top1": one.top1}

@@ -1,0 +1,117 @@
+"""``inlay check``: its table, its JSON, the file that 'auto' goes by, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inlay.measured import Measurements
+
+from ..quality.models import save
+from .test_cli import run
+
+SCHEMA = """<schema name="trip"><module name="miami">Miami has beaches.
+</module><module name="oslo">Oslo has fjords.
+</module></schema>"""
+PML = '<prompt schema="trip"><miami/><oslo/>Where?</prompt>'
+WRITTEN = [json.dumps(PML), json.dumps({"pml": PML}), json.dumps({"schema": "trip", "content": ["Where to?"]})]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(save(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INLAY_CACHE_ROOT", str(tmp_path / "cache"))
+    (tmp_path / "trip.xml").write_text(SCHEMA)
+    (tmp_path / "prompts.jsonl").write_text("\n".join(WRITTEN) + "\n")
+    return tmp_path
+
+
+OWN = ("--schema", "trip.xml", "--prompts", "prompts.jsonl", "--against", "exact,modular", "--quick")
+
+
+def test_json_ends_in_the_result_and_auto_goes_by_it(model, capsys, files):
+    status, out, _ = run(capsys, "check", model, *OWN, "--tolerance", "50", "--json")
+    assert status == 0
+    about, result = map(json.loads, out.splitlines())
+    assert list(result) == ["rows", "recommended", "reason"]
+    assert all(list(row) == ["policy", "kl", "top1", "same_answers", "recomputed", "ttft_ms"] for row in result["rows"])
+    assert [row["policy"] for row in result["rows"]] == ["exact", "modular"]
+    assert (result["recommended"], about["refused"], about["only_distributions"]) == ("modular", [], None)
+    assert about["kinds"] == {"trip": {"prompts": 3, "schemas": 1}}
+    kept = Measurements.of(bytes.fromhex(about["fingerprint"]))
+    assert str(kept.path) == about["kept"]
+    assert [row.policy for rows in kept.rows.values() for row in rows] == ["exact", "modular"]
+    (files / "prompt.xml").write_text(PML)
+    asked = ("run", "trip.xml", "--prompt", "prompt.xml", "--model", model, "--max-tokens", "1", "--json")
+    for tolerance, taken in (("50", "modular"), ("0", "exact")):
+        status, out, _ = run(capsys, *asked, "--reuse", "auto", "--tolerance", tolerance, "--store", "off")
+        assert (status, json.loads(out)["reuse"]) == (0, taken)
+
+
+def test_the_table(model, capsys):
+    status, out, _ = run(capsys, "check", model, *OWN, "--tolerance", "0")
+    assert status == 0
+    assert "modules at other positions: yes, by turned query" in out
+    assert "Compared with full prefill on 3 of trip, modules packed:" in out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith(("exact ", "modular "))] == [
+        "exact",
+        "modular",
+    ]
+    assert "Recommended: exact, as no policy that computes less is surely within 0 nats a token" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--prompts", "prompts.jsonl"), "--prompts needs --schema"),
+        (("--tolerance", "much"), "tolerance is 'much'"),
+        (("--against", "auto"), "against names 'auto'"),
+        (("--against", "modulr"), "reuse is 'modulr'; use one of"),
+        (("--seconds", "0"), "--seconds is 0"),
+        (("--schema", "trip.xml", "--prompts", "empty.jsonl"), "empty.jsonl holds no prompts"),
+        (("--schema", "trip.xml", "--prompts", "broken.jsonl"), "broken.jsonl:2: it is not JSON"),
+        (("--schema", "trip.xml", "--prompts", "number.jsonl"), "number.jsonl:1: is no prompt"),
+        (("--schema", "trip.xml", "--prompts", "other.jsonl"), "other.jsonl:1: the prompt is of schema 'x'"),
+        (("--schema", "trip.xml", "--prompts", "wrong.jsonl"), "wrong.jsonl:1"),
+        (("--schema", "trip.xml", "--prompts", "none.jsonl"), "none.jsonl"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_loaded(arguments, told, capsys, files):
+    (files / "empty.jsonl").write_text("\n")
+    (files / "broken.jsonl").write_text(f"{WRITTEN[0]}\n{{\n")
+    (files / "number.jsonl").write_text("3\n")
+    (files / "other.jsonl").write_text(json.dumps('<prompt schema="x">a</prompt>'))
+    (files / "wrong.jsonl").write_text(json.dumps('<prompt schema="trip"><paris/></prompt>'))
+    status, out, err = run(capsys, "check", "no-such-folder/no-such-model/at-all", *arguments)
+    assert (status, out) == (2, "")
+    assert told in err
+
+
+def test_a_damaged_file_is_told_and_written_anew(model, capsys):
+    status, out, _ = run(capsys, "check", model, *OWN, "--json")
+    path = json.loads(out.splitlines()[0])["kept"]
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("x")
+    status, _, err = run(capsys, "check", model, *OWN, "--json")
+    assert (status, f"{path} is damaged and is ignored" in err) == (0, True)
+    status, _, err = run(capsys, "check", model, *OWN, "--json")
+    assert (status, "damaged" in err) == (0, False)
+
+
+def test_prompts_that_there_was_no_time_for_are_told(model, capsys, files):
+    (files / "prompts.jsonl").write_text("\n".join([WRITTEN[0]] * 9))
+    status, _, err = run(capsys, "check", model, *OWN, "--seconds", "0.001")
+    assert (status, "8 of 9 prompts were compared in 0.001 seconds; --seconds gives" in err) == (0, True)
+
+
+def test_a_quick_look_at_generated_prompts_is_not_gone_by(model, capsys, files):
+    status, out, err = run(capsys, "check", model, "--quick", "--seconds", "0.001", "--against", "modular", "--json")
+    assert (status, json.loads(out.splitlines()[0])["kept"]) == (0, None)
+    assert "'auto' will not know of this: --quick asks too little of generated prompts" in err
+    assert not list(files.glob("cache/checks/*"))

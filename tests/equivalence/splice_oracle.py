@@ -1,0 +1,108 @@
+"""The oracle of splices: what a request reads, made of stock forward passes by what its splice says of it.
+
+Each segment is encoded by the stock model behind its own context, passes through its codec, is turned to where it is
+read, and loses what is left out; the request's own tokens are computed on top of that. Nothing of the store, of plans
+or of policies is asked: a splice that is read from the wrong keys and values has other logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from inlay.kv.codecs import CODECS
+from inlay.kv.identity import LOSSLESS, SegmentSpec
+from inlay.models.load import LoadedModel
+from inlay.prompt.splice import Cached, Repaired, Splice
+
+from .oracle import PromptCacheOracle, forward, keys_and_values
+
+Layers = list[tuple[Tensor, Tensor]]
+"""Of each layer keys and values, (1, kv_heads, tokens, head_dim)."""
+
+
+class SpliceOracle:
+    """models: by the digest of an adapter, the stock model with it; b"" for the model alone."""
+
+    def __init__(self, models: Mapping[bytes, LoadedModel]) -> None:
+        self._models = models
+        self._encoded: dict[bytes, Layers] = {}
+
+    def logits(
+        self, splice: Splice, adapter: bytes, said: Sequence[int] = (), lossy: Mapping[bytes, Layers] | None = None
+    ) -> Tensor:
+        """(len(said) + 1, vocabulary): behind the prompt, and behind each of the tokens said.
+
+        lossy: by key, keys and values that stand for those of lossy forms; see ``stand_in``.
+        """
+        made = _Reading(self._models[adapter])
+        *before, last = splice
+        for part in before:
+            if isinstance(part, Cached):
+                made.read((lossy or {}).get(part.spec.key) or self._segment(part.spec), part)
+            elif isinstance(part, Repaired):
+                made.compute(list(part.ids), list(part.positions))
+            else:
+                made.compute(list(part.ids), list(range(part.start, part.start + len(part.ids))))
+        ids = [*last.ids, *said]
+        made.compute(ids, list(range(last.start, last.start + len(ids))))
+        return torch.stack(made.logits[-len(said) - 1 :])
+
+    def stand_in(self, lossy: Sequence[SegmentSpec], found: Mapping[bytes, Layers]) -> dict[bytes, Layers]:
+        """Keys and values as they were found, which stand for lossy forms once they are seen to be near enough.
+
+        A number that lies between two codes goes to the one or the other by the last bit of what was computed, and a
+        form may have been computed anew under its name. What was not found is taken to be lossless.
+        """
+        made = {}
+        for spec in lossy:
+            exact = self._segment(spec.lossless)
+            made[spec.key] = found.get(spec.key, exact)
+            for stored, computed in zip(made[spec.key], exact, strict=True):
+                for one, other in zip(stored, computed, strict=True):
+                    largest = other.abs().amax((2, 3), keepdim=True)
+                    assert bool(((one - other).abs() <= largest / 128 + other.abs() / 15).all()), "another segment's"
+        return made
+
+    def _segment(self, spec: SegmentSpec) -> Layers:
+        found = self._encoded.get(spec.key)
+        if found is None:
+            found = self._encoded[spec.key] = self._passed(spec) if spec.codec != LOSSLESS else self._alone(spec)
+        return found
+
+    def _alone(self, spec: SegmentSpec) -> Layers:
+        chain = [*spec.context, spec]
+        ids = [token for each in chain for token in each.ids]
+        positions = [at for each in chain for at in range(each.start, each.end)]
+        cache = DynamicCache()
+        cache.inlay_positions = torch.tensor([], dtype=torch.long)
+        visible = torch.ones(len(ids), len(ids)).tril().bool()
+        forward(self._models[spec.before.adapter].model, ids, positions, visible, cache)
+        own = len(spec.ids)
+        return [(key[:, :, -own:], value[:, :, -own:]) for key, value in keys_and_values(cache)]
+
+    def _passed(self, spec: SegmentSpec) -> Layers:
+        """Through the codec, as a tier writes and reads it."""
+        codec = CODECS[spec.codec]
+        found: Layers = []
+        for key, value in self._segment(spec.lossless):
+            both = torch.cat((key, value)).contiguous().numpy()
+            data = codec.encode(both.view(np.uint8), "float32")
+            back = torch.from_numpy(codec.decode(data, both.shape, "float32").view(np.float32))
+            found.append((back[:1], back[1:]))
+        return found
+
+
+class _Reading(PromptCacheOracle):
+    def read(self, layers: Layers, part: Cached) -> None:
+        """A range of a segment, as the splice reads it."""
+        kept = [at for at in range(part.first, part.first + part.length) if at not in part.left_out]
+        shift = part.start - part.first - part.spec.start
+        for layer, (key, value) in enumerate(layers):
+            self.keys[layer].append(self.moved(key[:, :, kept], shift))
+            self.values[layer].append(value[:, :, kept])
+        self.positions += [part.spec.start + at + shift for at in kept]

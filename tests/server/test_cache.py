@@ -1,0 +1,153 @@
+"""/v1/cache: a tenant sees and changes its own segments and what is public alone; files come over whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inlay import AsyncLLM
+from inlay.server.app import build_app
+from inlay.server.keys import editing
+from inlay.server.limits import Limits
+from inlay.server.settings import ServerSettings
+
+from ..cli.test_cli import run
+from ..conftest import tiny
+from .site import CHAT, SCHEMAS, Site, refused, serving_app
+
+SEGMENTS = "/v1/cache/segments"
+TRIP = '<schema name="trip">You plan. <module name="lima">Go to Lima, by the sea.</module></schema>'
+OPEN = '<schema name="open">All may read. <module name="oslo">Go to Oslo, to the north.</module></schema>'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Tenants ann, bob, few (may pin little), once (may ask once) and root; a schema of ann's, a public one."""
+    path = tmp_path / "keys.json"
+    with editing(path) as file:
+        keys = {name: file.add(name, admin=name == "root")[0] for name in ("ann", "bob", "few", "once", "root")}
+        file.tenants["few"].limits = Limits(max_pinned_bytes=1)
+        file.tenants["once"].limits = Limits(requests_per_minute=1)
+    llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", chunk_size=8, store=tmp_path / "store", store_private=True)
+    with serving_app(build_app(llm, ServerSettings(keys_file=path)), keys) as site:
+        assert site.call("POST", SCHEMAS, {"pml": TRIP}, key="ann")[0] == 201
+        assert site.call("POST", SCHEMAS, {"pml": OPEN, "public": True}, key="root")[0] == 201
+        yield site
+    llm.shutdown()
+
+
+def listed(site: Site, key: str) -> list[dict[str, Any]]:
+    status, _, page = site.call("GET", SEGMENTS, key=key)
+    assert status == 200, page
+    return page["data"]
+
+
+def test_a_tenant_sees_its_own_and_what_is_public(site):
+    assert {(row["schema"], row["private"]) for row in listed(site, "ann")} == {("trip", True), ("open", False)}
+    for key in ("bob", "root"):
+        assert {row["schema"] for row in listed(site, key)} == {"open"}, "not even an admin sees another's keys"
+    own = next(row for row in listed(site, "ann") if row["module"] == "lima")
+    assert "pool" in own["tiers"]
+    for method, path in (("GET", ""), ("DELETE", ""), ("PUT", "/pin"), ("DELETE", "/pin"), ("GET", "/file")):
+        refused(site.call(method, f"{SEGMENTS}/{own['key']}{path}", key="bob"), 404, "not_found")
+    assert site.call("GET", f"{SEGMENTS}/{own['key']}", key="ann")[2]["ids"]
+
+
+def test_a_part_of_a_message_is_its_senders_alone(site):
+    part = {"type": "text", "text": "A long document. " * 5, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1, "reuse": "modular"}
+    assert site.call("POST", CHAT, body, key="bob")[0] == 200
+    (row,) = [row for row in listed(site, "bob") if row["schema"] is None and row["ttl_s"] is not None]
+    assert 3500 < row["ttl_s"] <= 3600
+    for other in ("ann", "root"):
+        assert row["key"] not in {seen["key"] for seen in listed(site, other)}
+
+
+def test_pages(site):
+    first = site.call("GET", f"{SEGMENTS}?limit=1", key="ann")[2]
+    rest = site.call("GET", f"{SEGMENTS}?after={first['data'][0]['key']}", key="ann")[2]
+    assert first["has_more"]
+    assert not rest["has_more"]
+    assert [row["key"] for row in (*first["data"], *rest["data"])] == [row["key"] for row in listed(site, "ann")]
+    refused(site.call("GET", f"{SEGMENTS}?page=2", key="ann"), 400, "invalid_value")
+
+
+def test_pins_and_evictions(site):
+    row = next(row for row in listed(site, "ann") if row["module"] == "lima")
+    assert site.call("PUT", f"{SEGMENTS}/{row['key'][:12]}/pin", key="ann")[2]["pinned_bytes"] > 0
+    assert [one["pinned"] for one in listed(site, "ann") if one["key"] == row["key"]] == [True]
+    assert site.call("DELETE", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"] == 0
+    public = listed(site, "few")[0]
+    refused(site.call("PUT", f"{SEGMENTS}/{public['key']}/pin", key="few"), 403, "pin_limit")
+    refused(site.call("DELETE", f"{SEGMENTS}/{public['key']}", key="ann"), 403, "admin_only")
+    assert site.call("DELETE", f"{SEGMENTS}/{row['key']}", key="ann")[2]["evicted_tokens"] == row["tokens"]
+    assert row["key"] not in {one["key"] for one in listed(site, "ann")}
+    assert site.call("DELETE", f"{SEGMENTS}/{public['key']}", key="root")[0] == 200
+
+
+def test_what_is_of_all_is_for_admins(site):
+    refused(site.call("POST", "/v1/cache/verify", {}, key="ann"), 403, "admin_only")
+    file = {"Content-Type": "application/octet-stream"}
+    refused(site.call("POST", "/v1/cache/files", b"no file", key="ann", headers=file), 403, "admin_only")
+    refused(site.call("POST", "/v1/cache/files", b"no file", key="root", headers=file), 400, "invalid_file")
+    refused(site.call("POST", "/v1/cache/files", b"no file", key="root"), 415, "unsupported_media_type")
+    assert site.call("GET", "/v1/cache", key="ann")[2]["pool"]["segments"] > 0
+
+
+def test_requests_are_counted(site):
+    statuses = [site.call("GET", SEGMENTS, key="once")[0] for _ in range(2)]
+    assert statuses == [200, 429]
+
+
+# inlay cache --url
+
+
+def cache(capsys, site: Site, *arguments: str, key: str = "ann", status: int = 0) -> str:
+    done, out, err = run(
+        capsys, "cache", *arguments, "--url", f"http://127.0.0.1:{site.port}", "--api-key", site.keys[key]
+    )
+    assert done == status, out + err
+    return out if status != 2 else err
+
+
+def test_the_commands_on_a_server(capsys, site, tmp_path):
+    assert "trip/lima" in cache(capsys, site, "ls")
+    (row,) = [row for row in listed(site, "ann") if row["module"] == "lima"]
+    short = row["key"][:12]
+    assert f'"key": "{row["key"]}"' in cache(capsys, site, "show", short)
+    assert cache(capsys, site, "pin", short) == "pinned 1 segments\n"
+    assert "(pinned)" in cache(capsys, site, "ls")
+    assert cache(capsys, site, "unpin", short) == "unpinned 1 segments\n"
+    assert "pool: " in cache(capsys, site, "stats")
+    assert "only an admin may read every file" in cache(capsys, site, "verify", status=2)
+    while site.app.state.service.llm.stats().unwritten_segments:
+        pass
+    assert cache(capsys, site, "verify", key="root").endswith("0 were damaged\n")
+    tar = str(tmp_path / "all.tar")
+    exported = cache(capsys, site, "export", tar)
+    assert exported.startswith(f"exported {len(listed(site, 'ann'))} segments")
+    assert cache(capsys, site, "evict", short).startswith("evicted 1 segments")
+    assert "trip/lima" not in cache(capsys, site, "ls")
+    assert "only an admin may put files" in cache(capsys, site, "import", tar, status=2)
+    assert cache(capsys, site, "import", tar, key="root").endswith("0 were damaged\n")
+    assert "trip/lima" in cache(capsys, site, "ls"), "it is in the store again"
+    assert "tokens are encoded" in cache(capsys, site, "warm", "trip")
+    assert "there is no schema" in cache(capsys, site, "warm", "nowhere", status=2)
+
+
+def test_a_schema_that_a_server_lacks_is_made(capsys, site, tmp_path):
+    path = tmp_path / "new.xml"
+    path.write_text('<schema name="new"><module name="a">Some text of a module.</module></schema>')
+    assert "tokens are encoded" in cache(capsys, site, "warm", str(path), "--ttl", "1h")
+    assert site.call("GET", f"{SCHEMAS}/new", key="ann")[2]["ttl"] == "1h"
+
+
+def test_where_nobody_answers(capsys, site, tmp_path):
+    said = run(capsys, "cache", "ls", "--url", "http://127.0.0.1:9")
+    assert said[0] == 2
+    assert "does not answer" in said[2]
+    assert "--store names a folder, and --url a server" in cache(capsys, site, "ls", "--store", "x", status=2)
+    assert "write the address of a server" in run(capsys, "cache", "ls", "--url", "somewhere")[2]

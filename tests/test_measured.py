@@ -1,0 +1,157 @@
+"""What was measured of a model is kept in a file for its fingerprint, and 'auto' goes by it."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from inlay import LLM, Prompt, Schema
+from inlay.measured import Measurements
+from inlay.tolerance import Measured
+
+from .conftest import tiny
+from .quality.models import small_model
+
+SCHEMA = Schema.from_string(
+    '<schema name="s"><module name="a">Bravel is a town.</module><module name="b">Old.</module></schema>'
+)
+OTHER = Schema.from_string(
+    '<schema name="s"><module name="a">Bravel is a river.</module><module name="b">Old.</module></schema>'
+)
+PROMPT = Prompt.from_string('<prompt schema="s"><a/><b/>Who?</prompt>')
+MODEL = bytes(32)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("INLAY_CACHE_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def row(policy: str, kl_high: float, *, prompts: int = 10, recomputed: float = 0.0) -> Measured:
+    return Measured(policy, "packed", prompts, kl_high / 2, kl_high, 1.0, 1.0, 0.9, recomputed, 1.0)
+
+
+def test_what_is_kept_is_there_again():
+    assert Measurements.of(MODEL).about(SCHEMA) == ()
+    assert Measurements.of(MODEL).keep(None, [row("modular", 1.0)]) is None
+    assert Measurements.of(MODEL).keep(SCHEMA, [row("modular", 0.1)]) is None
+    found = Measurements.of(MODEL)
+    assert found.about(SCHEMA) == (row("modular", 0.1),)
+    assert found.about(None) == found.about(OTHER) == (row("modular", 1.0),)
+    assert Measurements.of(bytes([1] * 32)).about(None) == ()
+
+
+def test_fewer_prompts_do_not_take_the_place_of_more():
+    for each in (row("modular", 1.0, prompts=20), row("modular", 2.0, prompts=5), row("isolated", 3.0, prompts=5)):
+        Measurements.of(MODEL).keep(None, [each])
+    assert Measurements.of(MODEL).about(None) == (row("modular", 1.0, prompts=20), row("isolated", 3.0, prompts=5))
+    Measurements.of(MODEL).keep(None, [row("modular", 0.5, prompts=20)])
+    assert Measurements.of(MODEL).about(None)[0] == row("modular", 0.5, prompts=20)
+
+
+def damage(path, how: str) -> None:
+    document = json.loads(path.read_text())
+    if how == "cut":
+        path.write_text(path.read_text()[:-20])
+    elif how == "changed":
+        document["rows"][""][0]["kl_high"] = 0.0
+        path.write_text(json.dumps(document))
+    elif how == "list":
+        path.write_text("[]")
+    else:
+        path.write_bytes(b"\xff")
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "list", "bytes"])
+def test_a_damaged_file_is_told_and_ignored(how):
+    Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
+    path = Measurements.of(MODEL).path
+    damage(path, how)
+    found = Measurements.of(MODEL)
+    assert found.rows == {}
+    assert found.problem == f"{path} is damaged and is ignored: what was measured is not known"
+    assert found.keep(None, [row("modular", 2.0)]) is None  # in its place
+    assert Measurements.of(MODEL).about(None) == (row("modular", 2.0),)
+
+
+def test_a_newer_file_is_told_ignored_and_left_alone():
+    Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
+    path = Measurements.of(MODEL).path
+    path.write_text(json.dumps({"version": 2, "more": "than we know"}))
+    before = path.read_bytes()
+    found = Measurements.of(MODEL)
+    assert (found.rows, "is of version 2, which this inlay does not know," in found.problem) == ({}, True)
+    assert "newer inlay" in found.keep(None, [row("modular", 2.0)])
+    assert path.read_bytes() == before
+
+
+def test_another_models_file_is_not_taken():
+    Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
+    other = bytes([1] * 32)
+    Measurements.of(MODEL).path.rename(Measurements.of(other).path)
+    assert Measurements.of(other).rows == {}
+    assert "is damaged" in Measurements.of(other).problem
+
+
+def test_what_cannot_be_written_is_told(cache):
+    (cache / "checks").write_text("a file")
+    assert "cannot be written" in Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
+
+
+def said(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "inlay.measured"]
+
+
+def test_auto_without_a_measurement_is_exact_and_says_once_how_to_get_one(caplog):
+    llm = LLM(small_model(), kv_memory="64MiB", reuse="auto")
+    llm.add_schema(SCHEMA, encode=False)
+    assert [llm.generate(PROMPT)[0].reuse for _ in range(2)] == ["exact"] * 2
+    general, of_schema = said(caplog)
+    why = "nothing was measured on small; run 'inlay check small' once, with the same dtype and quantization"
+    assert general == f"reuse 'auto:0.05' is 'exact': {why}"
+    assert of_schema == f"reuse 'auto:0.05' is 'exact' for schema 's': {why}"
+
+
+def test_auto_is_resolved_by_schema_and_tolerance(caplog):
+    caplog.set_level(logging.INFO)
+    known = Measurements.of(small_model().fingerprint)
+    known.keep(None, [row("modular", 1.0), row("modular+linked:1", 0.04, recomputed=0.2)])
+    known.keep(SCHEMA, [row("isolated", 0.01)])
+    llm = LLM(small_model(), kv_memory="64MiB", reuse="auto", tolerance=0.05)
+    llm.add_schema(SCHEMA)
+    (output,) = llm.generate(PROMPT)
+    assert (output.reuse, output.usage.isolated_tokens > 0) == ("isolated", True)
+    assert llm.lay_out(PROMPT, reuse="auto").ids == output.prompt_token_ids
+    assert llm.generate("Who?")[0].reuse == "exact"  # it has no modules
+    assert llm.generate(PROMPT, reuse="modular")[0].reuse == "modular"
+    llm.add_schema(OTHER, replace=True)
+    assert llm.generate(PROMPT)[0].reuse == "modular+linked:1"
+    assert llm.generate(PROMPT, reuse="auto:1")[0].reuse == "modular"
+    assert llm.generate(PROMPT, reuse="auto:0.001")[0].reuse == "exact"
+    assert llm.generate(PROMPT, reuse="auto:answers:0.9")[0].reuse == "modular"
+    assert "reuse 'auto:0.05' is 'isolated' for schema 's': it was measured to be within 0.05 nats a token" in said(
+        caplog
+    )
+
+
+def test_a_private_schema_is_its_own_measurement():
+    Measurements.of(small_model().fingerprint).keep(OTHER, [row("modular", 0.01)])
+    llm = LLM(small_model(), kv_memory="64MiB", reuse="auto")
+    llm.add_schema(SCHEMA, encode=False)
+    llm.add_schema(OTHER, encode=False, cache_salt="ann")
+    assert llm.generate(PROMPT)[0].reuse == "exact"
+    assert llm.generate(PROMPT, cache_salt="ann")[0].reuse == "modular"
+
+
+def test_what_was_measured_does_not_hold_for_other_approximations(caplog, tmp_path):
+    Measurements.of(tiny("llama").fingerprint).keep(None, [row("modular", 0.01)])
+    store = {"store": tmp_path / "store", "store_codec": "int8"}
+    for settings, named in (({"placeholders": "unk"}, "placeholders 'unk'"), (store, "store_codec 'int8'")):
+        caplog.clear()
+        llm = LLM(tiny("llama"), kv_memory="64MiB", reuse="auto", **settings)
+        assert str(llm.policy()) == "exact"
+        assert said(caplog) == [f"reuse 'auto:0.05' is 'exact': what is measured on a model does not hold with {named}"]
+        llm.shutdown()

@@ -1,0 +1,265 @@
+"""What stays and what goes because somebody said so: lifetimes of schemas and of text, pins, and evictions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from inlay import AsyncLLM, CapacityError, ParameterError, Schema
+
+from .test_store import BOTH, GREEDY, SCHEMA, Clock, answer, files, make
+
+DOCUMENT = "A document of some length. " * 8
+
+
+def misses(llm, prompt=BOTH, **asked) -> dict[str, int]:
+    return dict(answer(llm, prompt, **asked).usage.misses)
+
+
+def encoded(llm) -> int:
+    """How many tokens of the schema are encoded anew where it is asked for now."""
+    before = llm.stats().encoded_tokens
+    llm.add_schema(SCHEMA)
+    return llm.stats().encoded_tokens - before
+
+
+def crowd(llm, times: int = 12) -> None:
+    """Fill the pool several times with other text."""
+    for number in range(times):
+        answer(llm, f"{number} of many texts that have nothing to do with that. " * 12)
+
+
+# Lifetimes
+
+
+def test_a_schema_is_forgotten_when_nobody_has_read_it_for_its_lifetime(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    llm = make(tmp_path)
+    llm.add_schema(SCHEMA, ttl="5m")
+    clock.now += 299
+    assert misses(llm) == {}
+    clock.now += 299
+    assert misses(llm) == {}, "it began anew with the prompt that read it"
+    clock.now += 301
+    assert set(misses(llm)) == {"expired"}
+    llm.shutdown()
+
+
+def test_what_no_prompt_has_read_has_a_lifetime_from_its_encoding(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    llm = make(tmp_path)
+    llm.add_schema(SCHEMA, ttl="5m")
+    assert encoded(llm) == 0
+    clock.now += 301
+    answer(llm, "Anything, since lifetimes are looked at when requests come.")
+    assert encoded(llm) > 0
+    llm.shutdown()
+
+
+def test_of_two_schemas_with_one_text_the_lifetime_that_ends_last_counts(monkeypatch):
+    clock = Clock(monkeypatch)
+    llm = make("off")
+    llm.add_schema(SCHEMA, ttl="1h")
+    llm.add_schema(Schema.from_string(SCHEMA.to_pml().replace('name="s"', 'name="t"')), ttl="5m")
+    clock.now += 3000
+    answer(llm, "Anything.")
+    assert encoded(llm) == 0
+    llm.shutdown()
+
+
+def test_inf_outlives_all_others(monkeypatch):
+    clock = Clock(monkeypatch)
+    llm = make("off")
+    llm.add_schema(SCHEMA, ttl="inf")
+    llm.add_schema(SCHEMA, ttl="5m")
+    clock.now += 1e7
+    assert misses(llm) == {}
+    llm.shutdown()
+
+
+def test_a_lifetime_that_is_none_is_refused_before_anything_is_known():
+    llm = make("off")
+    with pytest.raises(ParameterError, match="ttl is '5 minutes'; write a lifetime such as '5m'"):
+        llm.add_schema(SCHEMA, ttl="5 minutes")
+    assert llm.schema("s") is None
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("reuse", ["exact", "modular"])
+def test_a_marked_part_has_its_lifetime_under_every_policy(monkeypatch, reuse):
+    """Under exact it is text of the prompt, and what was said behind it goes with it; what stands before it stays."""
+    clock = Clock(monkeypatch)
+    llm = make("off")
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+    parts = [{"type": "text", "text": "Some words before it. " * 4}, {"type": "text", "text": DOCUMENT} | mark]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What now?"}]}]
+    first = answer(llm, messages, reuse=reuse).usage
+    assert answer(llm, messages, reuse=reuse).usage.cached_tokens > 0.8 * first.prompt_tokens
+    clock.now += 299
+    kept = answer(llm, messages, reuse=reuse).usage.cached_tokens
+    assert kept > 0.8 * first.prompt_tokens
+    clock.now += 301
+    after = answer(llm, messages, reuse=reuse).usage
+    assert after.cached_tokens < 0.4 * first.prompt_tokens
+    if reuse == "exact":
+        assert after.cached_tokens > 10, "what stands before the part has no end"
+    llm.shutdown()
+
+
+# Pins
+
+
+def test_what_is_pinned_stays_and_what_is_not_goes(tmp_path):
+    llm = make("off", kv_memory="512KiB", eviction="lru")
+    llm.add_schema(SCHEMA, encode=False)
+    taken = llm.pin("s")
+    assert taken == llm.stats().pinned_bytes > 0
+    crowd(llm)
+    assert encoded(llm) == 0
+    assert llm.unpin("s")
+    assert not llm.unpin("s")
+    assert llm.stats().pinned_bytes == 0
+    crowd(llm)
+    assert encoded(llm) > 0
+    llm.shutdown()
+
+
+def test_one_module_alone_is_pinned_with_what_it_is_encoded_behind():
+    llm = make("off", kv_memory="512KiB", eviction="lru")
+    llm.add_schema(SCHEMA)
+    llm.pin("s", modules=["a"])
+    crowd(llm)
+    before = llm.stats().encoded_tokens
+    answer(llm, BOTH)
+    assert 0 < llm.stats().encoded_tokens - before < 80, "b is computed, and neither a nor what stands before both"
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings", "sentence"),
+    [
+        ({"max_bytes": "1KiB"}, {}, "these pins take .* MiB beside the 0.0 MiB that you have pinned, and 0.0 MiB are"),
+        ({}, {"pin_memory": 0.001}, "with these, pins take .* MiB of the KV pool, and .* MiB of it may be pinned"),
+    ],
+)
+def test_pins_over_the_budget_are_refused_and_change_nothing(asked, settings, sentence):
+    llm = make("off", **settings)
+    llm.add_schema(SCHEMA)
+    with pytest.raises(CapacityError, match=sentence):
+        llm.pin("s", **asked)
+    assert llm.stats().pinned_bytes == 0
+    assert not llm.unpin("s")
+    llm.shutdown()
+
+
+def test_a_request_that_needs_what_is_pinned_is_refused_and_waits_for_nobody():
+    llm = make("off", kv_memory="256KiB", pin_memory=1.0)
+    llm.add_schema(SCHEMA)
+    llm.pin("s")
+    whole = llm.store.pool.slots
+    text = llm.tokenizer.decode(llm.tokenizer.encode("Some more text. " * whole)[: whole - 40])
+    with pytest.raises(CapacityError, match="of them pinned; unpin some, or give kv_memory at least"):
+        answer(llm, text)
+    llm.unpin("s")
+    assert answer(llm, text).outputs[0].token_ids
+    llm.shutdown()
+
+
+def test_a_schema_that_is_removed_or_replaced_keeps_no_pins():
+    llm = make("off")
+    for end in (lambda: llm.remove_schema("s"), lambda: llm.add_schema(OTHER, replace=True)):
+        llm.add_schema(SCHEMA, replace=True)
+        llm.pin("s")
+        end()
+        assert llm.stats().pinned_bytes == 0
+    llm.shutdown()
+
+
+def test_pins_of_several_are_counted_for_each_and_stay_until_all_have_gone():
+    async def main() -> None:
+        llm = make("off", AsyncLLM)
+        await llm.add_schema(SCHEMA)
+        one = await llm.pin("s", tenant="one")
+        assert await llm.pin("s", tenant="two", max_bytes=one) == one == llm.stats().pinned_bytes
+        assert await llm.unpin("s", tenant="one")
+        assert llm.stats().pinned_bytes == one
+        assert await llm.unpin("s", tenant="two")
+        assert llm.stats().pinned_bytes == 0
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+def test_what_is_pinned_outlives_its_lifetime(monkeypatch):
+    clock = Clock(monkeypatch)
+    llm = make("off")
+    llm.add_schema(SCHEMA, ttl="5m")
+    llm.pin("s")
+    clock.now += 1000
+    assert misses(llm) == {}
+    llm.unpin("s")
+    clock.now += 1000
+    assert set(misses(llm)) == {"expired"}
+    llm.shutdown()
+
+
+# Evictions
+
+
+def test_what_is_evicted_is_nowhere_and_the_schema_stays(tmp_path):
+    llm = make(tmp_path)
+    llm.add_schema(SCHEMA)
+    expected = answer(llm).outputs[0].token_ids
+    assert llm.evict("s") == llm.stats().encoded_tokens
+    output = answer(llm)
+    assert (set(dict(output.usage.misses)), output.outputs[0].token_ids) == ({"evicted"}, expected)
+    llm.evict("s")
+    llm.shutdown()
+    assert files(tmp_path) == []
+
+
+def test_one_module_alone_is_evicted_and_pins_hold_nothing_against_it():
+    llm = make("off")
+    llm.add_schema(SCHEMA)
+    llm.pin("s")
+    tokens = llm.evict("s", modules=["a"])
+    assert encoded(llm) == tokens > 0
+    assert llm.evict("s", modules=["a"], reuse="isolated") == tokens
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "sentence"),
+    [("t", (), "schema 't' is not known"), ("s", ["c"], "schema 's' has no module 'c'; give the path of one")],
+)
+def test_what_is_not_there_is_neither_pinned_nor_evicted(name, modules, sentence):
+    llm = make("off")
+    llm.add_schema(SCHEMA, encode=False)
+    for do in (llm.pin, llm.evict):
+        with pytest.raises(ParameterError, match=sentence):
+            do(name, modules=modules)
+    with pytest.raises(ParameterError, match="a policy without modules encodes nothing ahead"):
+        llm.pin("s", reuse="exact")
+    llm.shutdown()
+
+
+def test_what_a_request_still_reads_goes_when_it_ends():
+    async def main() -> None:
+        llm = make("off", AsyncLLM)
+        await llm.add_schema(SCHEMA)
+        stream = llm.generate(BOTH, GREEDY)
+        await anext(stream)
+        assert await llm.evict("s") > 0
+        answers = [output async for output in stream]
+        assert answers[-1].finished
+        await asyncio.sleep(1.1)  # until what was read is looked at again
+        async for _ in llm.generate("Anything.", GREEDY):
+            pass
+        assert sum(stored for _, stored in (await llm.stored("s")).values()) == 0
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+OTHER = Schema.from_string('<schema name="s"><module name="a">Something else.</module></schema>')
