@@ -30,6 +30,7 @@ LAYERS = (
     ("client",),
     ("schemas", "measured"),
     ("base",),
+    ("llm_schemas",),
     ("llm", "async_llm"),
     ("__init__",),
     ("api", "advice"),
