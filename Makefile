@@ -1,5 +1,6 @@
 # make demo   install and answer a prompt from cached modules
-# make test   what CI runs, the same examples every time; under 8 minutes
+# make test   what to run before a commit, the same examples every time; under 8 minutes
+# make test-long   what takes long of the rest: commands of the docs, benchmarks, short soaks; CI runs it behind make test
 # make test-triton   the GPU's kernels in Triton's interpreter, at length; make test has a part of it; no GPU is needed
 # make test-families   every family of models against stock transformers, the whole suite; under 10 minutes
 # make check  ruff and mypy
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-triton test-families test-cluster test-all clients check format clean asan tsan
+.PHONY: install demo test test-long test-triton test-families test-cluster test-all clients check format clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -30,7 +31,10 @@ check: install
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not triton" --hypothesis-profile ci
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
+
+test-long: install
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow and not triton" --hypothesis-profile ci
 
 test-triton: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m triton --hypothesis-profile ci

@@ -78,6 +78,7 @@ def test_every_step_of_a_family_has_a_row() -> None:
     assert steps == public
 
 
+@pytest.mark.long
 def test_its_command_finds_the_tests() -> None:
     (command,) = [shlex.split(block.text) for block in blocks(PAGE) if block.language == "sh"]
     assert command[:3] == ["python", "-m", "pytest"]

@@ -15,6 +15,8 @@ from inlay.pml import resolve
 
 from .pages import DOCS, blocks
 
+pytestmark = pytest.mark.long
+
 PAGE = DOCS / "check.md"
 SMALL = ("--quick", "--seconds", "0.001", "--json")
 

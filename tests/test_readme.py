@@ -86,6 +86,7 @@ def test_serve_answers_and_stops(command):
         assert server.wait(30) == 0, server.stderr.read().decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", BENCH)
 def test_bench_commands_on_a_small_model(command):
     """The same command on a model and sizes that take a second; test_long_commands runs it as it stands."""
@@ -95,6 +96,7 @@ def test_bench_commands_on_a_small_model(command):
     assert '"speedup"' in result.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", EVAL)
 def test_eval_commands_on_few_questions(command):
     """The same command with a question a task; test_long_commands runs it as it stands."""

@@ -16,6 +16,8 @@ from inlay.cli.main import main
 from inlay.pml import Prompt, Schema, resolve
 from tests.pages import DOCS, blocks
 
+pytestmark = pytest.mark.long
+
 BLOCKS = blocks(DOCS / "tutorial.md")
 TABLE = "reuse, positions"
 

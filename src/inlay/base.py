@@ -16,6 +16,7 @@ from inlay.client import EngineClient, InProcessClient, Prepared
 from inlay.config import EngineConfig
 from inlay.distribution import other_project
 from inlay.engine.forward import StepObserver
+from inlay.engine.pacing import Pacer
 from inlay.engine.workpool import WorkPools
 from inlay.errors import ParameterError
 from inlay.kv.store import SegmentStore
@@ -111,8 +112,10 @@ class Base:
         self.outputs = OutputProcessor(tokenizer, client.finish)
         #: Schemas come and go, with their encodings.
         self.schemas = SchemaManager(self.processor, client)
+        #: Tells what runs beside the engine how much of the time it may take.
+        self.pacer = Pacer(lambda: client.busy)
         #: What an event loop must not wait for; threads when needed.
-        self.pools = WorkPools(self.config.max_waiting)
+        self.pools = WorkPools(self.config.max_waiting, self.pacer)
         self._end = weakref.finalize(self, client.shutdown)
         weakref.finalize(self, self.pools.close)
 

@@ -180,6 +180,11 @@ class EngineClient(Protocol):
         """Take one step, where callers' threads step the engine. Raises InlayError inside a step."""
         ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether an engine of this process has anything to do. At no cost, from any thread."""
+        ...
+
     def stats(self) -> EngineStats:
         """What it is doing, and how full its pool is. Cheap, from any thread."""
         ...
@@ -352,6 +357,10 @@ class InProcessClient:
 
     def pump(self) -> None:
         self.thread.pump()
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy
 
     def stats(self) -> EngineStats:
         return self.engine.stats()

@@ -6,7 +6,8 @@ InlayError
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
 ├── ContextError      a prompt does not fit into the model's context
 ├── CapacityError     the KV pool is too small for what is asked of it
-│   └── PinError      or for what is to be pinned, or somebody's budget for that is
+│   ├── PinError      or for what is to be pinned, or somebody's budget for that is
+│   └── DeviceMemoryError  or, beside it, what a pass needs of a device's memory
 ├── QueueFullError    as many requests wait as may
 ├── DeadlineError     a request had no answer by its deadline
 ├── AbortedError      a request was given up while somebody waited for it
@@ -97,3 +98,7 @@ class CapacityError(InlayError):
 
 class PinError(CapacityError):
     """What is to be pinned is more than the pool may hold of that, or than somebody may pin."""
+
+
+class DeviceMemoryError(CapacityError):
+    """A device has no memory left for a pass: not for lack of room in the pool, but beside it."""

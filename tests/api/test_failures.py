@@ -27,7 +27,8 @@ PLACE = errors.Place("prompt", 1, 2)
         (errors.DeadlineError("wrong"), 504, "deadline_exceeded"),
         (errors.AbortedError("wrong"), 499, "aborted"),
         (errors.EngineDeadError("wrong"), 503, "engine_dead"),
-        (errors.CapacityError("wrong"), 507, "kv_memory_exceeded"),
+        (errors.CapacityError("wrong"), 400, "kv_memory_exceeded"),
+        (errors.DeviceMemoryError("wrong"), 507, "device_memory_exceeded"),
         (errors.InlayError("wrong"), 500, None),
     ],
 )

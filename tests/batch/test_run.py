@@ -244,7 +244,7 @@ def test_a_pool_that_is_too_small_for_one(tmp_path: Path):
     counts = run(source, tmp_path / "out", llm={"kv_memory": "400KiB"})
     assert (counts.answered, counts.failed) == (1, 1)
     failed = next(row for row in read(tmp_path / "out") if row["custom_id"] == "large")
-    assert failed["response"]["status_code"] == 507
+    assert failed["response"]["status_code"] == 400
     assert "give kv_memory at least" in failed["response"]["body"]["error"]["message"]
 
 

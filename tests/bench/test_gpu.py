@@ -14,7 +14,7 @@ import pytest
 from inlay.attention.triton.cost import CostModel
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks/gpu"
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = [pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"), pytest.mark.long]
 
 
 def dry(script: str, out: Path) -> dict:

@@ -121,6 +121,7 @@ def wait_for_lines(process: subprocess.Popen[bytes], path: Path, number: int) ->
         time.sleep(0.002)
 
 
+@pytest.mark.long
 def test_killed_interrupted_and_taken_up(folder: Path, capsys):
     out = folder / "out"
     write(folder / "in", [line(f"r{n}", prompt=f"Request {n % 7} of {n}: ", max_tokens=8) for n in range(480)])

@@ -72,6 +72,7 @@ def test_json_alone(capsys):
     assert "table3" not in result
 
 
+@pytest.mark.long
 def test_plots(capsys, tmp_path):
     for command, file in ((f"{ATTENTION} --part figure4 --columns ours", "a.png"), (COMMANDS["ttft"], "t.svg")):
         assert run(capsys, f"{command} --plot {tmp_path / file}")[0] == 0

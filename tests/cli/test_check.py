@@ -11,6 +11,8 @@ from inlay.measured import Measurements
 from ..quality.models import save
 from .test_cli import run
 
+pytestmark = pytest.mark.long
+
 SCHEMA = """<schema name="trip"><module name="miami">Miami has beaches.
 </module><module name="oslo">Oslo has fjords.
 </module></schema>"""

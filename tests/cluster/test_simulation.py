@@ -215,6 +215,7 @@ def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str], arguments
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_costs_are_measured_on_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     path = tmp_path / "costs.json"
     assert main(["simulate", "--calibrate", str(path), "--model", "demo"]) == 0

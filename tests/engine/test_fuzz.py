@@ -271,6 +271,7 @@ def fuzz(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, requests: int
     return made.seen
 
 
+@pytest.mark.long
 def test_a_few_requests_of_every_kind(tmp_path, monkeypatch):
     assert fuzz(1, tmp_path, monkeypatch, requests=12)["answers"] > 12
 

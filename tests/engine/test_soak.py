@@ -125,6 +125,7 @@ def living() -> int:
     return sum(type(one) in (Request, Segment) for one in gc.get_objects())
 
 
+@pytest.mark.long
 def test_a_short_soak():
     before = living()
     seen = soak(300, seed=1, compare_every=3)

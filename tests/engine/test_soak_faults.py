@@ -338,10 +338,12 @@ def check_seen(soak: Soak, *kinds: str) -> None:
         assert soak.memory[-1] - soak.memory[1] < MOST_GROWTH, soak.memory
 
 
+@pytest.mark.long
 def test_callers_threads_beside_faults_in_short(monkeypatch: pytest.MonkeyPatch):
     check_seen(soak_callers(5, monkeypatch, seed=3))
 
 
+@pytest.mark.long
 def test_an_event_loop_beside_faults_in_short(monkeypatch: pytest.MonkeyPatch):
     check_seen(soak_async(3, monkeypatch, seed=4), "AbortedError", "DeadlineError")
 

@@ -251,6 +251,7 @@ def test_every_packing_is_what_it_means(tmp_path, name):
         torch.testing.assert_close(logits(kept.model), logits(meant), atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 def test_shards_answers_and_fingerprints(tmp_path):
     entry, packing, _ = CASES["gptq"]
     whole, parts, other = (tmp_path / name for name in ("whole", "parts", "other"))

@@ -185,6 +185,7 @@ def test_every_prompt(name: str, case: tuple[str, str], caplog: pytest.LogCaptur
         assert fresh == sorted(set(fresh))
 
 
+@pytest.mark.long
 @given(case=cases(SHAPES))
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_without_a_warning_a_prompt_is_what_its_template_writes(case: tuple[str, str]) -> None:

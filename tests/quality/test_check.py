@@ -20,6 +20,8 @@ from inlay.tolerance import Tolerance
 from ..families.configs import tiny as tiny_family
 from .models import small_model
 
+pytestmark = pytest.mark.long
+
 TRIP = Schema.from_string(
     """
     <schema name="trip">

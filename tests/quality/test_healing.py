@@ -16,6 +16,8 @@ from inlay.quality.setting import Setting
 
 from .models import save, small_model
 
+pytestmark = pytest.mark.long
+
 SMALL = {"documents": 3, "spare": 1, "questions": 5}
 
 

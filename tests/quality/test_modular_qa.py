@@ -21,6 +21,8 @@ from inlay.quality.setting import Setting
 from ..conftest import tiny
 from .models import small_model
 
+pytestmark = pytest.mark.long
+
 SMALL = {"documents": 2, "questions": 10, "spare": 1}
 
 

@@ -12,6 +12,8 @@ from inlay.cli.main import main
 
 from ..pages import DOCS, blocks
 
+pytestmark = pytest.mark.long
+
 PAGE = DOCS / "quality.md"
 
 

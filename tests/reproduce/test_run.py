@@ -13,6 +13,8 @@ from inlay.reproduce.worker import FailedError, in_own_process, in_this_process
 
 from .samples import MACHINE, experiment, outcome
 
+pytestmark = pytest.mark.long
+
 
 def raising(error):
     def measure(_):

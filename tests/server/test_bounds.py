@@ -201,7 +201,7 @@ def test_a_stream_that_fails_soon_has_a_status_of_its_own(monkeypatch, site: Sit
     late = Late(site, CapacityError("there is no room"))
     late.begin()
     monkeypatch.setattr(site.service.llm, "generate", late.generate)
-    assert site.refusal(COMPLETIONS, {"prompt": "x", "stream": True})[0] == 507
+    assert site.refusal(COMPLETIONS, {"prompt": "x", "stream": True})[0] == 400
 
 
 def test_a_whole_answer_is_never_a_comment(monkeypatch):

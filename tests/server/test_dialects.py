@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.long
 def test_a_second_dialect_is_served_as_it_declares_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.server.second_dialect"], capture_output=True, text=True, timeout=120, check=False

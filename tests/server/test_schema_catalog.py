@@ -212,7 +212,7 @@ def test_a_schema_that_is_deleted_while_it_is_encoded_stays_deleted(steps):
 
 @pytest.mark.parametrize(
     ("failure", "status", "code"),
-    [(CapacityError("no room"), 507, "kv_memory_exceeded"), (KeyError("secret"), 500, "internal_error")],
+    [(CapacityError("no room"), 400, "kv_memory_exceeded"), (KeyError("secret"), 500, "internal_error")],
 )
 def test_an_encoding_that_fails_says_so_and_the_schema_stays(failure, status, code):
     async def use(registry: SchemaCatalog, library: Library) -> None:

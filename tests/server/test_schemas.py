@@ -549,7 +549,7 @@ class TestWarming:
             shown = made(client, long)
             assert shown["encoding"]["state"] == "failed"
             assert shown["encoding"]["error"]["code"] == "kv_memory_exceeded"
-            refused(client.post("/v1/schemas/long/warm", **as_("ann")), 507, "kv_memory_exceeded")
+            refused(client.post("/v1/schemas/long/warm", **as_("ann")), 400, "kv_memory_exceeded")
             (failed,) = events(client.post("/v1/schemas/long/warm?stream=true", **as_("ann")).text)
             assert failed["error"]["code"] == "kv_memory_exceeded"
             assert client.get("/v1/schemas/long", **as_("ann")).json()["encoded"]["tokens"] == 0

@@ -22,9 +22,11 @@ import pytest
 
 from inlay.api.failures import BodyError
 from inlay.api.openai import OpenAI
+from inlay.engine.pacing import Pacer
 from inlay.server import body as guard
 from inlay.server import threads
 from inlay.server.threads import BodyWorkers
+from tests.engine.test_pacing import burn
 
 from .conftest import CHAT, COMPLETIONS, Site
 
@@ -220,6 +222,25 @@ def test_what_waits_of_one_tenant_has_a_bound(gates: list[Gate]):
         await asyncio.gather(*tasks)
         await turns()
         assert await workers.run(int, tenant="a", size=LARGE) == 0
+
+    asyncio.run(run())
+
+
+def test_a_body_that_took_long_is_followed_by_a_rest_while_the_engine_is_busy():
+    """Its tenant's alone."""
+    busy = threading.Event()
+    busy.set()
+
+    async def run() -> None:
+        workers = BodyWorkers(pacer=Pacer(busy.is_set))
+        await workers.run(partial(burn, 1.0), tenant="a", size=LARGE)  # three seconds' rest
+        await turns()
+        later = asyncio.create_task(workers.run(int, tenant="a", size=LARGE))
+        await workers.run(int, tenant="b", size=LARGE)
+        await asyncio.sleep(0.2)
+        assert not later.done()
+        busy.clear()
+        await asyncio.wait_for(later, 20)
 
     asyncio.run(run())
 

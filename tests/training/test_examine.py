@@ -15,6 +15,8 @@ from inlay.quality.words import Split
 from training.lessons import Encoder, Lesson, answering
 from training.train import examine
 
+pytestmark = pytest.mark.long
+
 COUNTS, TOKENS = (1, 2), 1000
 CLEAR = 0.5  # of logits up to 15: training runs in bfloat16, which moves them by up to 0.4
 

@@ -13,6 +13,7 @@ from inlay.errors import (
     CapacityError,
     ContextError,
     DeadlineError,
+    DeviceMemoryError,
     EngineDeadError,
     InlayError,
     ModelError,
@@ -39,7 +40,8 @@ _KINDS: tuple[tuple[type[InlayError], int, str | None, float | None], ...] = (
     (DeadlineError, 504, "deadline_exceeded", None),
     (AbortedError, 499, "aborted", None),
     (EngineDeadError, 503, "engine_dead", None),
-    (CapacityError, 507, "kv_memory_exceeded", None),
+    (DeviceMemoryError, 507, "device_memory_exceeded", None),
+    (CapacityError, 400, "kv_memory_exceeded", None),  # however idle the server is: who asks has to ask for less
     (InlayError, 500, None, None),
 )
 

@@ -183,6 +183,11 @@ class RemoteClient:
     def pump(self) -> None:
         """As ``promote``."""
 
+    @property
+    def busy(self) -> bool:
+        """Never: engines are elsewhere."""
+        return False
+
     def stats(self) -> EngineStats:
         """All replicas' together, as they last said."""
         return _sum(self._routing.stats())

@@ -24,7 +24,7 @@ from inlay.engine.runner import Runner
 from inlay.engine.sampler.sampler import sample
 from inlay.engine.scheduler import Scheduler
 from inlay.engine.shadow import ShadowSampler
-from inlay.errors import AbortedError, CapacityError, DeadlineError, QueueFullError
+from inlay.errors import AbortedError, DeadlineError, DeviceMemoryError, QueueFullError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
@@ -359,7 +359,7 @@ def fault_of(error: BaseException) -> Exception:
     """
     if isinstance(error, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # of what the pass held; nothing, where no device was used
-        out = CapacityError(
+        out = DeviceMemoryError(
             "the device had no memory left for this pass; set a smaller kv_memory or max_num_batched_tokens"
         )
         out.__cause__ = error

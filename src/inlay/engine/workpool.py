@@ -1,8 +1,9 @@
 """Threads for what comes before the engine: tokenizing and laying out prompts, compiling grammars, reading schemas.
 
 Each kind has threads of its own, so that slow work of one kind never holds up another, and within a kind tenants take
-turns. Nothing that has begun can be ended from outside, so it keeps its thread until it ends, whether or not somebody
-still waits for it: a client that hangs up and comes again gets no second thread.
+turns. While the engine is busy, an owner's next work waits for a while behind what took long (engine/pacing.py).
+Nothing that has begun can be ended from outside, so it keeps its thread until it ends, whether or not somebody still
+waits for it: a client that hangs up and comes again gets no second thread.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from inlay.engine.pacing import Pacer
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 
 T = TypeVar("T")
 
 _THREADS = 4  # of each kind; they wait for each other's turn in the interpreter, so that more would not be faster
+_LOOK_S = 0.05  # how often those that rest look whether the engine is still busy
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +53,7 @@ class WorkPool:
     name: of the threads, and what work is called in errors.
     threads: how many at most.
     most_waiting: how many jobs of one owner may wait; None for no bound.
+    pacer: how long an owner rests; None for not at all.
     clock: in seconds.
     """
 
@@ -59,11 +63,14 @@ class WorkPool:
         threads: int = _THREADS,
         *,
         most_waiting: int | None = None,
+        pacer: Pacer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._threads = threads
         self._most_waiting = most_waiting
+        self._pacer = pacer or Pacer()
+        self._rests: dict[str | None, float] = {}  # until when
         self._clock = clock
         self._wake = threading.Condition()
         self._lines: dict[str | None, dict[Future[Any], _Job[Any]]] = {}  # in the order of whose turn it is
@@ -119,6 +126,13 @@ class WorkPool:
             raise
 
     @property
+    def resting(self) -> set[str | None]:
+        """The owners whose next work waits for a while, because of what their last one took."""
+        with self._wake:
+            now = self._clock()
+            return {owner for owner, until in self._rests.items() if until > now}
+
+    @property
     def stuck_s(self) -> float:
         """For how many seconds somebody has been waiting while all threads are busy and no work has begun."""
         with self._wake:
@@ -140,12 +154,21 @@ class WorkPool:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
+            began = time.thread_time()
             job.run()
+            worked_s = time.thread_time() - began
             with self._wake:
                 self._running[job.owner] -= 1
                 if not self._running[job.owner]:
                     del self._running[job.owner]
+                self._rest(job.owner, worked_s)
             del job  # while the thread waits for the next one, nobody keeps what this one held
+
+    def _rest(self, owner: str | None, worked_s: float) -> None:
+        now = self._clock()
+        self._rests = {one: until for one, until in self._rests.items() if until > now}
+        if rest_s := self._pacer.rest_s(worked_s, owners=len({*self._lines, *self._rests, owner})):
+            self._rests[owner] = self._rests.get(owner, now) + rest_s
 
     def _next(self) -> _Job[Any] | None:
         """The job whose turn it is, as soon as there is one; None once the pool is closed."""
@@ -155,11 +178,15 @@ class WorkPool:
                     if self._may_begin(owner):
                         return self._take(owner)
                 self._idle += 1
-                self._wake.wait()
+                self._wake.wait(_LOOK_S if self._rests and any(self._lines.values()) else None)
                 self._idle -= 1
         return None
 
     def _may_begin(self, owner: str | None) -> bool:
+        if owner in self._rests:
+            if self._clock() < self._rests[owner] and self._pacer.busy:
+                return False
+            del self._rests[owner]
         share = self._threads if owner is None else max(1, self._threads // 2)
         return bool(self._lines.get(owner)) and self._running[owner] < share
 
@@ -185,10 +212,10 @@ class WorkPool:
 class WorkPools:
     """One for each kind of work. most_waiting: how many prompts, grammars or schemas of one owner may wait."""
 
-    def __init__(self, most_waiting: int | None = None) -> None:
-        self.prompts = WorkPool("prompt processing", most_waiting=most_waiting)
-        self.grammars = WorkPool("compiling grammars", most_waiting=most_waiting)
-        self.schemas = WorkPool("laying out schemas", most_waiting=most_waiting)
+    def __init__(self, most_waiting: int | None = None, pacer: Pacer | None = None) -> None:
+        self.prompts = WorkPool("prompt processing", most_waiting=most_waiting, pacer=pacer)
+        self.grammars = WorkPool("compiling grammars", most_waiting=most_waiting, pacer=pacer)
+        self.schemas = WorkPool("laying out schemas", most_waiting=most_waiting, pacer=pacer)
 
     def close(self) -> None:
         for pool in (self.prompts, self.grammars, self.schemas):

@@ -153,7 +153,7 @@ _WRONG = {
     429: "Too many requests, for the key or for the server; Retry-After says when to try again.",
     503: "The server is starting or stopping, and Retry-After says when to try again; or a fault has ended its engine.",
     504: "The request was not answered by its deadline.",
-    507: "The request needs more memory for keys and values than there is.",
+    507: "The device has no memory left for it.",
 }
 
 

@@ -80,7 +80,7 @@ _WRONG = {
     415: "The body is neither JSON nor XML, or there is none and no Content-Type.",
     429: "Too many requests.",
     503: "The server is stopping.",
-    507: "There is no memory for what is to be encoded.",
+    507: "The device has no memory left.",
 }
 RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says} for status, says in _WRONG.items()}
 

@@ -121,7 +121,7 @@ class Service:
         self.reasoning = model_reasoning(llm.tokenizer, settings.reasoning_parser)
         self.meter = Meter(places=_places(llm) if settings.keys_file is not None else None)
         self.trimmer = MemoryTrimmer()
-        self.body_workers = BodyWorkers(16 * settings.max_body_bytes, self.trimmer)
+        self.body_workers = BodyWorkers(16 * settings.max_body_bytes, self.trimmer, llm.pacer)
         self.schemas = SchemaCatalog(llm, keeper=keeper)
         self.cache = CacheView(llm, self.schemas)
         self.metrics = Metrics(

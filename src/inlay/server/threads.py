@@ -2,8 +2,9 @@
 
 Bodies are parsed, checked and translated before the engine knows of them. The event loop does this itself for small
 ones, which takes it less than a change of threads. All others wait for a thread of a lane, a tenant's one after the
-other, so that tenants take turns. A lane's threads are its own: work that a client no longer waits for keeps its thread
-until it ends, and no more of it begins.
+other, so that tenants take turns; while the engine is busy, a tenant's next one waits for a while behind what took long
+(engine/pacing.py). A lane's threads are its own: work that a client no longer waits for keeps its thread until it ends,
+and no more of it begins.
 
 A thread of Python holds the interpreter for as long as one call into C takes, and the event loop waits with everybody
 else. So large JSON is made of many small pieces, between which the loop gets its turn.
@@ -15,17 +16,19 @@ import asyncio
 import ctypes
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inlay.api.failures import BodyError
+from inlay.engine.pacing import Pacer
 from inlay.server.errors import JSONBytes
 
 Result = TypeVar("Result")
@@ -35,6 +38,7 @@ _SMALL_BYTES = 2**16
 _THREADS = 2  # of a lane: more would only share the interpreter's lock
 _MIB = 2**20
 _RETRY_S = 1.0
+_LOOK_S = 0.05  # how often those that rest look whether the engine is still busy
 _TRIMMED_BYTES = _MIB  # of bodies and answers, behind which it is worth some milliseconds to give their memory back
 TRIM_AFTER_S = 1.0
 TRIM_AGAIN_S = 8.0  # behind that, for what was made of bodies: grammars, prompts
@@ -73,12 +77,15 @@ class BodyWorkers:
     """Runs work on bodies where it holds up nobody else; one event loop's.
 
     max_bytes: of one tenant's bodies that wait for a thread or have one, at the same time. trimmer: hears of each.
+    pacer: how long a tenant's next body waits behind one; None for not at all.
     """
 
-    def __init__(self, max_bytes: int = 128 * _MIB, trimmer: MemoryTrimmer | None = None) -> None:
-        trimmer = trimmer or MemoryTrimmer()
-        self._small = _Lane("small-bodies", max_bytes, trimmer)
-        self._large = _Lane("large-bodies", max_bytes, trimmer)
+    def __init__(
+        self, max_bytes: int = 128 * _MIB, trimmer: MemoryTrimmer | None = None, pacer: Pacer | None = None
+    ) -> None:
+        trimmer, pacer = trimmer or MemoryTrimmer(), pacer or Pacer()
+        self._small = _Lane("small-bodies", max_bytes, trimmer, pacer)
+        self._large = _Lane("large-bodies", max_bytes, trimmer, pacer)
 
     async def run(self, work: Callable[[], Result], *, tenant: str, size: int, slow: bool = False) -> Result:
         """What the work returns or raises; and BodyError, status 429, where too much of its tenant's waits.
@@ -91,15 +98,34 @@ class BodyWorkers:
         return await lane.run(work, tenant, size)
 
 
+class _Timed(Generic[Result]):
+    """Work, to be called once, and the processor time that it took."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work: Callable[[], Result] | None = work
+        self.seconds = 0.0
+
+    def __call__(self) -> Result:
+        work, self._work = self._work, None
+        assert work is not None, "it is called once"
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.seconds = time.thread_time() - began
+            del work
+
+
 class _Lane:
     """A few threads, of which no tenant has more than one at a time."""
 
-    def __init__(self, name: str, max_bytes: int, trimmer: MemoryTrimmer) -> None:
+    def __init__(self, name: str, max_bytes: int, trimmer: MemoryTrimmer, pacer: Pacer) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"inlay-{name}")
         self._max_bytes = max_bytes
         self._bytes: Counter[str] = Counter()  # by tenant
         self._turns: dict[str, asyncio.Lock] = {}
         self._trimmer = trimmer
+        self._pacer = pacer
 
     async def run(self, work: Callable[[], Result], tenant: str, size: int) -> Result:
         if self._bytes[tenant] + size > max(self._max_bytes, size):
@@ -117,26 +143,42 @@ class _Lane:
             self._left(tenant, size)
             raise
         loop = asyncio.get_running_loop()
+        timed = _Timed(work)
 
-        def ended(_: Future[Any]) -> None:
+        def ended(_: Future[Any], timed: _Timed[Any] = timed) -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._end, tenant, size)
+                loop.call_soon_threadsafe(self._end, tenant, size, timed.seconds)
 
-        future = self._threads.submit(copy_context().run, work)
+        future = self._threads.submit(copy_context().run, timed)
         future.add_done_callback(ended)  # not when nobody waits any more: the thread is taken until then
         try:
             return await asyncio.wrap_future(future)
         finally:
-            del future, work  # an error's traceback leads here, and from here to the error and the body: a circle
+            # An error's traceback leads here, and from here to the error and the body: a circle.
+            del future, work, timed, ended
 
-    def _end(self, tenant: str, size: int) -> None:
-        self._turns[tenant].release()
-        self._left(tenant, size)
+    def _end(self, tenant: str, size: int, worked_s: float) -> None:
+        rest_s = self._pacer.rest_s(worked_s, owners=len(self._turns))
+        self._bytes[tenant] -= size
         self._trimmer.ended(size)
+        self._rest(tenant, asyncio.get_running_loop().time() + rest_s)
+
+    def _rest(self, tenant: str, until: float) -> None:
+        """Let a tenant's next body begin then, or as soon as the engine has nothing to do."""
+        loop = asyncio.get_running_loop()
+        left = until - loop.time()
+        if left > 0 and self._pacer.busy:
+            loop.call_later(min(left, _LOOK_S), self._rest, tenant, until)
+        else:
+            self._turns[tenant].release()
+            self._forget(tenant)
 
     def _left(self, tenant: str, size: int) -> None:
         self._bytes[tenant] -= size
-        if not self._bytes[tenant]:
+        self._forget(tenant)
+
+    def _forget(self, tenant: str) -> None:
+        if not self._bytes[tenant] and not self._turns[tenant].locked():
             del self._bytes[tenant], self._turns[tenant]
 
 

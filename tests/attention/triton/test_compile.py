@@ -26,6 +26,7 @@ def compile_for(capability: int, cache: Path, *options: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_the_kernels_compile_without_a_gpu(tmp_path):
     made = compile_for(90, tmp_path, "--quick")
     assert [each for each in made if each["stack"] and not each.get("everything")] == []  # nothing is spilled

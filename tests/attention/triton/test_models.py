@@ -12,7 +12,7 @@ from tests.equivalence.recorder import Recorder, close
 from tests.equivalence.test_exact import check_whole_answer, ids
 from tests.equivalence.test_modules import SCHEMA, oracle_logits
 
-pytestmark = interpreted
+pytestmark = [interpreted, pytest.mark.long]
 
 TRIP = Schema.from_string(SCHEMA)
 

@@ -21,7 +21,7 @@ from tests.attention.triton.cases import SHARING, backend, interpreted
 from tests.attention.triton.test_tables import check_results, covered, wanted
 from tests.conftest import tiny
 
-pytestmark = interpreted
+pytestmark = [interpreted, pytest.mark.long]
 
 SHARED = 20
 

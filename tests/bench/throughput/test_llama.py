@@ -21,6 +21,8 @@ from inlay.cli.main import main
 from inlay.errors import DeadlineError, ModelError
 from tests.conftest import tiny
 
+pytestmark = pytest.mark.long
+
 VOCABULARY, COMPLETION = 64, 4
 CONFIG = tiny("llama").model.config
 

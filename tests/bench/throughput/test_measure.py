@@ -15,7 +15,7 @@ from inlay.cli.main import main
 from inlay.errors import CapacityError, ContextError, ParameterError
 from tests.conftest import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_model")
+pytestmark = [pytest.mark.usefixtures("quick_model"), pytest.mark.long]
 
 
 def measured(words: str, capsys, monkeypatch) -> tuple[dict, list[str], str]:

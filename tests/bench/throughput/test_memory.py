@@ -10,6 +10,8 @@ from inlay.bench.throughput.workload import Sizes, random_ids
 from inlay.kv.identity import Context, TokenRun
 from tests.conftest import tiny
 
+pytestmark = pytest.mark.long
+
 SIZES = Sizes(document=130, question=6)
 
 

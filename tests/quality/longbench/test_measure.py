@@ -19,6 +19,8 @@ from inlay.sampling_params import SamplingParams
 
 from .test_data import EXAMPLE, ROW, folder
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("jieba", reason="jieba is not installed")
 pytest.importorskip("rouge", reason="rouge is not installed")
 SETTING = Setting(reuse=("off", "exact", "anchored"))

@@ -15,6 +15,8 @@ from inlay.quality.longbench.metrics import METRICS
 from ...pages import DOCS, blocks, rows
 from .test_data import EXAMPLE
 
+pytestmark = pytest.mark.long
+
 PAGE = DOCS / "benchmarks.md"
 COMMANDS = [line for block in blocks(PAGE) if block.language == "sh" for line in block.text.splitlines()]
 pytest.importorskip("jieba", reason="jieba is not installed")
