@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from inlay import ParameterError
-from inlay.cli.output import check_outputs, output_file
+from inlay.cli.output import check_outputs, output_file, stdout_console
 
 
 def test_text_is_written_as_it_is(tmp_path: Path):
@@ -40,3 +41,15 @@ def test_a_fault_of_the_work_is_not_the_files(tmp_path: Path):
     with pytest.raises(ConnectionResetError):
         break_off(tmp_path / "new.txt")
     assert (tmp_path / "new.txt").read_text() == "before"
+
+
+def test_a_table_that_goes_to_a_pipe_is_not_cut(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table(box=None)
+    for column in range(40):
+        table.add_column(f"column {column}")
+    table.add_row(*["anchored+profiled:0.15"] * 40)
+    stdout_console().print(table, markup=False)
+    said = capsys.readouterr().out
+    assert said.count("anchored+profiled:0.15") == 40
+    assert len(said.splitlines()) == 2

@@ -31,7 +31,7 @@ def eviction(
 ) -> None:
     """Eviction policies on traces of prompts: the share of tokens found in the pool, and the prefill that saves."""
     from inlay.bench.eviction import EvictionSetting, measure_eviction
-    from inlay.cli.output import token_progress
+    from inlay.cli.output import stdout_console, token_progress
 
     if min(token_ms, pair_ns) < 0:
         raise ParameterError("--token-ms and --pair-ns are times; they must be 0 or more")
@@ -48,9 +48,8 @@ def eviction(
     if as_json:
         print(json.dumps(result))
         return
-    from rich.console import Console
 
-    console = Console()
+    console = stdout_console()
     console.print(
         f"{setting.accesses:,} prompts: tokens found, and seconds of prefill that they saved", highlight=False
     )

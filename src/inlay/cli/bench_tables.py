@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 def show(result: dict[str, Any], tables: Iterable[tuple[str, Table]], as_json: bool) -> None:
     """Print titled tables and what the machine could do at best; or, where it is asked for, JSON alone."""
+    from inlay.cli.output import stdout_console
+
     if as_json:
         print(json.dumps(result))
         return
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console()
+    console = stdout_console()
     for title, table in tables:
         console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False, soft_wrap=True)
         console.print(table)

@@ -203,8 +203,9 @@ def _print_about(about: dict[str, Any]) -> None:
 
 
 def _print_found(found: Check, about: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from inlay.cli.output import stdout_console
 
     kinds = ", ".join(f"{of['prompts']:,} of {kind}" for kind, of in about["kinds"].items())
     places = " and ".join(dict.fromkeys(row.positions for row in found.rows if ReusePolicy.parse(row.policy).modular))
@@ -224,7 +225,7 @@ def _print_found(found: Check, about: dict[str, Any]) -> None:
             f"{row.ttft_ms:,.1f} ms",
             style="bold" if row.policy == found.recommended else None,
         )
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)
     for one in found.refused:
         print(f"{one.policy}, {one.positions}: refused: {one.reason}")
     if found.meaningless is not None:

@@ -74,12 +74,12 @@ def longbench(
 
 
 def _print_tables(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from inlay.cli.output import stdout_console
     from inlay.quality.longbench.report import notes, scores, title
 
-    console = Console()
+    console = stdout_console()
     for note in notes(result):
         console.print(note, highlight=False)
     names, lines = scores(result)

@@ -16,7 +16,7 @@ import typer
 
 from inlay.cli.eval_longbench import longbench
 from inlay.cli.options import AsJson, DType, Model, Quantization, Weights, check_plot, counts, words
-from inlay.cli.output import check_outputs, output_file, report_folder
+from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -142,9 +142,8 @@ def _keep(write: Callable[[str], None], row: dict[str, Any]) -> None:
 
 
 def _print_tables(result: dict[str, Any]) -> None:
-    from rich.console import Console
 
-    console = Console()
+    console = stdout_console()
     several = len({row["documents"] for row in result["rows"]}) > 1
     for _, group in groupby(result["rows"], key=itemgetter("documents", "reuse", "positions", "scaffold")):
         rows = list(group)

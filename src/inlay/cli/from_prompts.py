@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.options import Tokenizer
-from inlay.cli.output import check_outputs, output_file
+from inlay.cli.output import check_outputs, output_file, stdout_console
 from inlay.errors import ParameterError
 from inlay.wording import counted, listed
 
@@ -147,9 +147,8 @@ def _prompt_rows(proposal: Proposal) -> Iterator[Row]:
 
 
 def _print(report: Row) -> None:
-    from rich.console import Console
 
-    console = Console()
+    console = stdout_console()
     print(f"{report['prompts']:,} prompts, {report['tokens']:,} tokens (tokenizer of {report['model']})\n")
     if report["modules"] or report["always_present"]["tokens"]:
         console.print(_modules(report, console.width))

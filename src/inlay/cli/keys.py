@@ -151,8 +151,9 @@ def _described(keys: KeyFile) -> dict[str, Any]:
 
 
 def _print_table(keys: KeyFile) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from inlay.cli.output import stdout_console
 
     table = Table(box=None, pad_edge=False)
     for column in ("tenant", "limits", "key", "admin", "created"):
@@ -163,4 +164,4 @@ def _print_table(keys: KeyFile) -> None:
             table.add_row(name, _shown(tenant.limits), key_id, "yes" if key.admin else "no", key.created)
         if not own:
             table.add_row(name, _shown(tenant.limits), "none", "", "")
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)

@@ -134,8 +134,9 @@ def _window_note(shape: KVShape) -> list[str]:
 
 
 def _print_models(rows: list[Row], shapes: dict[str, KVShape], tokens: int | None) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from inlay.cli.output import stdout_console
 
     windowed = tokens is not None and any(row["windows"] for row in rows)
     table = Table(box=None, pad_edge=False)
@@ -151,7 +152,7 @@ def _print_models(rows: list[Row], shapes: dict[str, KVShape], tokens: int | Non
         cells += [_size(row["bytes"])] if tokens is not None else []
         cells += [_size(row["sequence_bytes"])] if windowed else []
         table.add_row(*cells)
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)
 
 
 def kept(shape: KVShape) -> str:
@@ -203,8 +204,9 @@ def _paper_table(codec: Codec, plot: Path | None, as_json: bool) -> None:
 
 
 def _print_paper(rows: list[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from inlay.cli.output import stdout_console
 
     table = Table(box=None, pad_edge=False)
     table.add_column("model", no_wrap=True)
@@ -214,5 +216,5 @@ def _print_paper(rows: list[Row]) -> None:
     for row in rows:
         really = "—" if row["kept"] is None else mib(row["kept"])
         table.add_row(row["model"], f"{row['paper']:.2f}", mib(row["all_heads"]), really, row["reason"])
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)
     print("\nMiB (2^20 bytes) a token at 16 bit. The paper counts every head and cuts off after two decimals.")

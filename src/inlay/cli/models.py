@@ -84,8 +84,9 @@ def _latent_note(row: Row) -> str:
 
 
 def _print_table(rows: list[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from inlay.cli.output import stdout_console
 
     table = Table(box=None, pad_edge=False)
     for name in ("family", "exact", "modular", "shifts", "windows", "sinks", "latent", "weights"):
@@ -95,7 +96,7 @@ def _print_table(rows: list[Row]) -> None:
         cells = [*(_yes(row[name]) for name in ("exact", "modular")), row["shifts"] or f"no: {row['reason']}", windows]
         cells += [*(_yes(row[name]) for name in ("sinks", "latent")), "joined" if row["joined"] else "packed"]
         table.add_row(row["family"], *cells)
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)
 
 
 def _yes(value: bool) -> str:

@@ -55,6 +55,15 @@ def _told(path: Path) -> Iterator[None]:
         raise ParameterError(f"{path}: cannot be written ({error.strerror}); give another path") from None
 
 
+_WIDE = 1000  # columns, more than any table has
+
+
+def stdout_console() -> Console:
+    """For tables and texts on stdout: as wide as the terminal, and where that is none, as wide as they are."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDE)
+
+
 @contextmanager
 def token_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that counts tokens; yields a function of (done, total). Shown on a terminal only."""

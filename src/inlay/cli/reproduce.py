@@ -112,9 +112,9 @@ class _Teller:
 
 
 def _list(plan: Plan, record: Record) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from inlay.cli.output import stdout_console
     from inlay.reproduce.catalog import EXPERIMENTS
 
     table = Table(box=None, pad_edge=False)
@@ -124,13 +124,13 @@ def _list(plan: Plan, record: Record) -> None:
         kept = record.find(each, plan.settings(each))
         state = "" if kept is None else f"kept, {kept.on}, {kept.took_s:,.0f} s"
         table.add_row(each.name, each.title, each.source, state)
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)
 
 
 def _print_overview(entries: list[Entry]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from inlay.cli.output import stdout_console
     from inlay.reproduce.report import overview
 
     header, lines = overview(entries)
@@ -139,4 +139,4 @@ def _print_overview(entries: list[Entry]) -> None:
         table.add_column(name, overflow="fold", no_wrap=number == 0)
     for line in lines:
         table.add_row(*line)
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)

@@ -240,8 +240,9 @@ def _write(text: str) -> None:
 
 
 def _table(answers: Sequence[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from inlay.cli.output import stdout_console
 
     table = Table(box=None, pad_edge=False)
     rows = [row for answer in answers for row in (answer, answer.get("baseline")) if row is not None]
@@ -255,7 +256,7 @@ def _table(answers: Sequence[Row]) -> None:
             *(f"{cell:,}" for cell in cells),
             f"{each['ttft_ms']:,.1f} ms",
         )
-    Console().print(table, markup=False)
+    stdout_console().print(table, markup=False)
     for each in answers[0].get("order", ()):
         print(f"(order: {', '.join(each['members'])}{_why(each)})")
     encode_ms = sum(row["encode_ms"] for row in answers)

@@ -51,6 +51,8 @@ def show(
     profile: Profile = False,
 ) -> None:
     """Show the tree of a schema with token counts and position ranges."""
+    from inlay.cli.output import stdout_console
+
     check_plot(plot)
     schema = schema_file(file)
     from inlay.models.load import load_tokenizer
@@ -70,9 +72,8 @@ def show(
     if as_json:
         print(json.dumps(tree, ensure_ascii=False))
         return
-    from rich.console import Console
 
-    Console().print(_draw(tree))
+    stdout_console().print(_draw(tree))
 
 
 def _add_sensitivity(node: Node, found: dict[str, float]) -> None:

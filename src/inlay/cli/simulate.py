@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.options import AsJson, Model, Plot, check_plot, words
-from inlay.cli.output import check_outputs, output_file
+from inlay.cli.output import check_outputs, output_file, stdout_console
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ def _timed(
 
 
 def _print_table(rows: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
 
     from inlay.cli.bench_tables import make_table, number
 
@@ -159,7 +158,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
             number(row["decision_us"]),
             number(row["decision_us_p99"]),
         )
-    Console().print(table)
+    stdout_console().print(table)
 
 
 def _costs(path: Path | None, pool: int | None) -> Costs:
