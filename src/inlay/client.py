@@ -22,6 +22,7 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forward import StepObserver
 from inlay.engine.idle import IdleWorker
+from inlay.engine.pass_cost import measured_cost
 from inlay.engine.profiler import Profiler
 from inlay.engine.profiles import KnownProfiles, Profile
 from inlay.engine.promoter import Promoter
@@ -33,7 +34,7 @@ from inlay.engine.thread import EngineThread
 from inlay.errors import InlayError
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.kv.identity import LOSSLESS, KeyMaker, SegmentSpec
-from inlay.kv.policies import POLICIES
+from inlay.kv.policies import POLICIES, PassCost
 from inlay.kv.pool import KVPool
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
@@ -219,7 +220,9 @@ class InProcessClient:
         check_adapters(self._adapters, loaded.spec, runner, pool)
         named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
         self._model = _model_info(loaded, config, size, why_not_shift(loaded.spec, runner, pool), named)
-        self.store = SegmentStore(pool, self._model.keys, POLICIES[config.eviction])
+        policy = POLICIES[config.eviction]
+        cost = measured_cost(loaded.spec, runner, pool) if config.eviction == "cost" else PassCost()
+        self.store = SegmentStore(pool, self._model.keys, policy, cost)
         movable = self._model.why_not_shift is None
         profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
         share = config.promotion_memory
@@ -230,7 +233,7 @@ class InProcessClient:
         self.residency = Residency(
             self.store,
             runner.storage,
-            tiers_of(config),
+            tiers_of(config, cost),
             model=loaded.name,
             timeout_s=config.store_timeout_s,
         )
@@ -380,13 +383,13 @@ class InProcessClient:
             self.call(self.residency.poll)
 
 
-def tiers_of(config: EngineConfig) -> tuple[Tier, ...]:
+def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
     """The tiers below the pool, nearest first. Raises ParameterError where one cannot be used."""
     tiers: list[Tier] = []
     folder = config.store_folder()
     if folder is not None:
         quota = parse_bytes("store_bytes", config.store_bytes)
-        tiers.append(DiskTier(folder, quota, config.store_codec, POLICIES[config.eviction]))
+        tiers.append(DiskTier(folder, quota, config.store_codec, POLICIES[config.eviction], cost))
     if config.store_shared is not None:
         tiers.append(SharedTier(config.store_shared, config.store_codec, timeout_s=config.store_timeout_s))
     return tuple(tiers)
