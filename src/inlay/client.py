@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
 from inlay.config import EngineConfig, parse_bytes
@@ -212,14 +214,15 @@ class InProcessClient:
     ) -> None:
         device = loaded.model.device
         backend = get_backend(config.attention_backend, device)
-        size = bytes_per_token(loaded.spec.shapes, loaded.model.dtype)
+        kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else loaded.model.dtype
+        size = bytes_per_token(loaded.spec.shapes, kv_dtype)
         pool = KVPool(config.kv_bytes(backend.scratch_bytes, free_bytes(device)), size, config.chunk_size)
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
-        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters)
+        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters, kv_dtype=kv_dtype)
         self.storage = runner.storage
         check_adapters(self._adapters, loaded.spec, runner, pool)
         named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
-        self._model = _model_info(loaded, config, size, why_not_shift(loaded.spec, runner, pool), named)
+        self._model = _model_info(loaded, config, kv_dtype, size, why_not_shift(loaded.spec, runner, pool), named)
         policy = POLICIES[config.eviction]
         cost = measured_cost(loaded.spec, runner, pool) if config.eviction == "cost" else PassCost()
         self.store = SegmentStore(pool, self._model.keys, policy, cost)
@@ -396,12 +399,20 @@ def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
 
 
 def _model_info(
-    loaded: LoadedModel, config: EngineConfig, size: int, reason: str | None, adapters: Mapping[str, bytes]
+    loaded: LoadedModel,
+    config: EngineConfig,
+    kv_dtype: torch.dtype,
+    size: int,
+    reason: str | None,
+    adapters: Mapping[str, bytes],
 ) -> ModelInfo:
-    """What is published of a model. size: bytes of a token's keys and values. reason: see ModelInfo.why_not_shift."""
+    """What is published of a model.
+
+    kv_dtype: of its keys and values. size: bytes of a token's. reason: see ModelInfo.why_not_shift.
+    """
     keys = KeyMaker(
         fingerprint=loaded.fingerprint,
-        kv_dtype=dtype_name(loaded.model.dtype),
+        kv_dtype=dtype_name(kv_dtype),
         codec=LOSSLESS,
         salt=config.cache_salt.encode(),
         positioned=reason is not None,

@@ -10,6 +10,7 @@ from inlay.engine.pass_cost import measured_cost
 from inlay.engine.runner import Runner
 from inlay.kv.policies import PassCost
 from inlay.kv.pool import KVPool
+from inlay.kv.store import SegmentStore
 
 from ..conftest import tiny
 
@@ -54,9 +55,13 @@ def test_a_pool_that_is_too_small_for_it_keeps_the_default():
 
 def test_an_engine_measures_where_evictions_weigh_it(monkeypatch):
     monkeypatch.setattr("inlay.client.measured_cost", lambda *about: PassCost(1.0, 7.0))
-    costs = {}
+    costs = []
+
+    def store(pool, keys, policy, cost):
+        costs.append(cost)
+        return SegmentStore(pool, keys, policy, cost)
+
+    monkeypatch.setattr("inlay.client.SegmentStore", store)
     for eviction in ("cost", "lru"):
-        llm = LLM(tiny("llama"), kv_memory="8MiB", eviction=eviction)
-        costs[eviction] = llm.store._index.by_use.cost
-        llm.shutdown()
-    assert costs == {"cost": PassCost(1.0, 7.0), "lru": PassCost()}
+        LLM(tiny("llama"), kv_memory="8MiB", eviction=eviction).shutdown()
+    assert costs == [PassCost(1.0, 7.0), PassCost()]
