@@ -3,8 +3,9 @@
     python benchmarks/codecs.py [QUESTIONS] [DTYPE]
 
 Questions of modular-qa over the bundled model. First scores of attention: keys of whole prompts, rounded as they are
-stored and as they were before the rotation, against those of full prefill. Then answers: modules are read from a store
-through each codec, or, for the form before the rotation that no codec has, rounded in the pool. Prints rows, then JSON.
+stored and as they were before the rotation, and as a pool of int8 has them ("by token"), against those of full prefill.
+Then answers: modules are read from a store through each codec, or, for the form before the rotation that no codec has,
+rounded in the pool. Prints rows, then JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from inlay import LLM, SamplingParams
 from inlay.attention.rope import Rotary
+from inlay.attention.storage import dequantized, quantized
 from inlay.kv.codecs import CODECS
 from inlay.kv.codecs.codec import from_floats, to_floats
 from inlay.kv.segment import Segment
@@ -94,6 +96,8 @@ def score_errors(llm: LLM, rounds: list[Round]) -> dict[str, float]:
                     continue
                 rotary = llm.loaded.spec.layers[layer].rotary
                 assert rotary is not None
+                in_pool = dequantized(quantized(key))
+                errors.setdefault("int8 by token", []).append(_score_error(query, key, in_pool))
                 both = torch.stack((key, key))
                 for codec in ("int8", "fp8"):
                     for name, found in (

@@ -53,7 +53,17 @@ def test_modular_is_the_most_exact_form_there_is():
     assert [ReusePolicy.parse(word).anchored for word in REUSE] == [False, False, False, True]
 
 
-@pytest.mark.parametrize("word", ["", "Exact", None, 3, ["off"]])
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("exat", "exact"), ("Exact", "exact"), ("modlar+linked:16", "modular"), ("anchord", "anchored"), ("atuo", "auto")],
+)
+def test_a_misspelt_policy_is_told_with_the_nearest_one(word, near):
+    said = f"'{word.partition('+')[0]}' is no reuse policy; did you mean '{near}'?"
+    with pytest.raises(ParameterError, match=f"^{re.escape(said)}$"):
+        ReusePolicy.parse(word)
+
+
+@pytest.mark.parametrize("word", ["", None, 3, ["off"]])
 def test_what_is_no_policy_is_told_so(word):
     with pytest.raises(
         ParameterError, match=r"^reuse is .*; use one of off, exact, isolated, anchored, modular, auto$"

@@ -68,6 +68,19 @@ def test_of_two_schemas_with_one_text_the_lifetime_that_ends_last_counts(monkeyp
     llm.shutdown()
 
 
+def test_a_later_process_gives_what_it_reads_no_more_time_than_is_left(tmp_path, monkeypatch):
+    llm = make(tmp_path)
+    llm.add_schema(SCHEMA, ttl="5m")
+    llm.shutdown()
+    clock = Clock(monkeypatch)
+    later = make(tmp_path)
+    later.add_schema(SCHEMA, encode=False)
+    assert misses(later) == {}, "it comes from the folder"
+    clock.now += 301
+    assert set(misses(later)) == {"expired"}
+    later.shutdown()
+
+
 def test_inf_outlives_all_others(monkeypatch):
     clock = Clock(monkeypatch)
     llm = make("off")

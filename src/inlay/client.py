@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
 from inlay.config import EngineConfig, parse_bytes
@@ -22,6 +24,7 @@ from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
 from inlay.engine.forward import StepObserver
 from inlay.engine.idle import IdleWorker
+from inlay.engine.pass_cost import measured_cost
 from inlay.engine.profiler import Profiler
 from inlay.engine.profiles import KnownProfiles, Profile
 from inlay.engine.promoter import Promoter
@@ -33,7 +36,7 @@ from inlay.engine.thread import EngineThread
 from inlay.errors import InlayError
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.kv.identity import LOSSLESS, KeyMaker, SegmentSpec
-from inlay.kv.policies import POLICIES
+from inlay.kv.policies import POLICIES, PassCost
 from inlay.kv.pool import KVPool
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
@@ -216,15 +219,18 @@ class InProcessClient:
     ) -> None:
         device = loaded.model.device
         backend = get_backend(config.attention_backend, device)
-        size = bytes_per_token(loaded.spec.shapes, loaded.model.dtype)
+        kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else loaded.model.dtype
+        size = bytes_per_token(loaded.spec.shapes, kv_dtype)
         pool = KVPool(config.kv_bytes(backend.scratch_bytes, free_bytes(device)), size, config.chunk_size)
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
-        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters)
+        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters, kv_dtype=kv_dtype)
         self.storage = runner.storage
         check_adapters(self._adapters, loaded.spec, runner, pool)
         named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
-        self._model = _model_info(loaded, config, size, why_not_shift(loaded.spec, runner, pool), named)
-        self.store = SegmentStore(pool, self._model.keys, POLICIES[config.eviction])
+        self._model = _model_info(loaded, config, kv_dtype, size, why_not_shift(loaded.spec, runner, pool), named)
+        policy = POLICIES[config.eviction]
+        cost = measured_cost(loaded.spec, runner, pool) if config.eviction == "cost" else PassCost()
+        self.store = SegmentStore(pool, self._model.keys, policy, cost)
         movable = self._model.why_not_shift is None
         profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
         share = config.promotion_memory
@@ -235,7 +241,7 @@ class InProcessClient:
         self.residency = Residency(
             self.store,
             runner.storage,
-            tiers_of(config),
+            tiers_of(config, cost),
             model=loaded.name,
             timeout_s=config.store_timeout_s,
         )
@@ -389,25 +395,33 @@ class InProcessClient:
             self.call(self.residency.poll)
 
 
-def tiers_of(config: EngineConfig) -> tuple[Tier, ...]:
+def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
     """The tiers below the pool, nearest first. Raises ParameterError where one cannot be used."""
     tiers: list[Tier] = []
     folder = config.store_folder()
     if folder is not None:
         quota = parse_bytes("store_bytes", config.store_bytes)
-        tiers.append(DiskTier(folder, quota, config.store_codec, POLICIES[config.eviction]))
+        tiers.append(DiskTier(folder, quota, config.store_codec, POLICIES[config.eviction], cost))
     if config.store_shared is not None:
         tiers.append(SharedTier(config.store_shared, config.store_codec, timeout_s=config.store_timeout_s))
     return tuple(tiers)
 
 
 def _model_info(
-    loaded: LoadedModel, config: EngineConfig, size: int, reason: str | None, adapters: Mapping[str, bytes]
+    loaded: LoadedModel,
+    config: EngineConfig,
+    kv_dtype: torch.dtype,
+    size: int,
+    reason: str | None,
+    adapters: Mapping[str, bytes],
 ) -> ModelInfo:
-    """What is published of a model. size: bytes of a token's keys and values. reason: see ModelInfo.why_not_shift."""
+    """What is published of a model.
+
+    kv_dtype: of its keys and values. size: bytes of a token's. reason: see ModelInfo.why_not_shift.
+    """
     keys = KeyMaker(
         fingerprint=loaded.fingerprint,
-        kv_dtype=dtype_name(loaded.model.dtype),
+        kv_dtype=dtype_name(kv_dtype),
         codec=LOSSLESS,
         salt=config.cache_salt.encode(),
         positioned=reason is not None,

@@ -31,6 +31,7 @@ _NUMBERS = tuple(each.name for each in fields(Measured) if each.name not in ("po
 _SHARES = ("same", "same_low")  # which may be None
 
 
+_ALIKE = "dtype and quantization"
 _MOST_TOLD = 100  # sentences, of tolerances that requests bring
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,8 @@ class AutoReuse:
             problem = self._measured(adapter).problem
             whose = self._name if adapter is None else f"{self._name} with adapter '{adapter}'"
             missing = f"nothing was measured on {whose}" if problem is None else problem
-            why = f"{missing}; run 'inlay check {self._name}' once, with the same dtype and quantization"
+            alike = "dtype, quantization and kv-cache-dtype" if self._config.kv_cache_dtype != "auto" else _ALIKE
+            why = f"{missing}; run 'inlay check {self._name}' once, with the same {alike}"
             if adapter is not None:
                 why = f"{missing}, and 'inlay check' measures models without adapters alone"
         said = f"{what}: {why}"
@@ -169,7 +171,7 @@ class AutoReuse:
             self._told.clear()
 
     def _measured(self, adapter: str | None) -> Measurements:
-        fingerprint = self._model.fingerprint(adapter)
+        fingerprint = self._model.measured_as(adapter)
         if fingerprint not in self._known:
             self._known[fingerprint] = Measurements.of(fingerprint)
         return self._known[fingerprint]

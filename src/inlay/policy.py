@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from inlay.errors import ParameterError
 from inlay.tolerance import WRITTEN, Measured, Tolerance
-from inlay.wording import show
+from inlay.wording import SHOWN, show
 
 #: How much approximation there may be, from none to all: nothing is reused; exact prefixes are; modules are, too.
 LEVELS = ("off", "exact", "modular")
@@ -162,6 +163,9 @@ class ReusePolicy:
                 f"{_BEST}+linked:16+{_HEALING_OFF}"
             )
         if word not in _WRITTEN:
+            near = get_close_matches(word[:SHOWN].lower(), (*WORDS, _AUTO), 1)
+            if near:
+                raise ParameterError(f"{show(word)} is no reuse policy; did you mean '{near[0]}'?")
             raise ParameterError(f"reuse is {show(reuse)}; use one of {', '.join(WORDS)}, {_AUTO}")
         level, context = _WRITTEN[word]
         if across and level != "modular":

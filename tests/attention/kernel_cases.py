@@ -16,14 +16,14 @@ from inlay.attention.cpu import CpuBackend, instruction_sets
 from inlay.attention.plan import Item, Part, build_plan
 from inlay.attention.reference import ReferenceBackend
 from inlay.attention.rope import Rotary
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import KVStorage, LayerShape, quantized
 from inlay.slots import SlotRange
 
 #: Every version of the kernel that runs on this processor.
 every_set = pytest.mark.parametrize("instruction_set", instruction_sets())
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="installed without the compiled kernel")
 
-fp32, bf16 = torch.float32, torch.bfloat16
+fp32, bf16, int8 = torch.float32, torch.bfloat16, torch.int8
 
 
 _PLAIN = AttentionOptions(scale=0.25)
@@ -76,7 +76,10 @@ def pool_for(layer: Layer, parts: Sequence[Part]) -> KVStorage:
     for part in parts:
         stored[part.slots] = False
     for seed, tensor in enumerate((pool.keys[0], pool.values[0])):
-        tensor.copy_(normal(*tensor.shape, seed=seed).masked_fill(~stored[None, :, None], torch.nan))
+        numbers = normal(layer.kv_heads, slots, layer.head_dim, seed=seed).masked_fill(
+            ~stored[None, :, None], torch.nan
+        )
+        tensor.copy_(quantized(numbers) if layer.stored == int8 else numbers)
     return pool
 
 

@@ -13,7 +13,7 @@ from inlay.attention.backend import AttentionOptions
 from inlay.attention.plan import Item, Part, advance, build_plan
 from inlay.attention.registry import get_backend
 from inlay.attention.rope import UNTURNED, Rotary
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import KVStorage, LayerShape, quantized
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
 
@@ -28,8 +28,9 @@ def rotary(head_dim: int, *, interleaved: bool = False) -> Rotary:
 def make_pool(kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> KVStorage:
     pool = KVStorage([LayerShape(kv_heads, head_dim)], dtype, 1 << 13)
     generator = torch.Generator().manual_seed(5)
-    pool.keys[0].copy_(torch.randn(pool.keys[0].shape, generator=generator))
-    pool.values[0].copy_(torch.randn(pool.values[0].shape, generator=generator))
+    for write in (pool.keys[0], pool.values[0]):
+        numbers = torch.randn(kv_heads, write.shape[1], head_dim, generator=generator)
+        write.copy_(quantized(numbers) if dtype == torch.int8 else numbers)
     return pool
 
 
@@ -37,7 +38,7 @@ def both(parts: list[Part], options: AttentionOptions, heads: int, pool: KVStora
     """The backend's output and the reference's, on the same new keys."""
     plan = build_plan(parts)
     generator = torch.Generator().manual_seed(7)
-    kv_heads, _, head_dim = pool.keys[0].shape
+    kv_heads, head_dim = pool.layers[0].kv_heads, pool.layers[0].head_dim
     query = torch.randn(heads, plan.rows, head_dim, generator=generator).to(dtype)
     key, value = (torch.randn(kv_heads, plan.rows, head_dim, generator=generator).to(dtype) for _ in range(2))
     expected = get_backend("reference").attend(query, key, value, pool, plan, 0, options)
@@ -122,9 +123,10 @@ def test_mass_is_the_same_block_by_block(monkeypatch):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("stored", [None, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_head_sizes_and_dtypes(backend, head_dim, dtype):
-    pool = make_pool(2, head_dim, dtype)
+def test_head_sizes_and_dtypes(backend, head_dim, dtype, stored):
+    pool = make_pool(2, head_dim, stored or dtype)
     parts = [Part.of(20, 5, (Item(SlotRange(0, 11), 0), Item(SlotRange(12, 6), 3, shift=9)), (SlotRange(20, 5),))]
     options = AttentionOptions(scale=head_dim**-0.5, rotary=rotary(head_dim))
     output, expected = both(parts, options, 6, pool, backend, dtype)

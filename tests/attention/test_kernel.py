@@ -9,14 +9,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.attention.plan import Item, Part
+from inlay.attention.cpu import CpuBackend
+from inlay.attention.plan import Item, Part, build_plan
+from inlay.attention.registry import get_backend
+from inlay.attention.storage import KVStorage
 from inlay.slots import SlotRange
 from tests.attention import kernel_cases
-from tests.attention.kernel_cases import Layer, bf16, check, every_set, fp32, random_parts, threads, with_rotary
+from tests.attention.kernel_cases import (
+    Layer,
+    bf16,
+    check,
+    every_set,
+    fp32,
+    fresh_of,
+    int8,
+    pool_for,
+    random_parts,
+    threads,
+    with_rotary,
+)
 
 pytestmark = kernel_cases.pytestmark
 
-DTYPES = [(fp32, fp32), (bf16, bf16), (bf16, fp32), (fp32, bf16)]
+DTYPES = [(fp32, fp32), (bf16, bf16), (bf16, fp32), (fp32, bf16), (int8, fp32), (int8, bf16)]
 SHORT = [
     Part.of(90, 5, (Item(SlotRange(0, 71), 0), Item(SlotRange(75, 6), 3, shift=9)), (SlotRange(120, 5),)),
     Part.of(40, 1, (Item(SlotRange(0, 71), 0),), (SlotRange(140, 1),)),
@@ -33,7 +48,7 @@ def test_head_sizes(instruction_set, head_dim, stored, fresh):
 
 
 @every_set
-@pytest.mark.parametrize(("stored", "fresh"), [(fp32, fp32), (bf16, bf16)])
+@pytest.mark.parametrize(("stored", "fresh"), [(fp32, fp32), (bf16, bf16), (int8, fp32), (int8, bf16)])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16])
 def test_group_sizes(instruction_set, group, stored, fresh):
     layer = Layer(heads=2 * group, kv_heads=2, head_dim=32, stored=stored, fresh=fresh)
@@ -88,13 +103,13 @@ def test_long_spans_beside_short_ones(instruction_set, seed, window):
 
 
 @every_set
-@pytest.mark.parametrize("stored", [fp32, bf16])
-def test_modules_packed_for_encoding(instruction_set, stored):
+@pytest.mark.parametrize(("stored", "fresh"), [(fp32, fp32), (bf16, bf16), (int8, fp32), (int8, bf16)])
+def test_modules_packed_for_encoding(instruction_set, stored, fresh):
     lengths, parts, slot = [70, 1, 64, 13, 63, 2], [], 0
     for length in lengths:
         parts.append(Part.of(0, length, (), (SlotRange(slot, length),)))
         slot += 80
-    check(Layer(stored=stored, fresh=stored, heads=2, kv_heads=1), parts, instruction_set)
+    check(Layer(stored=stored, fresh=fresh, heads=2, kv_heads=1), parts, instruction_set)
 
 
 def long_reads() -> list[Part]:
@@ -108,10 +123,12 @@ def long_reads() -> list[Part]:
 
 @every_set
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize(("heads", "stored"), [(1, fp32), (8, fp32), (8, bf16)])
-def test_splits_of_many_keys_on_many_threads(monkeypatch, instruction_set, count, heads, stored):
+@pytest.mark.parametrize(
+    ("heads", "stored", "fresh"), [(1, fp32, fp32), (8, fp32, fp32), (8, bf16, bf16), (1, int8, fp32), (8, int8, bf16)]
+)
+def test_splits_of_many_keys_on_many_threads(monkeypatch, instruction_set, count, heads, stored, fresh):
     threads(monkeypatch, count)
-    layer = with_rotary(Layer(heads=heads, kv_heads=1, stored=stored, fresh=stored))
+    layer = with_rotary(Layer(heads=heads, kv_heads=1, stored=stored, fresh=fresh))
     check(replace(layer, options=replace(layer.options, sinks=torch.ones(heads))), long_reads(), instruction_set)
     check(layer, long_reads(), instruction_set, share=False)
 
@@ -136,6 +153,41 @@ def test_rows_that_see_nothing_of_what_they_share(monkeypatch, instruction_set, 
     layer = Layer()
     for sinks in (None, torch.tensor([-3.0, 0.0, 3.0, -torch.inf])):
         check(replace(layer, options=replace(layer.options, window=30, sinks=sinks)), parts, instruction_set)
+
+
+@pytest.mark.parametrize("fresh", [fp32, bf16])
+@pytest.mark.parametrize("head_dim", [5, 64])
+def test_int8_is_stored_as_the_specification_has_it(head_dim, fresh):
+    """Bit for bit, so that it does not matter who wrote; zeros, tiny and huge numbers, and what is none, too."""
+    layer = Layer(head_dim=head_dim, stored=int8, fresh=fresh)
+    parts = [Part.of(0, 8, (), (SlotRange(0, 8),))]
+    query, key, value = fresh_of(layer, 8)
+    key[0, 1], key[0, 2], key[1, 3], value[0, 0] = 0.0, key[0, 2] * 1e-36, key[1, 3] * 1e30, -3.0
+    value[1, 4, 2], value[1, 5, 1] = torch.nan, -torch.inf
+    pools = [pool_for(layer, parts) for _ in range(2)]
+    CpuBackend().attend(query, key, value, pools[0], build_plan(parts), 0, layer.options)
+    pools[1].write(0, SlotRange(0, 8), key, value)
+    for one, other in ((pools[0].keys[0], pools[1].keys[0]), (pools[0].values[0], pools[1].values[0])):
+        assert torch.equal(one[..., :head_dim], other[..., :head_dim])
+    for read in (KVStorage.read_keys, KVStorage.read_values):
+        one, other = (read(pool, 0, slice(0, 8)) for pool in pools)
+        torch.testing.assert_close(one, other, atol=0, rtol=0, equal_nan=True)
+    kept = pools[0].read_values(0, slice(0, 4)), value[:, :4].float()
+    assert (kept[0] - kept[1]).abs().max() <= 0.5001 / 127 * kept[1].abs().max()
+    assert pools[0].read_values(0, slice(4, 6))[1].isnan().all(), "a broken model shows"
+
+
+@every_set
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_broken_models_int8_shows(instruction_set, backend):
+    layer = with_rotary(Layer(head_dim=64, heads=4, stored=int8))
+    parts = [Part.of(0, 3, (), (SlotRange(0, 3),))]
+    query, key, value = fresh_of(layer, 3)
+    value[0, 1, 7] = torch.nan
+    attention = CpuBackend(instruction_set) if backend == "cpu" else get_backend("torch")
+    output = attention.attend(query, key, value, pool_for(layer, parts), build_plan(parts), 0, layer.options)
+    assert output[1:, :2].isnan().any()
+    assert not output[:, 2:].isnan().any()
 
 
 @every_set

@@ -74,7 +74,7 @@ def test_the_table(model, capsys):
         (("--prompts", "prompts.jsonl"), "--prompts needs --schema"),
         (("--tolerance", "much"), "tolerance is 'much'"),
         (("--against", "auto"), "against names 'auto'"),
-        (("--against", "modulr"), "reuse is 'modulr'; use one of"),
+        (("--against", "modulr"), "'modulr' is no reuse policy; did you mean 'modular'?"),
         (("--seconds", "0"), "--seconds is 0"),
         (("--schema", "trip.xml", "--prompts", "empty.jsonl"), "empty.jsonl holds no prompts"),
         (("--schema", "trip.xml", "--prompts", "broken.jsonl"), "broken.jsonl:2: it is not JSON"),

@@ -72,10 +72,10 @@ def test_json(mistral, capsys):
     result = json.loads(out)
     assert (result["codec"], result["tokens"]) == ("int8", 2048)
     first, second = result["models"]
-    assert first["bytes_per_token"] == 4 * 2 * 8 * (64 + 2)
-    assert (first["bytes"], first["sequence_bytes"]) == (2048 * 4224, 99 * 4224)
+    assert first["bytes_per_token"] == 4 * 2 * 8 * (64 + 4)
+    assert (first["bytes"], first["sequence_bytes"]) == (2048 * 4352, 99 * 4352)
     assert (first["type"], first["kv_layers"], first["windows"]) == ("mistral", 4, [100])
-    assert second["bytes"] == second["sequence_bytes"] == 2048 * 60 * 2 * 8 * (64 + 2)
+    assert second["bytes"] == second["sequence_bytes"] == 2048 * 60 * 2 * 8 * (64 + 4)
     assert "transformers repeats them for all 128 heads" in second["notes"][0]
 
 

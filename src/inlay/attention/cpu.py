@@ -17,13 +17,14 @@ from inlay.attention.kernel import kernel
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.rope import Rotary
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import KVStorage, LayerShape, row_width
 from inlay.errors import ParameterError
 
 _MOST_OPTIONS = 1024
 _MOST_PARTIALS = 64 * 2**20
 _OF_A_THREAD = 2**22  # the most that a thread keeps to itself: a few tiles of queries and sums
 _DTYPES = (torch.float32, torch.bfloat16)
+_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_DTYPES, torch.int8)}  # as the kernel names them
 _STILL = Rotary(torch.zeros(1))  # UNTURNED as the kernel takes it, which turns at least one pair, here by nothing
 
 
@@ -84,7 +85,7 @@ class CpuBackend:
         """See Backend.attend."""
         heads, rows, head_dim = query.shape
         keys, values = pool.keys[layer], pool.values[layer]
-        _check(query, key, value, keys, values, plan, options)
+        _check(query, key, value, pool, plan, layer, options)
         output = torch.empty(rows, heads, head_dim, dtype=query.dtype)
         self.prepare(plan)
         cast(Any, plan.work[self._key]).attend(
@@ -140,13 +141,15 @@ def _floats(tensor: Tensor | None) -> Tensor | None:
 
 
 def _heads(tensor: Tensor) -> Any:
-    return kernel.Heads(tensor.data_ptr(), tensor.dtype == torch.bfloat16, tensor.stride(0), tensor.stride(1))
+    kind = getattr(kernel.Type, _TYPES[tensor.dtype])
+    return kernel.Heads(tensor.data_ptr(), kind, tensor.stride(0), tensor.stride(1))
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, plan: Plan, options: AttentionOptions
+    query: Tensor, key: Tensor, value: Tensor, pool: KVStorage, plan: Plan, layer: int, options: AttentionOptions
 ) -> None:
-    kv_heads, _, head_dim = keys.shape
+    keys, values = pool.keys[layer], pool.values[layer]
+    kv_heads, head_dim = keys.shape[0], keys.shape[2] - row_width(0, pool.dtype)
     expected = (kv_heads, plan.rows, head_dim)
     if (
         key.shape != expected
@@ -158,8 +161,10 @@ def _check(
             f"a plan of {plan.rows} rows and a pool of {kv_heads} heads of {head_dim} do not fit "
             f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
         )
-    for tensor in (query, key, value, keys, values):
-        if tensor.dtype not in _DTYPES or tensor.stride(2) != 1 or tensor.device.type != "cpu":
+    if keys.dtype != values.dtype or keys.dtype not in _TYPES:
+        raise ValueError(f"the kernel reads pools of fp32, bf16 or int8, not {keys.dtype} and {values.dtype}")
+    for tensor, dtypes in ((query, _DTYPES), (key, _DTYPES), (value, _DTYPES), (keys, _TYPES), (values, _TYPES)):
+        if tensor.dtype not in dtypes or tensor.stride(2) != 1 or tensor.device.type != "cpu":
             raise ValueError(
                 f"the kernel takes fp32 or bf16 on the CPU with a contiguous head dimension, not {tensor.dtype} on "
                 f"{tensor.device} with strides {tensor.stride()}"

@@ -18,13 +18,21 @@ import torch
 from torch import Tensor
 
 from inlay.attention.storage import KVStorage, LayerShape
+from inlay.errors import ParameterError
 from inlay.slots import SlotRange, total
 
 
 class DeviceStorage(KVStorage):
-    """See KVStorage. device: where the tensors lie; "cpu" works as well, without streams."""
+    """See KVStorage. device: where the tensors lie; "cpu" works as well, without streams.
+
+    Raises ParameterError for int8, which no kernel here reads.
+    """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int, device: torch.device) -> None:
+        if dtype == torch.int8:
+            raise ParameterError(
+                "kv_cache_dtype 'int8' is for attention on the CPU by 'cpu', 'torch' or 'reference'; use 'auto' here"
+            )
         self.dtype = dtype
         self.layers = tuple(layers)
         self.device = device

@@ -57,14 +57,15 @@ def attention_mass(
 def _scores(
     query: Tensor, positions: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions
 ) -> Tensor:  # (heads, rows, keys), -inf where a row does not see a key
-    stored = pool.keys[layer]
+    kv_heads = pool.keys[layer].shape[0]
     scores = torch.empty(query.shape[0], query.shape[1], int(part.items[LENGTH].sum()), device=query.device)
     turned, at_shift, done = query, 0, 0
     for first, length, position, shift, masked in part.items[[FIRST, LENGTH, POSITION, SHIFT, MASKED]].T.tolist():
         if shift != at_shift:
             turned, at_shift = _turned(query, shift, options), shift
-        grouped = turned.reshape(stored.shape[0], -1, turned.shape[2])
-        part_scores = grouped @ stored[:, first : first + length].float().transpose(1, 2) * options.scale
+        grouped = turned.reshape(kv_heads, -1, turned.shape[2])
+        keys = pool.read_keys(layer, slice(first, first + length)).float()
+        part_scores = grouped @ keys.transpose(1, 2) * options.scale
         part_scores = part_scores.reshape(query.shape[0], query.shape[1], length)
         if options.softcap is not None:
             part_scores = options.softcap * torch.tanh(part_scores / options.softcap)

@@ -63,7 +63,7 @@ def _attend_row(
     query: Tensor, part: Part, position: int, pool: KVStorage, layer: int, options: AttentionOptions
 ) -> Tensor:  # (heads, head_dim)
     weights, slots, _ = _weights(query, part, position, pool, layer, options)
-    values = pool.values[layer][:, slots].float().repeat_interleave(_repeat(query, pool, layer), 0)
+    values = pool.read_values(layer, slots).float().repeat_interleave(_repeat(query, pool, layer), 0)
     return torch.einsum("hk,hkd->hd", weights, values)
 
 
@@ -78,7 +78,7 @@ def _weights(
             visible &= position - seen_at < options.window
         slots = torch.arange(first, first + length)[visible]
         distance = position - seen_at[visible]
-        keys = pool.keys[layer][:, slots].float().repeat_interleave(_repeat(query, pool, layer), 0)
+        keys = pool.read_keys(layer, slots).float().repeat_interleave(_repeat(query, pool, layer), 0)
         score = torch.einsum("hd,hkd->hk", _turned(query, shift, options), keys) * options.scale
         if options.softcap is not None:
             score = options.softcap * torch.tanh(score / options.softcap)

@@ -1,5 +1,8 @@
 """The memory of keys and values on the CPU: a key and a value tensor a layer.
 
+In int8 the key, or value, of a token and head is a row of whole numbers, -127 to 127, with the fp32 behind them that 1
+stands for: a scale for each token and head, as tokens come one by one.
+
 Memory that was never written takes none: the operating system gives pages of an anonymous mapping on first write, so
 a pool grows with use, up to its budget.
 """
@@ -31,44 +34,96 @@ class LayerShape:
     shared: bool = False
 
     @property
+    def rows(self) -> int:
+        """How many vectors of ``head_dim`` the layer keeps of a token."""
+        return (1 if self.shared else 2) * self.kv_heads
+
+    @property
     def elements(self) -> int:
         """How many numbers the layer keeps of a token."""
-        return (1 if self.shared else 2) * self.kv_heads * self.head_dim
+        return self.rows * self.head_dim
+
+
+#: What a row of int8 ends in: one fp32.
+SCALE_BYTES = 4
+_MOST = 127.0
+_LEAST = 1e-30  # of the largest number of a row; smaller ones are zero, as what they are divided by would be no number
+
+
+def row_width(head_dim: int, dtype: torch.dtype) -> int:
+    """How many elements of the dtype a key of ``head_dim`` numbers has, with its scale."""
+    return head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 
 def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
     """How many bytes the keys and values of one token take in all layers."""
-    return sum(layer.elements for layer in layers) * dtype.itemsize
+    return sum(layer.rows * row_width(layer.head_dim, dtype) for layer in layers) * dtype.itemsize
+
+
+def quantized(numbers: Tensor) -> Tensor:  # (…, head_dim + SCALE_BYTES) int8
+    """Rows of numbers, (…, head_dim), as int8 with their scales, to nearest, ties to even: the largest becomes 127.
+
+    What is no number leaves a scale that is none. The kernel does the same, bit for bit (csrc/attend.cpp).
+    """
+    exact = numbers.float()
+    most = exact.abs().amax(-1, keepdim=True)
+    finite, some = most <= torch.finfo(torch.float32).max, most > _LEAST
+    factor = torch.where(finite & some, _MOST / most, 0.0)
+    whole = torch.where(finite, exact * factor, 0.0).round().to(torch.int8)
+    scale = torch.where(finite, torch.where(some, most / _MOST, 0.0), torch.nan)
+    return torch.cat((whole, scale.view(torch.int8)), -1)
+
+
+def dequantized(rows: Tensor) -> Tensor:  # (…, head_dim) fp32
+    """The numbers of rows of int8, (…, head_dim + SCALE_BYTES)."""
+    head_dim = rows.shape[-1] - SCALE_BYTES
+    return rows[..., :head_dim].float() * rows[..., head_dim:].contiguous().view(torch.float32)
 
 
 class KVStorage:
-    """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, head_dim) each, in the KV dtype.
+    """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, head_dim) each, in the KV dtype; of int8 with scales.
 
-    Where a layer's values are its keys, both are the same tensor.
+    Where a layer's values are its keys, both are the same tensor. dtype: float32, bfloat16 or int8.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> None:
         self.dtype = dtype
         self.layers = tuple(layers)
-        self.keys = [_untouched((layer.kv_heads, slots, layer.head_dim), dtype) for layer in layers]
+        shapes = [(layer.kv_heads, slots, row_width(layer.head_dim, dtype)) for layer in layers]
+        self.keys = [_untouched(shape, dtype) for shape in shapes]
         self.values = [
-            keys if layer.shared else _untouched((layer.kv_heads, slots, layer.head_dim), dtype)
-            for layer, keys in zip(layers, self.keys, strict=True)
+            keys if layer.shared else _untouched(shape, dtype)
+            for layer, shape, keys in zip(layers, shapes, self.keys, strict=True)
         ]
 
     def write(self, layer: int, slots: SlotRange | npt.NDArray[np.int64], keys: Tensor, values: Tensor) -> None:
         """Store keys and values, (kv_heads, tokens, head_dim), at a range or at slot numbers (tokens,)."""
         where = slice(slots.first, slots.end) if isinstance(slots, SlotRange) else torch.from_numpy(slots)
-        self.keys[layer][:, where] = keys.to(self.dtype)
-        self.values[layer][:, where] = values.to(self.dtype)
+        self.keys[layer][:, where] = self._stored(keys)
+        self.values[layer][:, where] = self._stored(values)
+
+    def read_keys(self, layer: int, slots: slice | Tensor) -> Tensor:
+        """The keys in these slots, (kv_heads, tokens, head_dim): in the KV dtype, of int8 in fp32."""
+        return self._read(self.keys[layer][:, slots])
+
+    def read_values(self, layer: int, slots: slice | Tensor) -> Tensor:
+        """The values in these slots; see ``read_keys``."""
+        return self._read(self.values[layer][:, slots])
+
+    def _stored(self, numbers: Tensor) -> Tensor:
+        return quantized(numbers) if self.dtype == torch.int8 else numbers.to(self.dtype)
+
+    def _read(self, rows: Tensor) -> Tensor:
+        return dequantized(rows) if self.dtype == torch.int8 else rows
 
     # What leaves the pool for another tier, and comes back. NumPy copies, on any thread, without PyTorch's threads,
     # which would take the cores from those that compute.
 
     def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> npt.NDArray[np.uint8]:
-        """The bytes of keys and values in these slots: (2, kv_heads, tokens, head_dim × bytes of the dtype)."""
+        """The bytes of keys and values in these slots, scales included: (2, kv_heads, tokens, bytes of a head)."""
         shape = self.layers[layer]
-        slab = np.empty((2, shape.kv_heads, total(slots), shape.head_dim * self.dtype.itemsize), np.uint8)
+        width = row_width(shape.head_dim, self.dtype) * self.dtype.itemsize
+        slab = np.empty((2, shape.kv_heads, total(slots), width), np.uint8)
         for which, memory in enumerate(self._bytes(layer)):
             at = 0
             for run in slots:

@@ -117,7 +117,9 @@ def _attend(
     for view in views:
         if view.shift != shift or not _are_same(view.rows, whose):
             turned, whose, shift = _turn(query[:, _there(view.rows, query)], view.shift, options), view.rows, view.shift
-        keys, values = pool.keys[layer][:, view.slots], pool.values[layer][:, view.slots]
+        keys, values = pool.read_keys(layer, view.slots), pool.read_values(layer, view.slots)
+        if pool.dtype == torch.int8:
+            keys, values = keys.to(query.dtype), values.to(query.dtype)
         part, part_lse = partial(turned, keys, values, view, options)
         if len(views) == 1 and part.shape == query.shape:
             return part, part_lse

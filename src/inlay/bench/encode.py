@@ -41,6 +41,7 @@ class EncodeSetting:
     dtype: str = "auto"
     weights: str | None = "packed"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     runs: int = 3
     quick: bool = False
@@ -71,6 +72,7 @@ def measure_encode(setting: EncodeSetting, progress: Progress | None = None) -> 
         "dtype": dtype,
         "weights": setting.weights,
         "quantization": setting.quantization,
+        "kv_cache_dtype": setting.kv_cache_dtype,
         "modules": len(ids),
         "tokens": tokens,
         "tokens_s": round(ours, 1),
@@ -131,6 +133,7 @@ def _load(setting: EncodeSetting) -> LLM:
         dtype=setting.dtype,
         weights=setting.weights,
         quantization=setting.quantization,
+        kv_cache_dtype=setting.kv_cache_dtype,
         reuse="isolated",
         seed=0,
         device="cpu",

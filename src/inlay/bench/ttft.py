@@ -64,6 +64,7 @@ class TTFTSetting:
     dtype: str = "auto"
     weights: str | None = "packed"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     reuse: str = "isolated"
     positions: str | None = None
     runs: int = 7
@@ -84,6 +85,7 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
         dtype=setting.dtype,
         weights=setting.weights,
         quantization=setting.quantization,
+        kv_cache_dtype=setting.kv_cache_dtype,
         reuse=setting.reuse,
         positions=setting.positions,
         promotion_memory=0,
@@ -116,6 +118,7 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
         "dtype": dtype,
         "weights": setting.weights,
         "quantization": setting.quantization,
+        "kv_cache_dtype": setting.kv_cache_dtype,
         "quick": setting.quick,
         "ceilings": ceilings.report(),
         "machine": describe_machine(),

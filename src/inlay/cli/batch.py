@@ -17,6 +17,7 @@ from inlay.cli.options import (
     DefaultMaxTokens,
     DType,
     GenerationConfig,
+    KVCacheDType,
     KVMemory,
     MaxModelLen,
     Model,
@@ -54,6 +55,7 @@ def batch(
         typer.Option(help="A schema (PML or JSON) that requests may name. Several times for several."),
     ] = None,
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     weights: Weights = None,
     adapter: Adapter = None,
     reuse: Reuse = None,
@@ -99,6 +101,7 @@ def batch(
         max_model_len=max_model_len,
         loading={"model": model, "dtype": dtype, "weights": weights or "packed", "quantization": quantization}
         | ({"adapters": adapters} if adapters else {})
+        | ({"kv_cache_dtype": kv_cache_dtype} if kv_cache_dtype != "auto" else {})
         | ({"tolerance": tolerance} if tolerance != str(DEFAULT) else {}),
     )
 
@@ -110,6 +113,7 @@ def batch(
             dtype=dtype,
             weights=weights,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             adapters=adapters,
             seed=seed,
             reuse=reuse,

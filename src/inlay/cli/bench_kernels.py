@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
-from inlay.cli.options import AsJson, DType, Model, Plot, Quantization, Quick, Runs, Weights, check_plot, counts, words
+from inlay.cli.options import (
+    AsJson,
+    DType,
+    KVCacheDType,
+    Model,
+    Plot,
+    Quantization,
+    Quick,
+    Runs,
+    Weights,
+    check_plot,
+    counts,
+    words,
+)
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -149,6 +162,7 @@ def decode(
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     baselines: Annotated[str, typer.Option(help="Of transformers, llama.cpp; none for inlay alone.")] = (
         "transformers,llama.cpp"
     ),
@@ -167,6 +181,7 @@ def decode(
         dtype=dtype,
         weights=weights,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         baselines=() if baselines == "none" else words(baselines),
         runs=1 if quick else runs,
         quick=quick,
@@ -177,7 +192,10 @@ def decode(
 
 
 def _decode_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    title = f"{result['model']}, {result['dtype']}: {result['tokens']} tokens behind a prompt of {result['context']}"
+    kept = "" if result["kv_cache_dtype"] == "auto" else f", {result['kv_cache_dtype']} KV"
+    title = (
+        f"{result['model']}, {result['dtype']}{kept}: {result['tokens']} tokens behind a prompt of {result['context']}"
+    )
     table = make_table(("who", "ms/token", "tokens/s", "weights read, GB/s", "of copying", "of floor"))
     for name, cell in result["columns"].items():
         if "skipped" in cell:

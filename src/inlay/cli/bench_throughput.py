@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
-from inlay.cli.options import AsJson, DType, Models, Plot, Quantization, Quick, Weights, check_plot, counts, words
+from inlay.cli.options import (
+    AsJson,
+    DType,
+    KVCacheDType,
+    Models,
+    Plot,
+    Quantization,
+    Quick,
+    Weights,
+    check_plot,
+    counts,
+    words,
+)
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -73,6 +85,7 @@ def throughput(
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     runs: Annotated[int, typer.Option(help="Runs of each; the one of median time is reported.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Add every cell to this file of JSON lines; go on from those in it.")
@@ -108,6 +121,7 @@ def throughput(
         dtype=dtype,
         weights=weights or "packed",
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         runs=runs,
         out=out,
     )
@@ -193,8 +207,12 @@ def _table_of(row: dict[str, Any]) -> tuple[str, Any]:
     return row["part"], (row["model"], row["dtype"], row[name] if name else (row["prefix"], row["rate"]))
 
 
+def _keys_and_values(row: dict[str, Any]) -> str | None:
+    return None if row["kv_cache_dtype"] == "auto" else f"{row['kv_cache_dtype']} KV"
+
+
 def _table_title(row: dict[str, Any]) -> str:
-    model = ", ".join(word for word in (row["model"], row["dtype"], row["quantization"]) if word)
+    model = ", ".join(word for word in (row["model"], row["dtype"], row["quantization"], _keys_and_values(row)) if word)
     if row["part"] == "memory":
         return f"{model}: resident documents of {row['document_tokens']:,} tokens"
     if row["part"] == "workloads":

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
-from inlay.cli.options import AsJson, DType, Model, Plot, Quantization, Quick, Runs, Weights, check_plot, counts
+from inlay.cli.options import (
+    AsJson,
+    DType,
+    KVCacheDType,
+    Model,
+    Plot,
+    Quantization,
+    Quick,
+    Runs,
+    Weights,
+    check_plot,
+    counts,
+)
 from inlay.errors import ParameterError
 from inlay.policy import CONTEXTS
 
@@ -29,6 +41,7 @@ def ttft(
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     reuse: Annotated[str, typer.Option(help="isolated, anchored or modular.")] = "isolated",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,
@@ -64,6 +77,7 @@ def ttft(
         dtype=dtype,
         weights=weights,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         reuse=reuse,
         positions=positions,
         runs=1 if quick else runs,
@@ -108,6 +122,7 @@ def encode(
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     runs: Runs = 3,
     quick: Quick = False,
     as_json: AsJson = False,
@@ -125,6 +140,7 @@ def encode(
         dtype=dtype,
         weights=weights,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         runs=1 if quick else runs,
         quick=quick,
     )

@@ -17,6 +17,7 @@ from inlay.cli.cache_source import CacheSource, RefusedFileError
 from inlay.cli.options import (
     AsJson,
     DType,
+    KVCacheDType,
     Model,
     Quantization,
     StoreBytes,
@@ -171,6 +172,7 @@ def warm(
     model: Model = "demo",
     dtype: DType = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     weights: Weights = "packed",
     reuse: Annotated[str, typer.Option(help="isolated or anchored.")] = "anchored",
     store: _Folder = None,
@@ -196,6 +198,7 @@ def warm(
         model,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         weights=weights,
         store=folder,
         store_bytes=store_bytes,

@@ -55,7 +55,7 @@ class FolderCache(CacheSource):
             except (TierMissError, OSError) as error:
                 damaged += 1
                 corrupt = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT
-                gone = corrupt and self._tier.delete(entry.key)
+                gone = corrupt and self._tier.drop(entry.key)
                 tell(f"{entry.key.hex()}: {error}{'; removed' if gone else ''}")
         return len(entries) - damaged, damaged
 

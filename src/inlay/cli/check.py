@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import Device, DType, KVMemory, Quantization, Weights, announce_hub, schema_file, words
+from inlay.cli.options import (
+    Device,
+    DType,
+    KVCacheDType,
+    KVMemory,
+    Quantization,
+    Weights,
+    announce_hub,
+    schema_file,
+    words,
+)
 from inlay.errors import ParameterError
 from inlay.pml import Prompt, Schema, resolve
 from inlay.policy import ReusePolicy
@@ -55,6 +65,7 @@ def check(
     dtype: DType = "auto",
     device: Device = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     weights: Weights = None,
     kv_memory: KVMemory = None,
     as_json: Annotated[
@@ -90,6 +101,7 @@ def check(
         dtype=dtype,
         device=device,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         weights=weights,
         seed=seed,
         promotion_memory=0,  # what is measured is what is encoded for everybody, not what idle time has made of it
@@ -108,7 +120,7 @@ def check(
     if given is not None and compared < len(given):
         told = f"{compared:,} of {len(given):,} prompts were compared in {setting.seconds:g} seconds"
         print(f"inlay: {told}; --seconds gives them more time", file=sys.stderr)
-    measurements = Measurements.of(llm.client.model.fingerprint(None))
+    measurements = Measurements.of(llm.client.model.measured_as(None))
     if measurements.problem is not None:
         print(f"inlay: {measurements.problem}", file=sys.stderr)
     little = "--quick asks too little of generated prompts to go by; leave it out"

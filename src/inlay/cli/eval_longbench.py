@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.options import AsJson, DType, KVMemory, Model, Quantization, Weights, words
+from inlay.cli.options import AsJson, DType, KVCacheDType, KVMemory, Model, Quantization, Weights, words
 
 
 def longbench(
@@ -41,6 +41,7 @@ def longbench(
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
     dtype: DType = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     weights: Weights = "packed",
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +58,15 @@ def longbench(
     if report is not None:
         report_folder(report)
     settings = {} if kv_memory is None else {"kv_memory": kv_memory}
-    llm = LLM(model, dtype=dtype, quantization=quantization, weights=weights, seed=seed, **settings)
+    llm = LLM(
+        model,
+        dtype=dtype,
+        quantization=quantization,
+        weights=weights,
+        seed=seed,
+        kv_cache_dtype=kv_cache_dtype,
+        **settings,
+    )
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress:

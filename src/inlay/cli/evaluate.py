@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.eval_longbench import longbench
-from inlay.cli.options import AsJson, DType, Model, Quantization, Weights, check_plot, counts, words
+from inlay.cli.options import AsJson, DType, KVCacheDType, Model, Quantization, Weights, check_plot, counts, words
 from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def modular_qa(
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
     dtype: DType = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     weights: Weights = None,
     answers: Annotated[
         Path | None, typer.Option(help="Write every answer to this file, one JSON object on each line.")
@@ -108,7 +109,9 @@ def modular_qa(
         check_plot(report / "recomputed.png")
     # Nothing is encoded between questions, but for the curve that shows what this does.
     idle: dict[str, Any] = {} if healing else {"promotion_memory": 0}
-    llm = LLM(model, dtype=dtype, quantization=quantization, weights=weights, seed=seed, **idle)
+    llm = LLM(
+        model, dtype=dtype, quantization=quantization, weights=weights, seed=seed, kv_cache_dtype=kv_cache_dtype, **idle
+    )
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress, ExitStack() as files:

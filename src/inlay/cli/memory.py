@@ -30,7 +30,9 @@ def memory(
     tokens: Annotated[int | None, typer.Option(help="Also what this many tokens take.")] = None,
     codec: Annotated[
         str,
-        typer.Option(help="fp32, bf16, fp16, fp8, int8 or int4. The engine runs fp32 and bf16; the others are plans."),
+        typer.Option(
+            help="fp32, bf16, fp16, fp8, int8 or int4. The engine runs fp32, bf16 and int8; the others are plans."
+        ),
     ] = "bf16",
     table2: Annotated[
         bool, typer.Option("--table2", help="Prompt Cache's table 2, beside what these models really keep.")

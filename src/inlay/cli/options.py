@@ -144,6 +144,12 @@ StoreShared = Annotated[
         "not seen by others, as command lines are.",
     ),
 ]
+KVCacheDType = Annotated[
+    str,
+    typer.Option(
+        help="What keys and values are in the pool: auto, the model's dtype, or int8, in about half the bytes of bf16."
+    ),
+]
 KVMemory = Annotated[
     str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
 ]

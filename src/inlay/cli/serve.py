@@ -24,6 +24,7 @@ from inlay.cli.options import (
     DType,
     Eviction,
     GenerationConfig,
+    KVCacheDType,
     KVMemory,
     MaxModelLen,
     PromotionMemory,
@@ -133,6 +134,7 @@ def serve(
     device: Device = "auto",
     weights: Weights = None,
     quantization: Quantization = None,
+    kv_cache_dtype: KVCacheDType = "auto",
     adapter: Adapter = None,
     seed: Annotated[
         int | None, typer.Option(help="Of requests that bring none, and of random weights; drawn, if not given.")
@@ -256,6 +258,7 @@ def serve(
                     device=device,
                     weights=weights,
                     quantization=quantization,
+                    kv_cache_dtype=kv_cache_dtype,
                     adapters=adapters,
                     generation_config=generation_config,
                     profile=profile,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include "parallel.h"
@@ -16,6 +17,30 @@ constexpr int kTasksPerThread = 4;       // with fewer, the last task is often w
 // Cost of one key for one lane of the wide kernel is 1. A key of the narrow kernel is read from memory, whatever the
 // lanes; the fixed cost of a task is that of loading queries and writing results.
 constexpr double kNarrowKey = 24, kFixed = 300;
+
+// A row as i8, to nearest, ties to even, as KVStorage.write has it (attention/storage.py): the largest becomes 127. What
+// is no number leaves a scale that is none, so that a broken model shows.
+template <class Numbers>
+void quantize(const Numbers& numbers, int dims, char* to) {
+  constexpr float kLeast = 1e-30f;            // smaller ones are zero: what they are divided by would be no number
+  constexpr float kWhole = 12582912.0f;       // 1.5 * 2**23: adding it leaves a whole number in the low bits
+  float most = 0.0f;
+  bool finite = true;
+  for (int i = 0; i < dims; ++i) {
+    const float size = std::fabs(numbers(i));
+    finite = finite && size <= std::numeric_limits<float>::max();
+    most = size > most ? size : most;
+  }
+  const float factor = finite && most > kLeast ? 127.0f / most : 0.0f;
+  for (int i = 0; i < dims; ++i) {
+    const float rounded = (finite ? numbers(i) * factor : 0.0f) + kWhole;
+    uint32_t bits;
+    std::memcpy(&bits, &rounded, sizeof bits);
+    to[i] = static_cast<char>(bits & 0xffu);
+  }
+  const float scale = !finite ? std::numeric_limits<float>::quiet_NaN() : most > kLeast ? most / 127.0f : 0.0f;
+  std::memcpy(to + dims, &scale, sizeof scale);
+}
 
 }  // namespace
 
@@ -78,6 +103,10 @@ void Attention::attend(const Call& call, Workspace& workspace) {
 void Attention::check(const Call& call) const {
   if (call.kv_heads < 1 || call.heads % call.kv_heads) throw std::invalid_argument("heads must be a multiple of KV heads");
   if (call.head_dim < 1 || call.head_dim > kMostDims) throw std::invalid_argument("head_dim must be 1 to 1024");
+  for (const Heads* heads : {&call.query, &call.key, &call.value, &call.output})
+    if (heads->type == Type::i8) throw std::invalid_argument("only the pool's keys and values can be int8");
+  if (call.pool_keys.type != call.pool_values.type)
+    throw std::invalid_argument("the pool's keys and values are not of one type");
   if (!(call.options.scale >= 0)) throw std::invalid_argument("scores can't be scaled by a negative number");
   if (call.options.window < 0) throw std::invalid_argument("a window must be 1 position or more, or 0 for none");
   if (call.options.rotated > call.head_dim) throw std::invalid_argument("more dimensions are turned than a head has");
@@ -260,7 +289,12 @@ void Attention::write(const Call& call, int64_t first, int64_t last) const {
   auto copy = [&](const Heads& from, const Heads& to, int head, int64_t row) {
     const char* source = from.at(head, row);
     char* target = to.at(head, plan_.slots()[row]);
-    if (from.type == to.type) {
+    if (to.type == Type::i8) {
+      if (from.type == Type::f32)
+        quantize([&](int i) { return reinterpret_cast<const float*>(source)[i]; }, call.head_dim, target);
+      else
+        quantize([&](int i) { return from_bf16(reinterpret_cast<const uint16_t*>(source)[i]); }, call.head_dim, target);
+    } else if (from.type == to.type) {
       std::memcpy(target, source, static_cast<size_t>(call.head_dim) * bytes_of(to.type));
     } else if (to.type == Type::bf16) {
       for (int i = 0; i < call.head_dim; ++i)

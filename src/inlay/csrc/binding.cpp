@@ -54,12 +54,17 @@ NB_MODULE(_kernel, m) {
   m.def("instruction_sets", &instruction_sets, "Names of the versions that run on this processor, best first.");
   m.def("threading", [] { return std::string(threading()); }, "Whose threads do the work: 'openmp' or 'std'.");
 
+  nb::enum_<Type>(m, "Type", "Of the numbers of a tensor; int8 has a scale behind each row.")
+      .value("float32", Type::f32)
+      .value("bfloat16", Type::bf16)
+      .value("int8", Type::i8);
+
   nb::class_<Heads>(m, "Heads", "A (heads, rows, head_dim) tensor; strides in elements.")
       .def("__init__",
-           [](Heads* self, uint64_t address, bool bf16, int64_t head_stride, int64_t row_stride) {
-             new (self) Heads{reinterpret_cast<char*>(address), bf16 ? Type::bf16 : Type::f32, head_stride, row_stride};
+           [](Heads* self, uint64_t address, Type type, int64_t head_stride, int64_t row_stride) {
+             new (self) Heads{reinterpret_cast<char*>(address), type, head_stride, row_stride};
            },
-           nb::arg("address"), nb::arg("bf16"), nb::arg("head_stride"), nb::arg("row_stride"));
+           nb::arg("address"), nb::arg("type"), nb::arg("head_stride"), nb::arg("row_stride"));
 
   nb::class_<Options>(m, "Options", "How a layer attends; arrays are addresses of fp32 numbers, 0 for none.")
       .def("__init__",

@@ -17,7 +17,7 @@
 #include <type_traits>
 #include <utility>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -39,17 +39,25 @@ namespace {
 void run(const Call& call, const Plan& plan, const Turns& turns, const Task& task, bool narrow,
          const Partials& partials, Scratch& scratch) {
   const Work work{call, plan, plan.blocks()[task.block], turns, task, partials};
-  const bool halves = call.pool_keys.type == Type::bf16;
-  const bool paired = kPairs && halves && call.query.type == Type::bf16 && call.head_dim % 2 == 0;
+  const Type stored = call.pool_keys.type;
+  const bool paired = kPairs && stored != Type::f32 && call.query.type == Type::bf16 && call.head_dim % 2 == 0;
   const bool one = task.lane_end - task.lane_begin <= VL;
   if (narrow) {
-    if (!halves)
+    if (stored == Type::f32)
       Narrow<float, false>::run(work, scratch);
+    else if (stored == Type::i8)
+      paired && call.head_dim % (2 * VL) == 0 ? Narrow<int8_t, kPairs>::run(work, scratch)
+                                              : Narrow<int8_t, false>::run(work, scratch);
     else if (paired && call.head_dim % (2 * VL) == 0)
       Narrow<uint16_t, kPairs>::run(work, scratch);
     else
       Narrow<uint16_t, false>::run(work, scratch);
-  } else if (!halves) {
+  } else if (stored == Type::i8) {
+    if (paired)
+      one ? Wide<int8_t, kPairs, 1>::run(work, scratch) : Wide<int8_t, kPairs, NV>::run(work, scratch);
+    else
+      one ? Wide<int8_t, false, 1>::run(work, scratch) : Wide<int8_t, false, NV>::run(work, scratch);
+  } else if (stored == Type::f32) {
     one ? Wide<float, false, 1>::run(work, scratch) : Wide<float, false, NV>::run(work, scratch);
   } else if (paired) {
     one ? Wide<uint16_t, kPairs, 1>::run(work, scratch) : Wide<uint16_t, kPairs, NV>::run(work, scratch);

@@ -1,8 +1,12 @@
 // The narrow kernel: a few lanes, each a query vector along the head dimension. Its floor is the reading of keys and
 // values. Needs a head dimension that is a multiple of VL (2 * VL where Paired).
 
+// T: see Wide. Whole numbers are read as they are: the scales of keys go into the scores, and those of values into the
+// weights.
 template <class T, bool Paired>
 struct Narrow {
+  static constexpr bool kScaled = std::is_same<T, int8_t>::value;
+  using Row = std::conditional_t<kScaled, std::conditional_t<Paired, uint16_t, float>, T>;  // of keys in products
   static constexpr int kBlock = 4;           // lanes that share what is loaded
   static constexpr int kRow = kKeys + VL;    // scores of a lane, with room for a vector that begins in the tile
 
@@ -13,6 +17,7 @@ struct Narrow {
   uint16_t* halves;  // turned, as bf16
   float* sums;       // (lanes, d)
   float* scores;     // (lanes, kRow)
+  Row* near;         // (VL, d): keys that have been converted, for all lanes
   float top[kNarrowLanes], total[kNarrowLanes];
   const float* lane_queries = nullptr;
   int32_t shift = 0;
@@ -31,12 +36,14 @@ struct Narrow {
 
   Narrow(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), lanes(w.lanes()) {
     const size_t size = static_cast<size_t>(lanes) * d;
-    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kRow) * sizeof(float) + 8 * 64)};
+    Arena arena{scratch.take((4 * size + static_cast<size_t>(lanes) * kRow + (kScaled ? VL * d : 0)) * sizeof(float) +
+                              8 * 64)};
     queries = arena.take<float>(size);
     turned = arena.take<float>(size);
     halves = arena.take<uint16_t>(size);
     sums = arena.take<float>(size);
     scores = arena.take<float>(static_cast<size_t>(lanes) * kRow);
+    near = kScaled ? arena.take<Row>(static_cast<size_t>(VL) * d) : nullptr;
     for (int lane = 0; lane < lanes; ++lane) {
       const char* from = work.call.query.at(work.head_of(lane), work.row_of(lane));
       for (int i = 0; i < d; ++i) queries[lane * d + i] = element(from, work.call.query.type, i);
@@ -53,6 +60,15 @@ struct Narrow {
     }
     float decay[kNarrowLanes];
     for (int lane = 0; lane < lanes; ++lane) decay[lane] = weigh(tile, lane);
+    if constexpr (kScaled) scale_weights(tile);
+    if constexpr (VL == 16) {  // with 32 registers a value is converted once for all lanes
+      switch (lanes) {
+        case 5: return add_values<5>(tile, 0, decay);
+        case 6: return add_values<6>(tile, 0, decay);
+        case 7: return add_values<7>(tile, 0, decay);
+        case 8: return add_values<8>(tile, 0, decay);
+      }
+    }
     int lane = 0;
     for (; lane + kBlock <= lanes; lane += kBlock) add_values<kBlock>(tile, lane, decay);
     for (; lane + 2 <= lanes; lane += 2) add_values<2>(tile, lane, decay);
@@ -90,9 +106,39 @@ struct Narrow {
     for (int key = segment.begin; key < segment.end; key += VL) {
       const char* keys[VL];
       for (int j = 0; j < VL; ++j) keys[j] = tile.keys[std::min(key + j, segment.end - 1)];
-      for (int lane = 0; lane < lanes; ++lane)  // what is written behind the segment is overwritten or masked
-        store(scores + lane * kRow + key, lane == 0 ? streamed(keys, key) : products(keys, lane));
+      vf scale = all(1.0f);
+      if constexpr (kScaled) {
+        float scales[VL];
+        for (int j = 0; j < VL; ++j) {
+          ask_ahead(ahead, &Tile::keys, key + j, 0, d + kScaleBytes);
+          scales[j] = scale_of(keys[j], d);
+          convert(reinterpret_cast<const int8_t*>(keys[j]), near + static_cast<size_t>(j) * d);
+          keys[j] = reinterpret_cast<const char*>(near + static_cast<size_t>(j) * d);
+        }
+        scale = load(scales);
+      }
+      for (int lane = 0; lane < lanes; ++lane) {  // what is written behind the segment is overwritten or masked
+        const vf product = lane == 0 && !kScaled ? streamed(keys, key) : products(keys, lane);
+        store(scores + lane * kRow + key, kScaled ? product * scale : product);
+      }
     }
+  }
+
+  INLINE void convert(const int8_t* from, float* to) const {
+    for (int i = 0; i < d; i += VL) store(to + i, load(from + i));
+  }
+  INLINE void convert(const int8_t* from, uint16_t* to) const {
+#ifdef INLAY_PAIRS
+    for (int i = 0; i < d; i += 2 * VL)
+      _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh((__m512)load(from + i + VL), (__m512)load(from + i)));
+#endif
+  }
+
+  void scale_weights(const Tile& tile) {
+    float scales[kKeys];
+    for (int key = 0; key < tile.count; ++key) scales[key] = scale_of(tile.values[key], d);
+    for (int lane = 0; lane < lanes; ++lane)
+      for (int key = 0; key < tile.count; ++key) scores[lane * kRow + key] *= scales[key];
   }
 
   // The first lane's query with VL keys, one after the other as they come from memory.
@@ -109,7 +155,7 @@ struct Narrow {
                                      (__m512bh)_mm512_loadu_si512(halves + i));
 #endif
       } else {
-        for (int i = 0; i < d; i += VL) one += load(reinterpret_cast<const T*>(keys[j]) + i) * load(lane_queries + i);
+        for (int i = 0; i < d; i += VL) one += load(reinterpret_cast<const Row*>(keys[j]) + i) * load(lane_queries + i);
       }
       sum[j] = one;
     }
@@ -132,7 +178,7 @@ struct Narrow {
       for (int i = 0; i < d; i += VL) {
         const vf q = load(lane_queries + static_cast<size_t>(lane) * d + i);
 #pragma GCC unroll 16
-        for (int j = 0; j < VL; ++j) sum[j] += load(reinterpret_cast<const T*>(keys[j]) + i) * q;
+        for (int j = 0; j < VL; ++j) sum[j] += load(reinterpret_cast<const Row*>(keys[j]) + i) * q;
       }
     }
     return sum_each(sum);
@@ -174,7 +220,8 @@ struct Narrow {
   template <int B>
   void add_values(const Tile& tile, int lane, const float* decay) {
     int i = 0;
-    for (; i + 4 * VL <= d; i += 4 * VL) add_columns<B, 4>(tile, lane, i, decay);
+    constexpr int C = B > kBlock ? 2 : 4;
+    for (; i + C * VL <= d; i += C * VL) add_columns<B, C>(tile, lane, i, decay);
     for (; i + VL <= d; i += VL) add_columns<B, 1>(tile, lane, i, decay);
   }
 

@@ -131,7 +131,7 @@ bool check(const Variant& variant, unsigned seed) {
     if (off <= allowed) continue;
     std::printf("%s: seed %u, step %d: off by %g, allowed %g (%d rows, %d of %d heads of %d, %s pool, %d threads)\n",
                 variant.name, seed, done, off, allowed, asked.row_count(), layer.kv_heads, layer.heads, layer.dims,
-                layer.stored == Type::f32 ? "fp32" : "bf16", threads);
+                layer.stored == Type::f32 ? "fp32" : layer.stored == Type::i8 ? "int8" : "bf16", threads);
     return false;
   }
   return true;

@@ -20,24 +20,36 @@ struct Random {
   float normal() { return std::normal_distribution<float>()(engine); }
 };
 
-// (heads, rows, dims) in memory that ends with the last number.
+// (heads, rows, dims) in memory that ends with the last number, or scale.
 class Tensor {
  public:
   Tensor(Type type, int heads, int64_t rows, int dims, bool rows_first, int gap) : dims_(dims) {
     const int64_t inner = rows_first ? heads : rows, outer = rows_first ? rows : heads;
-    const int64_t step = dims + gap, stride = inner * step;
-    const int64_t numbers = (outer - 1) * stride + (inner - 1) * step + dims;
+    const int64_t width = dims + (type == Type::i8 ? kScaleBytes : 0), step = width + gap, stride = inner * step;
+    const int64_t numbers = (outer - 1) * stride + (inner - 1) * step + width;
     heads_ = {nullptr, type, rows_first ? step : stride, rows_first ? stride : step};
     bytes_.reset(new char[numbers * bytes_of(type)]);
     heads_.data = bytes_.get();
-    for (int64_t i = 0; i < numbers; ++i) put(heads_.data + i * bytes_of(type), std::nanf(""));
+    if (type == Type::i8)
+      std::memset(heads_.data, 0xff, numbers);  // as a scale, this is no number
+    else
+      for (int64_t i = 0; i < numbers; ++i) put(heads_.data + i * bytes_of(type), std::nanf(""));
   }
   const Heads& heads() const { return heads_; }
   void fill(Random& random, int head, int64_t row) {
+    if (heads_.type == Type::i8) {
+      char* at = heads_.at(head, row);
+      for (int i = 0; i < dims_; ++i) at[i] = static_cast<char>(random.from(-127, 127));
+      const float scale = 0.02f * static_cast<float>(random.from(0, 2));
+      std::memcpy(at + dims_, &scale, sizeof scale);
+      return;
+    }
     for (int i = 0; i < dims_; ++i) put(heads_.at(head, row) + i * bytes_of(heads_.type), random.normal());
   }
   double get(int head, int64_t row, int i) const {
     const char* at = heads_.at(head, row) + i * bytes_of(heads_.type);
+    if (heads_.type == Type::i8)
+      return static_cast<double>(*reinterpret_cast<const int8_t*>(at)) * scale_of(heads_.at(head, row), dims_);
     return heads_.type == Type::f32 ? *reinterpret_cast<const float*>(at)
                                     : from_bf16(*reinterpret_cast<const uint16_t*>(at));
   }
@@ -145,8 +157,8 @@ inline Layer layer_of(Random& random) {
   const int group = random.of({1, 1, 2, 3, 4, 5, 6, 7, 8, 16});
   Layer layer{random.from(1, 3), 0, random.of({5, 8, 16, 24, 32, 40, 64, 80, 96, 128, 256}), Type::f32, Type::f32};
   layer.heads = layer.kv_heads * group;
-  layer.stored = random.one_in(2) ? Type::bf16 : Type::f32;
-  layer.fresh = random.one_in(4) ? Type::f32 : layer.stored;
+  layer.stored = random.one_in(3) ? Type::i8 : random.one_in(2) ? Type::bf16 : Type::f32;
+  layer.fresh = random.one_in(4) ? Type::f32 : layer.stored == Type::i8 ? Type::bf16 : layer.stored;
   for (int head = 0; head < layer.heads; ++head) {
     layer.sinks.push_back(random.normal());
     layer.slopes.push_back(0.02f * static_cast<float>(1 + head));

@@ -4,6 +4,7 @@ typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef uint16_t vh __attribute__((vector_size(VL * 2)));
+typedef int8_t vb __attribute__((vector_size(VL)));
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -22,6 +23,17 @@ INLINE vf load(const uint16_t* from) {  // bf16
   vh v;
   std::memcpy(&v, from, sizeof v);
   return reinterpret_cast<vf>(__builtin_convertvector(v, vu) << 16);
+}
+INLINE vf load(const int8_t* from) {  // as the whole numbers that they are
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  vb v;
+  std::memcpy(&v, from, sizeof v);
+  return __builtin_convertvector(__builtin_convertvector(v, vi), vf);
+#endif
 }
 INLINE vf all(float x) { return x - vf{}; }
 INLINE vi all_int(int32_t x) { return x - vi{}; }

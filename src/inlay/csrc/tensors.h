@@ -6,9 +6,18 @@
 
 namespace inlay {
 
-enum class Type { f32, bf16 };
+// i8: a row of the pool as whole numbers of -127 … 127, with the fp32 behind them that 1 stands for (its scale).
+enum class Type { f32, bf16, i8 };
 
-inline int bytes_of(Type type) { return type == Type::f32 ? 4 : 2; }
+constexpr int kScaleBytes = 4;
+
+inline int bytes_of(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
+
+inline float scale_of(const char* row, int dims) {
+  float scale;
+  std::memcpy(&scale, row + dims, sizeof scale);
+  return scale;
+}
 
 inline float from_bf16(uint16_t bits) {
   uint32_t wide = static_cast<uint32_t>(bits) << 16;
@@ -25,7 +34,7 @@ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-// (heads, rows, head_dim) with head_dim contiguous; strides in elements.
+// (heads, rows, head_dim) with head_dim contiguous; strides in elements. Of i8 an element is a byte, of scales too.
 struct Heads {
   char* data;
   Type type;
@@ -52,7 +61,7 @@ struct Options {
 struct Call {
   Heads query;       // (heads, rows, head_dim), at the rows' positions
   Heads key, value;  // (kv_heads, rows, head_dim), of the same rows
-  Heads pool_keys, pool_values;  // (kv_heads, slots, head_dim)
+  Heads pool_keys, pool_values;  // (kv_heads, slots, head_dim), of one type; the others are fp32 or bf16
   Heads output;      // (heads, rows, head_dim)
   int heads, kv_heads, head_dim;
   int64_t slots;     // of the pool

@@ -1,9 +1,13 @@
 // The wide kernel: up to kTiles tiles of N * VL lanes, a lane being one head of one query row.
-// T: what the pool holds (float, or uint16_t for bf16). Paired: products of bf16 pairs, summed in fp32.
+// T: what the pool holds (float, uint16_t for bf16, or int8_t with scales). Paired: products of bf16 pairs, summed in
+// fp32. A whole number of -127 … 127 is a bf16 as it is: of int8 the scales of keys go into the scores, and those of
+// values into the weights.
 
 template <class T, bool Paired, int N>
 struct Wide {
   static constexpr int kLanes = N * VL;
+  static constexpr bool kScaled = Paired && std::is_same<T, int8_t>::value;     // read as whole numbers
+  static constexpr bool kWidened = !Paired && !std::is_same<T, float>::value;   // a tile is made fp32 first
 
   const Work& work;
   const int d;
@@ -17,6 +21,8 @@ struct Wide {
   uint32_t* packed;      // (kKeys / 2, d): the tile's values, two keys side by side
   float* key_floats;     // (kKeys, d), where keys must be made fp32 first
   float* value_floats;
+  uint16_t* key_halves;  // (kKeys, d): whole numbers as bf16
+  float key_scales[kKeys], value_scales[kKeys];
   float* top;            // (tiles, lanes): running maximum, log2
   float* total;          // (tiles, lanes): running sum
   float* slopes;         // (tiles, lanes): ALiBi, log2
@@ -41,10 +47,10 @@ struct Wide {
 
   Wide(const Work& w, Scratch& scratch) : work(w), d(w.call.head_dim), tiles((w.lanes() + kLanes - 1) / kLanes) {
     const size_t lanes = static_cast<size_t>(tiles) * kLanes;
-    const bool converted = !Paired && std::is_same<T, uint16_t>::value;
     const size_t floats = 3 * lanes * d + lanes * d / 2 + tiles * (kKeys + MR) * kLanes + kKeys / 2 * kLanes +
-                          (Paired ? kKeys / 2 * d : 0) + (converted ? 2 * kKeys * d : 0) + 4 * lanes;
-    Arena arena{scratch.take(floats * sizeof(float) + 16 * 64)};
+                          (Paired ? kKeys / 2 * d : 0) + (kWidened ? 2 * kKeys * d : 0) +
+                          (kScaled ? kKeys / 2 * d : 0) + 4 * lanes;
+    Arena arena{scratch.take(floats * sizeof(float) + 17 * 64)};
     queries = arena.take<float>(lanes * d);
     turned = arena.take<float>(lanes * d);
     pairs = arena.take<uint32_t>(lanes * d / 2);
@@ -52,8 +58,9 @@ struct Wide {
     scores = arena.take<float>(tiles * (kKeys + MR) * kLanes);
     weights = arena.take<uint32_t>(kKeys / 2 * kLanes);
     packed = Paired ? arena.take<uint32_t>(kKeys / 2 * d) : nullptr;
-    key_floats = converted ? arena.take<float>(kKeys * d) : nullptr;
-    value_floats = converted ? arena.take<float>(kKeys * d) : nullptr;
+    key_floats = kWidened ? arena.take<float>(kKeys * d) : nullptr;
+    value_floats = kWidened ? arena.take<float>(kKeys * d) : nullptr;
+    key_halves = kScaled ? arena.take<uint16_t>(kKeys * d) : nullptr;
     top = arena.take<float>(lanes);
     total = arena.take<float>(lanes);
     slopes = arena.take<float>(lanes);
@@ -94,8 +101,9 @@ struct Wide {
   }
 
   void add(const Tile& tile) {
+    if constexpr (kScaled) pack_keys(tile);
     if constexpr (Paired) pack_values(tile);
-    else if constexpr (std::is_same<T, uint16_t>::value) widen(tile);
+    if constexpr (kWidened) widen(tile);
     int counts[kTiles];
     for (int t = 0; t < tiles; ++t) counts[t] = seen_by(tile, extents[t]);
     for (int s = 0; s < tile.segments; ++s) {
@@ -209,21 +217,26 @@ struct Wide {
     for (int j = 0; j < M; ++j) rows[j] = key_at(tile, std::min(key + j, end - 1));
     if (t == 0)
       for (int j = key; j < std::min(key + M, end); ++j) ask_ahead(ahead, &Tile::keys, j, 0, d * sizeof(T));
-    if constexpr (Paired)
-      Wide::template multiply_pairs<M>(rows, pairs + static_cast<size_t>(t) * d / 2 * kLanes, to);
-    else
+    if constexpr (Paired) {
+      float scales[M];
+      if constexpr (kScaled)
+        for (int j = 0; j < M; ++j) scales[j] = key_scales[std::min(key + j, end - 1)];
+      Wide::template multiply_pairs<M>(rows, pairs + static_cast<size_t>(t) * d / 2 * kLanes, scales, to);
+    } else
       Wide::template multiply<M>(rows, lane_queries + static_cast<size_t>(t) * d * kLanes, to);
   }
 
   const char* key_at(const Tile& tile, int key) const {
-    if constexpr (!Paired && std::is_same<T, uint16_t>::value)
+    if constexpr (kWidened)
       return reinterpret_cast<const char*>(key_floats + static_cast<size_t>(key) * d);
+    else if constexpr (kScaled)
+      return reinterpret_cast<const char*>(key_halves + static_cast<size_t>(key) * d);
     else
       return tile.keys[key];
   }
 
   const float* value_at(const Tile& tile, int key) const {
-    if constexpr (std::is_same<T, uint16_t>::value)
+    if constexpr (kWidened)
       return value_floats + static_cast<size_t>(key) * d;
     else
       return reinterpret_cast<const float*>(tile.values[key]);
@@ -266,7 +279,13 @@ struct Wide {
           const vf left = exp2_of(load(score + key * kLanes + v * VL) * factor - now);
           const vf right =
               key + 1 < count ? exp2_of(load(score + (key + 1) * kLanes + v * VL) * factor - now) : vf{};
-          sum += store_pairs(weights + key / 2 * kLanes + v * VL, left, right);
+          uint32_t* to = weights + key / 2 * kLanes + v * VL;
+          if constexpr (kScaled) {
+            sum += left + right;
+            store_pairs(to, left * value_scales[key], right * value_scales[std::min(key + 1, count - 1)]);
+          } else {
+            sum += store_pairs(to, left, right);
+          }
         }
       } else {
         for (int key = 0; key < count; ++key) {
@@ -343,17 +362,24 @@ struct Wide {
       for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
   }
 
-  // Where the processor has no products of bf16: a tile's keys and values in fp32.
+  // Without products of bf16: a tile's keys and values in fp32.
   void widen(const Tile& tile) {
     for (int key = 0; key < tile.count; ++key) {
-      const auto* k = reinterpret_cast<const uint16_t*>(tile.keys[key]);
-      const auto* v = reinterpret_cast<const uint16_t*>(tile.values[key]);
-      float* k_to = key_floats + static_cast<size_t>(key) * d;
-      float* v_to = value_floats + static_cast<size_t>(key) * d;
-      for (int i = 0; i < d; ++i) k_to[i] = from_bf16(k[i]);
-      for (int i = 0; i < d; ++i) v_to[i] = from_bf16(v[i]);
+      widen_row(tile.keys[key], key_floats + static_cast<size_t>(key) * d);
+      widen_row(tile.values[key], value_floats + static_cast<size_t>(key) * d);
     }
   }
+
+  INLINE void widen_row(const char* row, float* to) const {
+    const T* from = reinterpret_cast<const T*>(row);
+    const float scale = std::is_same<T, int8_t>::value ? scale_of(row, d) : 1.0f;
+    int i = 0;
+    for (; i + VL <= d; i += VL) store(to + i, load(from + i) * scale);
+    for (; i < d; ++i) to[i] = number(from[i]) * scale;
+  }
+  static float number(uint16_t bits) { return from_bf16(bits); }
+  static float number(int8_t whole) { return whole; }
+  static float number(float value) { return value; }
 
   void finish() {
     for (int first = 0; first < work.lanes(); first += VL) {
@@ -397,7 +423,7 @@ struct Wide {
   }
 
   template <int M>
-  void multiply_pairs(const char* const* rows, const uint32_t* query, float* to) const {
+  void multiply_pairs(const char* const* rows, const uint32_t* query, const float* scales, float* to) const {
     const char* key[M];
     for (int j = 0; j < M; ++j) key[j] = rows[j];
     vf sum[M][N] = {};
@@ -412,7 +438,7 @@ struct Wide {
       }
     }
     for (int j = 0; j < M; ++j)
-      for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
+      for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, kScaled ? sum[j][v] * scales[j] : sum[j][v]);
   }
 
   template <int M>
@@ -436,25 +462,51 @@ struct Wide {
   // Values of neighbouring keys side by side, so that one product takes two keys. An odd last key stands alone.
   void pack_values(const Tile& tile) {
     for (int key = 0; key < tile.count; key += 2) {
-      const auto* left = reinterpret_cast<const uint16_t*>(tile.values[key]);
-      const auto* right = reinterpret_cast<const uint16_t*>(tile.values[std::min(key + 1, tile.count - 1)]);
+      const int next = std::min(key + 1, tile.count - 1);
+      const T* left = reinterpret_cast<const T*>(tile.values[key]);
+      const T* right = reinterpret_cast<const T*>(tile.values[next]);
+      if constexpr (kScaled) {
+        value_scales[key] = scale_of(tile.values[key], d);
+        value_scales[next] = scale_of(tile.values[next], d);
+      }
       uint32_t* to = packed + static_cast<size_t>(key / 2) * d;
       int i = 0;
-      for (; i + VL <= d; i += VL) {
-        const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(left + i)));
-        const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(right + i)));
-        _mm512_storeu_si512(to + i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-      }
-      for (; i < d; ++i) to[i] = left[i] | static_cast<uint32_t>(right[i]) << 16;
+      for (; i + VL <= d; i += VL)
+        _mm512_storeu_si512(to + i, _mm512_or_si512(bits_of(left + i), _mm512_slli_epi32(bits_of(right + i), 16)));
+      for (; i < d; ++i) to[i] = bit_of(left[i]) | static_cast<uint32_t>(bit_of(right[i])) << 16;
     }
   }
+
+  // The tile's keys, as whole numbers in bf16.
+  void pack_keys(const Tile& tile) {
+    for (int key = 0; key < tile.count; ++key) {
+      key_scales[key] = scale_of(tile.keys[key], d);
+      const T* from = reinterpret_cast<const T*>(tile.keys[key]);
+      uint16_t* to = key_halves + static_cast<size_t>(key) * d;
+      int i = 0;
+      for (; i + VL <= d; i += VL)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtepi32_epi16(bits_of(from + i)));
+      for (; i < d; ++i) to[i] = bit_of(from[i]);
+    }
+  }
+
+  // VL numbers as bf16, each in the low half of its lane.
+  static INLINE __m512i bits_of(const uint16_t* from) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static INLINE __m512i bits_of(const int8_t* from) {
+    return _mm512_srli_epi32(_mm512_castps_si512((__m512)load(from)), 16);
+  }
+  static uint16_t bit_of(uint16_t bits) { return bits; }
+  static uint16_t bit_of(int8_t whole) { return to_bf16(whole); }
 #else  // never called: no variant without the instructions is Paired
   static vf store_pairs(uint32_t* to, vf left, vf right);
   static void store_half(uint32_t* to, int which, vf numbers);
   template <int M>
-  void multiply_pairs(const char* const* rows, const uint32_t* query, float* to) const;
+  void multiply_pairs(const char* const* rows, const uint32_t* query, const float* scales, float* to) const;
   template <int M>
   void add_pairs(int pairs_of_keys, int first, const vf* decay, float* to) const;
   void pack_values(const Tile& tile);
+  void pack_keys(const Tile& tile);
 #endif
 };

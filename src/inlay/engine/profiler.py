@@ -165,10 +165,10 @@ def deviation(
 ) -> npt.NDArray[np.float16]:  # (tokens,)
     """How far the values of tokens are apart in two places, over the later half of the layers."""
     here, there = _numbers(one), _numbers(other)
-    layers = storage.values[len(storage.values) // 2 :]
-    moved = torch.zeros(len(here), device=layers[0].device)
-    for values in layers:
-        expected, found = values[:, here].float(), values[:, there].float()
+    layers = range(len(storage.values) // 2, len(storage.values))
+    moved = torch.zeros(len(here), device=storage.values[0].device)
+    for layer in layers:
+        expected, found = (storage.read_values(layer, slots).float() for slots in (here, there))
         size = expected.pow(2).sum((0, 2)).sqrt().mean().clamp_min(1e-9)
         moved += (found - expected).pow(2).sum((0, 2)).sqrt() / size
     return (moved / len(layers)).numpy(force=True).astype(np.float16)

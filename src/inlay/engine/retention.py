@@ -36,7 +36,7 @@ class Retention:
         self._private = private
         self._lifetimes = Lifetimes()
         self.pins = Pins(store, residency.forms, pin_share)
-        residency.on_arrival(self.pins.stored)
+        residency.on_arrival(self._arrived)
 
     def claim(self, request: Request) -> None:
         """Have what a request reads found for as long as it says, from now on: modules, or its text as it stands."""
@@ -129,6 +129,12 @@ class Retention:
         """The segments in the pool that were stored as modules, as they are computed."""
         specs = (segment.run.lossless for segment in self._store if isinstance(segment.run, SegmentSpec))
         return tuple({spec.key: spec for spec in specs}.values())
+
+    def _arrived(self, spec: SegmentSpec, left_s: float | None) -> None:
+        """Another process, which has ended, may have said how long a segment is to be found."""
+        self.pins.stored(spec)
+        if left_s is not None:
+            self._lifetimes.claim(spec, left_s, time.monotonic())
 
     def _claim(self, task: Request | Encoding, specs: Iterable[SegmentSpec], ttl_s: float, now: float) -> None:
         longer = [spec for spec in specs if self._lifetimes.claim(spec, ttl_s, now)]

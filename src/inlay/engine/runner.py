@@ -34,7 +34,7 @@ class Runner:
     """Runs work through the model. Keys and values go to the backend's pool; logits come back where asked for.
 
     slots: how many token slots that pool has. record: what records decode steps; None for CUDA graphs, on a GPU.
-    adapters: what work may name; None for none.
+    adapters: what work may name; None for none. kv_dtype: of keys and values in it; None for the model's.
     """
 
     def __init__(
@@ -44,11 +44,12 @@ class Runner:
         slots: int,
         record: Record | None = None,
         adapters: Adapters | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self._loaded = loaded
         self.backend = backend
         self._adapters = adapters or Adapters(loaded.model, ())
-        self.storage = backend.make_pool(loaded.spec.shapes, loaded.model.dtype, slots)
+        self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
         self.graphs = decode_graphs(backend, self._forward, record)  # None where steps are not recorded
 
     @property
@@ -101,8 +102,7 @@ class Runner:
     ) -> npt.NDArray[np.float32]:  # (tokens,)
         """How far keys of the check layer are apart in two places: slots (tokens,) each, the first ``shift`` on."""
         layer = self.check_layer
-        keys = self.storage.keys[layer]
-        new, old = keys[:, torch.from_numpy(here)].float(), keys[:, torch.from_numpy(stored)].float()
+        new, old = (self.storage.read_keys(layer, torch.from_numpy(slots)).float() for slots in (here, stored))
         rotary = self._loaded.spec.layers[layer].rotary
         if shift:
             assert rotary is not None, "a shift needs positions that move"
@@ -156,8 +156,9 @@ _START, _SHIFT = 53, 41
 #: How many texts may fail: rounding can choose other experts for a token, wrong frequencies are wrong for every text.
 _TEXTS = 8
 
-#: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+#: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16
+#: and int8.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.int8: 0.15}
 
 
 def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:

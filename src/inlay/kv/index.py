@@ -48,14 +48,15 @@ class Cursor:
 class PrefixIndex:
     """Segments by place and first token. The index owns a share of every chunk that its segments lie in.
 
-    listener: is told of every change from now on; None for nobody. policy: in which order they go; see policies.py.
+    listener: is told of every change from now on; None for nobody. policy, cost: in which order they go; see
+    policies.py.
     """
 
-    def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru) -> None:
+    def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru, cost: PassCost | None = None) -> None:
         self._pool = pool
         self._keys = keys
         self._places: dict[bytes, dict[int, Segment]] = {}
-        self.by_use: UseOrder[Segment] = UseOrder(policy, PassCost(), self.behind)
+        self.by_use: UseOrder[Segment] = UseOrder(policy, cost or PassCost(), self.behind)
         self.listener: IndexListener | None = None
         self.segments = 0
         self.tokens = 0  # of all segments

@@ -47,7 +47,8 @@ class _Wanted:
 class _Load:
     """Segments that are read together. arrived: the tiers that gave those that are there, by key, once ``over``.
 
-    unwanted: those that were to be forgotten meanwhile.
+    left_s: for how long more those are to be found that have a lifetime. unwanted: those that were to be forgotten
+    meanwhile.
     """
 
     wanted: list[_Wanted]
@@ -55,6 +56,7 @@ class _Load:
     hold: Hold
     deadline: float
     arrived: dict[bytes, str] = field(default_factory=dict)
+    left_s: dict[bytes, float] = field(default_factory=dict)
     unwanted: set[bytes] = field(default_factory=set)
     over: bool = False
 
@@ -84,7 +86,7 @@ class Loader:
         timeout_s: float,
     ) -> None:
         self.loaded: dict[str, int] = {}  # tokens that came up, by tier
-        self.arrived: Callable[[SegmentSpec], object] = _nobody
+        self.arrived: Callable[[SegmentSpec, float | None], object] = _nobody
         self._store = store
         self._memory = memory
         self._tiers = tiers
@@ -200,7 +202,7 @@ class Loader:
                 self._remember(key, load.arrived[key])
             if self._store.get(each.spec) is not None:
                 self._misses.stored(each.spec)
-                self.arrived(each.spec)
+                self.arrived(each.spec, load.left_s.get(key))
             else:  # to ask for it again at once would be of no use
                 self._not_again[key] = time.monotonic() + AGAIN_S
         if len(self._not_again) > _MOST_REFUSED:
@@ -266,6 +268,8 @@ class Loader:
                 self._misses.failed(wanted.spec, EVICTED if miss.reason is Miss.ABSENT else miss.reason.value)
                 continue
             self.loaded[tier.name] = self.loaded.get(tier.name, 0) + total(wanted.slots)
+            if (left_s := tier.left_s(record.key)) is not None:
+                load.left_s[record.key] = left_s
             if number:
                 self._promote(record, copies, number)
             return tier.name
@@ -282,5 +286,5 @@ class Loader:
             self._refreshing = False
 
 
-def _nobody(spec: SegmentSpec) -> None:
+def _nobody(spec: SegmentSpec, left_s: float | None) -> None:
     """Nobody wants to hear of it."""

@@ -40,7 +40,8 @@ class Use:
 class PassCost:
     """What prefill costs: ``token_s`` seconds a token, and ``pair_s`` for each token that it attends to.
 
-    The defaults are those of half a billion parameters on two cores; only their ratio changes an order.
+    Only their ratio changes an order. An engine measures it (engine/pass_cost.py); the defaults are those of half a
+    billion parameters on two cores, for traces and for pools that are too small to measure in.
     """
 
     token_s: float = 2.5e-3

@@ -106,8 +106,11 @@ class Residency:
         """For how long the first of them has waited."""
         return self._saver.lag_s
 
-    def on_arrival(self, listener: Callable[[SegmentSpec], object]) -> None:
-        """Tell a listener of every segment that has come up and is in the pool now, on the engine's turn."""
+    def on_arrival(self, listener: Callable[[SegmentSpec, float | None], object]) -> None:
+        """Tell a listener of every segment that has come up and is in the pool now, on the engine's turn.
+
+        With it, for how many seconds more the tier has it; None where that has no end.
+        """
         self._loader.arrived = listener
 
     def below(self, key: bytes) -> bool:

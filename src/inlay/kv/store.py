@@ -8,7 +8,7 @@ from inlay.errors import CapacityError
 from inlay.kv.eviction import victims
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.index import Cursor, IndexListener, PrefixIndex
-from inlay.kv.policies import Policy, lru
+from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import KVPool
 from inlay.kv.segment import Found, Hold, Segment
 from inlay.slots import SlotRange
@@ -17,10 +17,10 @@ from inlay.slots import SlotRange
 class SegmentStore:
     """All segments of one pool. policy: what goes first when it is full; see policies.py."""
 
-    def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru) -> None:
+    def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru, cost: PassCost | None = None) -> None:
         self.pool = pool
         self.keys = keys
-        self._index = PrefixIndex(pool, keys, policy)
+        self._index = PrefixIndex(pool, keys, policy, cost)
 
     def __len__(self) -> int:
         return self._index.segments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from transformers import PreTrainedTokenizerBase
 
@@ -43,6 +44,11 @@ class ModelInfo:
             known = f"use one of {listed(map(repr, self.adapters))}" if self.adapters else "none was given at the start"
             raise ParameterError(f"there is no adapter {show(name)}; {known}")
         return self.adapters[name]
+
+    def measured_as(self, adapter: str | None) -> bytes:
+        """What names what is measured of the model with an adapter; rounded keys and values make it another model."""
+        fingerprint = self.fingerprint(adapter)
+        return sha256(fingerprint + b" int8").digest() if self.keys.kv_dtype == "int8" else fingerprint
 
     def fingerprint(self, adapter: str | None) -> bytes:
         """What tells the model with this adapter from others. Raises ParameterError."""

@@ -108,7 +108,7 @@ def _model(llm: LLM) -> Row:
         "model": llm.model_name,
         "dtype": dtype_name(llm.loaded.model.dtype),
         "quantization": llm.loaded.form.quantization,
-    }
+    } | ({"kv_cache_dtype": "int8"} if llm.client.model.keys.kv_dtype == "int8" else {})
 
 
 class _Run:

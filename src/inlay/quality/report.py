@@ -27,6 +27,7 @@ def write_report(result: Row, directory: Path) -> None:
 
 def _markdown(result: Row, drawings: Iterable[str]) -> str:
     form = f", {result['quantization']}" if result["quantization"] else ""
+    form += f", {result['kv_cache_dtype']} KV" if "kv_cache_dtype" in result else ""
     head = f"{result['model']}, {result['dtype']}{form}, seed {result['seed']}, order of documents: {result['order']}"
     sections = ["# modular-qa", head + "."]
     sections += [f"![{name.partition('.')[0]}]({name})" for name in drawings]

@@ -172,6 +172,6 @@ def _verify(disk: DiskTier) -> tuple[int, list[str]]:
             disk.verify(entry.key)
             whole += 1
         except (TierMissError, OSError) as error:
-            gone = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT and disk.delete(entry.key)
+            gone = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT and disk.drop(entry.key)
             problems.append(f"{entry.key.hex()}: {error}{'; removed' if gone else ''}")
     return whole, problems

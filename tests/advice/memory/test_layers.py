@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay.advice.memory import CODECS, KVLayer, KVShape, Vectors, codec_named
+from inlay.config import KV_CACHE_DTYPES
 from inlay.errors import ParameterError
 from inlay.models.load import DTYPES
 
@@ -14,7 +15,7 @@ BY_HAND = {
     "bf16": (256, 200, 14),
     "fp16": (256, 200, 14),
     "fp8": (128, 100, 7),
-    "int8": (130, 102, 9),
+    "int8": (132, 104, 11),
     "int4": (64 + 2 * 4, 50 + 2 * 4, 4 + 4),
 }
 
@@ -25,11 +26,12 @@ def test_vectors(name):
     assert tuple(codec.vector_bytes(width) for width in (128, 100, 7)) == BY_HAND[name]
 
 
-def test_codecs_that_run_are_those_that_models_load_in():
+def test_codecs_that_run_are_those_that_models_load_in_and_the_pools_own():
     bits = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
+    assert KV_CACHE_DTYPES == ("auto", "int8")
     runs = {name: codec.bits for name, codec in CODECS.items() if codec.runs}
-    assert runs == {"fp32": bits["float32"], "bf16": bits["bfloat16"]}
-    assert len(runs) == len(DTYPES)
+    assert runs == {"fp32": bits["float32"], "bf16": bits["bfloat16"], "int8": 8}
+    assert len(runs) == len(DTYPES) + 1
 
 
 def test_an_unknown_codec():

@@ -49,6 +49,9 @@ class HostTier:
     def expire(self, key: bytes, ttl_s: float) -> None:
         """What is there stays."""
 
+    def left_s(self, key: bytes) -> float | None:
+        return None
+
     def iterate(self) -> Iterator[TierEntry]:
         return iter([TierEntry(key, record.tokens, 0, "", 0, 0) for key, (record, _) in self.segments.items()])
 

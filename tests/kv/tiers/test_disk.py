@@ -6,10 +6,12 @@ import errno
 import math
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +22,7 @@ from inlay.kv.policies import POLICIES
 from inlay.kv.tiers import disk
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.disk_index import DiskIndex
-from inlay.kv.tiers.tier import Miss, TierMissError
+from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
 from tests.kv.tiers.segments import filled, read, record_of, same, slabs_of, spec_of
 
 SPECS = [spec_of(number) for number in range(1, 7)]
@@ -81,15 +83,11 @@ def test_an_index_that_is_lost_or_damaged_is_made_anew(tmp_path, damage):
     tier.close()
     path = tier.folder / "index.sqlite"
     if damage == "wrong rows":
-        import sqlite3
-
         with sqlite3.connect(path) as rows:
             rows.execute("UPDATE segments SET size = 1, tokens = 7")
             rows.execute("UPDATE segments SET key = ? WHERE key = ?", (SPECS[4].key, SPECS[1].key))
         rows.close()
     elif damage == "another version":
-        import sqlite3
-
         with sqlite3.connect(path) as rows:
             rows.execute("PRAGMA user_version = 99")
         rows.close()
@@ -176,6 +174,98 @@ def test_old_merits_fade_on_disk_too(tmp_path):
         assert tier.put(record_of(spec), slabs_of(spec))
         read(tier, record_of(spec))
     assert not tier.holds(popular.key)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_a_full_folder_takes_as_long_for_a_write_whatever_it_holds(tmp_path, monkeypatch, policy):
+    """Work is steps of SQLite's machine and ranks; twenty writes evict twenty of many that another process wrote."""
+    monkeypatch.setattr("inlay.kv.tiers.disk.LOOK_S", 0.0)
+    connect, connections = sqlite3.connect, []
+
+    def connected(*about, **options):
+        connections.append(connect(*about, **options))
+        return connections[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    specs, work = [spec_of(50 + number) for number in range(20)], {}
+    size = size_of(tmp_path)
+    for rows in (1_000, 10_000):
+        ranks, steps = [], []
+        tier = DiskTier(
+            tmp_path / f"{rows}",
+            size * rows,
+            policy=lambda use, cost, ranks=ranks: ranks.append(use) or POLICIES[policy](use, cost),
+        )
+        own = connections[-1]
+        others = DiskIndex(tier.folder / "index.sqlite")
+        entry = TierEntry.of(record_of(SPECS[0]), size, 0.0)
+        keys = [number.to_bytes(32, "big") for number in range(1, rows + 1)]
+        others.add(replace(entry, key=key, used=float(number)) for number, key in enumerate(keys))
+        tier.refresh()
+        assert tier.stats().segments == rows
+        ranks.clear()
+        own.set_progress_handler(lambda steps=steps: steps.append(1), 10)
+        for spec in specs:
+            assert tier.put(record_of(spec), slabs_of(spec))
+        work[rows] = len(ranks), len(steps)
+        assert [tier.holds(key) for key in keys[:21]] == [False] * 20 + [True]
+        tier.close()
+        others.close()
+    assert all(many < 1.5 * few + 20 for few, many in zip(work[1_000], work[10_000], strict=True)), work
+
+
+def test_what_others_pin_read_and_remove_meanwhile_is_seen_before_anything_goes(tmp_path):
+    quota = 4 * size_of(tmp_path)
+    tier = filled(tmp_path / "s", *SPECS[:4], quota=quota)
+    other = DiskTier(tmp_path / "s", quota)
+    other.pin(SPECS[0].key, True)
+    read(other, record_of(SPECS[1]))
+    other.close()  # which notes the use
+    assert tier.put(record_of(SPECS[4]), slabs_of(SPECS[4]))
+    assert held(tier) == [0, 1, 3, 4]
+    again = DiskTier(tmp_path / "s", quota)
+    assert again.drop(SPECS[3].key)
+    assert tier.put(record_of(SPECS[5]), slabs_of(SPECS[5])), "there is room, and nothing goes for it"
+    assert sorted(path.stem for path in tier.folder.glob("*.safetensors")) == sorted(
+        SPECS[number].key.hex() for number in (0, 1, 4, 5)
+    )
+
+
+@pytest.mark.parametrize("how", ["evicted", "damaged", "deleted by hand"])
+def test_what_is_written_again_within_its_lifetime_still_ends_with_it(tmp_path, monkeypatch, how):
+    now = [1e9]
+    monkeypatch.setattr("inlay.kv.tiers.disk.time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
+    tier = filled(tmp_path / "s", SPECS[0], quota=size_of(tmp_path))
+    tier.expire(SPECS[0].key, 300)
+    path = tier.path(SPECS[0].key)
+    if how == "evicted":
+        assert tier.put(record_of(SPECS[1]), slabs_of(SPECS[1]))
+    elif how == "damaged":
+        path.write_bytes(b"damaged")
+        with pytest.raises(TierMissError):
+            read(tier, record_of(SPECS[0]))
+    else:
+        path.unlink()
+        tier.reconcile()
+    assert not path.exists()
+    now[0] += 200
+    assert tier.put(record_of(SPECS[0]), slabs_of(SPECS[0]))
+    assert tier.left_s(SPECS[0].key) == 100
+    tier.close()
+    now[0] += 101
+    assert held(DiskTier(tmp_path / "s", 1 << 30)) == []
+
+
+def test_what_is_deleted_has_no_lifetime_left_and_what_waits_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("inlay.kv.tiers.disk_index.MOST_AWAITED", 2)
+    tier = filled(tmp_path, SPECS[0])
+    for number, ttl_s in enumerate((50, 300, 60, 1e6, 70)):
+        tier.expire(SPECS[number].key, ttl_s)
+    tier.reconcile()
+    kept = [tier.left_s(spec.key) is not None for spec in SPECS]
+    assert kept == [True, True, False, True, False, False], "of those without a file, the two that end last"
+    assert tier.delete(SPECS[0].key)
+    assert tier.left_s(SPECS[0].key) is None
 
 
 def test_lifetimes_outlive_the_process_and_clocks_that_jump(tmp_path, monkeypatch):

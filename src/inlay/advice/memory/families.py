@@ -45,7 +45,7 @@ CODECS = {
         Codec("bf16", 16, runs=True),
         Codec("fp16", 16),
         Codec("fp8", 8, adds="nothing: its scale is one number a layer, not a token"),
-        Codec("int8", 8, scale_bytes=2, adds="a 16-bit scale for each key and each value of a head"),
+        Codec("int8", 8, scale_bytes=4, runs=True, adds="a 32-bit scale for each key and each value of a head"),
         Codec("int4", 4, scale_bytes=4, group=64, adds="a 16-bit scale and zero point for every 64 elements of a head"),
     )
 }

@@ -80,7 +80,10 @@ class TritonBackend:
     def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
         """See Backend.make_pool. Raises ParameterError for a dtype or a head size that the kernels do not take."""
         if dtype not in DTYPES:
-            raise ParameterError(f"attention backend 'triton' keeps KV in float32, float16 or bfloat16, not in {dtype}")
+            raise ParameterError(
+                f"attention backend 'triton' keeps KV in float32, float16 or bfloat16, not in {dtype}; "
+                "leave kv_cache_dtype at 'auto'"
+            )
         widest = max(layer.head_dim for layer in layers)
         if widest > LARGEST_HEAD:
             raise ParameterError(

@@ -160,6 +160,7 @@ class DecodeSetting:
     dtype: str = "auto"
     weights: str | None = "packed"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     baselines: tuple[str, ...] = BASELINES
     runs: int = 5
     quick: bool = False
@@ -198,6 +199,7 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         "dtype": dtype_name(dtype),
         "weights": setting.weights,
         "quantization": setting.quantization,
+        "kv_cache_dtype": setting.kv_cache_dtype,
         "context": setting.context,
         "tokens": setting.tokens,
         "weight_bytes_per_token": read,
@@ -223,6 +225,7 @@ def _load(setting: DecodeSetting) -> LLM:
         dtype=setting.dtype,
         weights=setting.weights,
         quantization=setting.quantization,
+        kv_cache_dtype=setting.kv_cache_dtype,
         seed=0,
         device="cpu",
     )

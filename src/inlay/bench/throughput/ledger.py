@@ -18,7 +18,7 @@ Cell = dict[str, Any]
 #: What has to be the same for two cells to stand in one table.
 _ALIKE = ("cpu", "threads", "torch", "transformers", "inlay")
 #: What cells of older files do not say of their models, since all were loaded so.
-_UNSAID = {"weights": "packed", "quantization": None}
+_UNSAID = {"weights": "packed", "quantization": None, "kv_cache_dtype": "auto"}
 
 
 class Ledger:

@@ -162,6 +162,7 @@ class _Subject:
             "dtype": dtype_name(self._loaded.model.dtype),
             "weights": setting.weights,
             "quantization": setting.quantization,
+            "kv_cache_dtype": setting.kv_cache_dtype,
         }
         self._rates = Rates.measured(self._about["dtype"], quick=setting.quick)
         for part in setting.parts:  # an error now, not behind minutes of measuring
@@ -254,7 +255,7 @@ def _engine(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> Itera
     """An engine of its own for every part: memory that another one has touched would count as taken."""
     room = _kv_bytes(setting, part, loaded)
     # Between two runs nothing is to be computed that a run would find.
-    idle: dict[str, Any] = {"profile": "off", "promotion_memory": 0}
+    idle: dict[str, Any] = {"profile": "off", "promotion_memory": 0, "kv_cache_dtype": setting.kv_cache_dtype}
     llm = AsyncLLM(loaded, seed=0, kv_memory=room, chunk_size=CHUNK, max_num_seqs=setting.batch, **idle)
     try:
         yield llm

@@ -19,7 +19,7 @@ from inlay.bench.throughput.workload import (
     shared_prefix,
     user_workload,
 )
-from inlay.config import check_choice
+from inlay.config import KV_CACHE_DTYPES, check_choice
 from inlay.errors import ParameterError
 from inlay.models.weights import WeightForm
 
@@ -48,6 +48,7 @@ class ThroughputSetting:
         them would take longer, by what a small run says, and ends without a result behind twice that. Documents of
         ``memory`` are left out where computing them would take longer.
     dtype, weights, quantization: of ours, as in ``load_model``; columns of others have stock weights in its dtype.
+    kv_cache_dtype: of ours; see EngineConfig.
     out: a file of JSON lines, to which every cell is added, and from which those are taken that are there already.
     """
 
@@ -71,6 +72,7 @@ class ThroughputSetting:
     dtype: str = "auto"
     weights: str = "packed"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     runs: int = 1
     budget_s: float = 120.0
     out: Path | None = None
@@ -95,6 +97,7 @@ class ThroughputSetting:
             if not 0 <= rate <= 1:
                 raise ParameterError(f"hit rate is {rate * 100:g} %; it must be from 0 to 100")
         WeightForm(self.weights, self.quantization)
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if not 0 < self.budget_s < math.inf:
             raise ParameterError(f"budget_s is {self.budget_s:g}; it must be a number of seconds above 0")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from inlay.kv.codecs.codec import DTYPES, Part, Shape, Slab, size_of
+from inlay.kv.codecs.codec import DTYPES, SCALED, Part, Shape, Slab, size_of
 
 
 def parts(shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
-    return (Part("kv", DTYPES[kv_dtype][0], shape),)
+    return (Part("kv", "I8" if kv_dtype == SCALED else DTYPES[kv_dtype][0], shape),)
 
 
 def nbytes(shape: Shape, kv_dtype: str) -> int:

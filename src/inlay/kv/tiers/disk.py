@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from inlay.errors import ParameterError
 from inlay.kv.codecs.codec import Slab
 from inlay.kv.identity import LOSSLESS
-from inlay.kv.policies import Policy, lru
+from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.tiers.counts import TierCounts
 from inlay.kv.tiers.disk_index import DiskIndex
 from inlay.kv.tiers.files import FileSource, remove_drafts, sync_folder, write_file
@@ -37,20 +38,21 @@ MOST_USES = 256  # that have no row yet; else they have one whenever others' cha
 class DiskTier:
     """Segments in files below a folder. ``get``, ``put`` and ``delete`` may be called from any thread.
 
-    quota: the most bytes that the files may take. policy: which go first; pinned ones never do.
+    quota: the most bytes that the files may take. policy, cost: which go first; pinned ones never do.
     codec: what the pool's segments are written through; files of any codec are read.
     Raises ParameterError where the folder can be neither made nor read.
     """
 
     name = "disk"
 
-    def __init__(self, folder: Path, quota: int, codec: str = LOSSLESS, policy: Policy = lru) -> None:
+    def __init__(
+        self, folder: Path, quota: int, codec: str = LOSSLESS, policy: Policy = lru, cost: PassCost | None = None
+    ) -> None:
         self.folder = folder / f"v{FORM}"
         self.quota = quota
         self.codec = codec
-        self._worth = Worth(policy)
         self._lock = threading.Lock()
-        self._entries: dict[bytes, TierEntry] = {}  # what is thought to be there
+        self._worth = Worth(policy, cost)  # what is thought to be there; under the lock
         self._uses: list[tuple[bytes, float]] = []  # that have no row yet
         self._counts = TierCounts()
         self._no_writes_until = 0.0
@@ -66,7 +68,7 @@ class DiskTier:
         self.reconcile()
 
     def holds(self, key: bytes) -> bool:
-        return key in self._entries
+        return key in self._worth.entries
 
     def unsure(self, key: bytes) -> bool:
         return False
@@ -104,13 +106,19 @@ class DiskTier:
         entry = TierEntry.of(record, written, time.time())
         self._index.add([entry])
         with self._lock:
-            self._entries[record.key] = entry
+            self._worth.note(entry)
         self._counts.wrote(written)
         return True
 
     def delete(self, key: bytes) -> bool:
+        known = self.drop(key)
+        self._index.end([key])
+        return known
+
+    def drop(self, key: bytes) -> bool:
+        """Remove a file and its row; returns whether there was one. What is written again has the lifetime it had."""
         with self._lock:
-            known = self._entries.pop(key, None) is not None
+            known = self._worth.remove(key)
         try:
             self._path(key).unlink()
             known = True
@@ -122,12 +130,16 @@ class DiskTier:
     def expire(self, key: bytes, ttl_s: float) -> None:
         self._index.expire(key, ttl_s, time.time())
 
+    def left_s(self, key: bytes) -> float | None:
+        ends = self._index.ends(key)
+        return None if ends is None or ends == math.inf else max(0.0, ends - time.time())
+
     def pin(self, key: bytes, pinned: bool) -> None:
         """Keep a segment from being evicted, or no longer."""
         self._index.pin(key, pinned)
         with self._lock:
-            if key in self._entries:
-                self._entries[key] = replace(self._entries[key], pinned=pinned)
+            if key in self._worth.entries:
+                self._worth.note(replace(self._worth.entries[key], pinned=pinned))
 
     def record(self, key: bytes) -> SegmentRecord:
         """What a file says of its segment. Raises TierMissError and OSError."""
@@ -164,7 +176,7 @@ class DiskTier:
         entry = TierEntry.of(record, size, time.time())
         self._index.add([entry])
         with self._lock:
-            self._entries[record.key] = entry
+            self._worth.note(entry)
         return record
 
     def path(self, key: bytes) -> Path:
@@ -177,7 +189,7 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         with self._lock:
-            entries = list(self._entries.values())
+            entries = list(self._worth.entries.values())
         return self._counts.stats(entries, quota=self.quota)
 
     def close(self) -> None:
@@ -205,7 +217,7 @@ class DiskTier:
         self._index.add(found)
         entries = {key: rows[key] for key in sizes if key in rows} | {entry.key: entry for entry in found}
         with self._lock:
-            self._entries = entries
+            self._worth.begin(entries.values())
         self._drop_expired()
         self._seen = (time.monotonic(), self._index.changes())
 
@@ -219,11 +231,17 @@ class DiskTier:
             return
         self._note_uses()
         self._drop_expired()
+        self._look()
+
+    def _look(self) -> bool:
+        """Take note of what other processes have changed; returns whether they have."""
         changes = self._index.changes()
-        if changes != self._seen[1]:
+        changed = changes != self._seen[1]
+        if changed:
             with self._lock:  # what is put meanwhile has its row already, or is noted behind this
-                self._entries = {entry.key: entry for entry in self._index.entries()}
+                self._worth.replace(self._index.entries())
         self._seen = (time.monotonic(), changes)
+        return changed
 
     # Files
 
@@ -257,9 +275,9 @@ class DiskTier:
         self._counts.hit(asked.tokens)
         with self._lock:
             self._uses.append((asked.key, now))
-            if asked.key in self._entries:
-                entry = self._entries[asked.key]
-                self._entries[asked.key] = replace(entry, used=now, uses=entry.uses + 1)
+            if asked.key in self._worth.entries:
+                entry = self._worth.entries[asked.key]
+                self._worth.note(replace(entry, used=max(now, entry.used), uses=entry.uses + 1))
             many = len(self._uses) >= MOST_USES
         if many:
             self._note_uses()
@@ -268,7 +286,7 @@ class DiskTier:
         self._counts.missed(miss.reason)
         if miss.reason is not Miss.LATE:
             with self._lock:
-                self._entries.pop(key, None)
+                self._worth.remove(key)
         if miss.reason is Miss.ABSENT and not isinstance(miss, UnknownFormError):
             self._index.remove([key])
         elif miss.reason is not Miss.LATE:
@@ -299,23 +317,43 @@ class DiskTier:
             if not mine:
                 return False
             self._note_uses()
-            entries = self._index.entries()
-            over = sum(entry.size for entry in entries) + size - self.quota
-            victims = []
-            for entry in self._worth.order(entries):
-                if over <= 0:
-                    break
-                if not entry.pinned:
-                    victims.append(entry)
-                    over -= entry.size
-            if over > 0:
-                return False
+            over = self._index.total_bytes() + size - self.quota
+            victims = self._victims(over)
+            if not victims and over > 0 and self._look():
+                victims = self._victims(over)
             now = time.time()
             for entry in victims:
-                self._worth.evicted(entry)
-                self.delete(entry.key)
+                with self._lock:
+                    self._worth.evicted(entry)
+                self.drop(entry.key)
             self._counts.evicted(max(0.0, now - entry.used) for entry in victims)
-        return True
+        return bool(victims) or over <= 0
+
+    def _victims(self, over: int) -> list[TierEntry]:
+        """Those that go, so that there are so many bytes less; none where what may go takes less than that.
+
+        What it takes grows with how many go, not with how many there are. Rows say what others have done meanwhile.
+        """
+        victims: list[TierEntry] = []
+        with self._lock:
+            entry = self._worth.take() if self._worth.evictable_bytes >= over > 0 else None
+        while entry is not None:
+            row = self._index.entry(entry.key)
+            with self._lock:
+                if row is not None and (row.pinned or (row.used, row.uses) > (entry.used, entry.uses)):
+                    self._worth.note(row)
+                elif row is None and not self._path(entry.key).exists():
+                    self._worth.remove(entry.key)
+                else:
+                    victims.append(entry)
+                    over -= entry.size
+                if over <= 0:
+                    return victims
+                entry = self._worth.take()
+        with self._lock:
+            for victim in victims:
+                self._worth.note(victim)
+        return []
 
     @contextmanager
     def evicting(self) -> Iterator[bool]:

@@ -32,6 +32,19 @@ _TABLE = """CREATE TABLE IF NOT EXISTS segments (
 _LIFETIMES = """CREATE TABLE IF NOT EXISTS lifetimes (
     key BLOB PRIMARY KEY, ends REAL NOT NULL, said REAL NOT NULL
 )"""
+#: What all files take, kept up by the database itself, whichever process writes a row.
+_HELD = (
+    "CREATE TABLE IF NOT EXISTS held (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL)",
+    "INSERT OR REPLACE INTO held SELECT 1, coalesce(sum(size), 0) FROM segments",
+    """CREATE TRIGGER IF NOT EXISTS held_more AFTER INSERT ON segments
+    BEGIN UPDATE held SET bytes = bytes + new.size; END""",
+    """CREATE TRIGGER IF NOT EXISTS held_less AFTER DELETE ON segments
+    BEGIN UPDATE held SET bytes = bytes - old.size; END""",
+    """CREATE TRIGGER IF NOT EXISTS held_other AFTER UPDATE OF size ON segments
+    BEGIN UPDATE held SET bytes = bytes + new.size - old.size; END""",
+)
+#: Lifetimes that are kept of segments without a file; of more, those that end first are forgotten.
+MOST_AWAITED = 65_536
 _NAMES = [field.name for field in fields(TierEntry)]
 _COLUMNS = ", ".join(_NAMES)
 _FLAGS = ("pinned", "private")
@@ -53,11 +66,16 @@ class DiskIndex:
     def entries(self) -> list[TierEntry]:
         """All rows, least recently used first."""
         rows = self._ask(f"SELECT {_COLUMNS} FROM segments ORDER BY used, key")
-        return [TierEntry(**{**row, **{name: bool(row[name]) for name in _FLAGS}}) for row in map(dict, rows)]
+        return [_entry(row) for row in rows]
+
+    def entry(self, key: bytes) -> TierEntry | None:
+        """The row of one; None where there is none."""
+        rows = self._ask(f"SELECT {_COLUMNS} FROM segments WHERE key = ?", (key,))
+        return _entry(rows[0]) if rows else None
 
     def total_bytes(self) -> int:
         """How many bytes all of them take."""
-        rows = self._ask("SELECT coalesce(sum(size), 0) FROM segments")
+        rows = self._ask("SELECT bytes FROM held")
         return int(rows[0][0]) if rows else 0
 
     def add(self, entries: Iterable[TierEntry]) -> None:
@@ -68,10 +86,12 @@ class DiskIndex:
         self._tell(f"INSERT INTO segments ({_COLUMNS}) VALUES ({marks}) ON CONFLICT (key) DO UPDATE SET {told}", rows)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Forget rows."""
-        rows = [(key,) for key in keys]
-        self._tell("DELETE FROM segments WHERE key = ?", rows)
-        self._tell("DELETE FROM lifetimes WHERE key = ?", rows)
+        """Forget rows; the lifetimes of their segments stay."""
+        self._tell("DELETE FROM segments WHERE key = ?", [(key,) for key in keys])
+
+    def end(self, keys: Iterable[bytes]) -> None:
+        """Forget lifetimes."""
+        self._tell("DELETE FROM lifetimes WHERE key = ?", [(key,) for key in keys])
 
     def used(self, uses: Iterable[tuple[bytes, float]]) -> None:
         """Note when segments were read."""
@@ -90,9 +110,19 @@ class DiskIndex:
             [(key, now + ttl_s, now)],
         )
 
+    def ends(self, key: bytes) -> float | None:
+        """When a segment's lifetime ends, since 1970; None where it has none."""
+        rows = self._ask("SELECT ends FROM lifetimes WHERE key = ?", (key,))
+        return float(rows[0][0]) if rows else None
+
     def expired(self, now: float) -> list[bytes]:
         """The segments whose time is over. A clock that went back gives none more time than was said."""
         self._tell("UPDATE lifetimes SET ends = ? + ends - said, said = ? WHERE said > ?", [(now, now, now)])
+        self._tell(
+            "DELETE FROM lifetimes WHERE key IN (SELECT key FROM lifetimes WHERE key NOT IN "
+            "(SELECT key FROM segments) ORDER BY ends DESC LIMIT -1 OFFSET ?)",
+            [(MOST_AWAITED,)],
+        )
         return [bytes(row[0]) for row in self._ask("SELECT key FROM lifetimes WHERE ends <= ?", (now,))]
 
     def changes(self) -> int:
@@ -136,6 +166,10 @@ class DiskIndex:
                     raise sqlite3.OperationalError(f"it is of version {version}, and this inlay has {_VERSION}")
                 cursor.execute(_TABLE)
                 cursor.execute(_LIFETIMES)
+                cursor.execute("BEGIN IMMEDIATE")
+                for statement in _HELD:
+                    cursor.execute(statement)
+                cursor.execute("COMMIT")
                 cursor.execute(f"PRAGMA user_version = {_VERSION}")
                 cursor.execute(f"SELECT {_COLUMNS} FROM segments LIMIT 1").fetchall()
         except BaseException:
@@ -171,3 +205,7 @@ class DiskIndex:
         if not self._told:
             self._told = True
             logger.warning("the index of %s cannot be written (%s); files stay without rows", self._path.parent, error)
+
+
+def _entry(row: sqlite3.Row) -> TierEntry:
+    return TierEntry(**{**dict(row), **{name: bool(row[name]) for name in _FLAGS}})

@@ -12,7 +12,7 @@ import numpy as np
 
 from inlay.errors import ParameterError
 from inlay.kv.codecs import CODECS
-from inlay.kv.codecs.codec import DTYPES, Codec, Shape, Slab
+from inlay.kv.codecs.codec import DTYPES, SCALE_BYTES, SCALED, Codec, Shape, Slab
 from inlay.kv.identity import LOSSLESS, Context, KeyMaker, SegmentSpec
 from inlay.slots import SlotRange
 
@@ -99,7 +99,7 @@ class SegmentRecord:
     def shape(self, layer: int) -> Shape:
         """Of a layer's slab, in numbers, not bytes."""
         heads, width = self.layers[layer]
-        return 2, heads, self.tokens, width
+        return 2, heads, self.tokens, width + (SCALE_BYTES if self.kv_dtype == SCALED else 0)
 
     def slab_bytes(self, layer: int) -> int:
         """How many bytes a layer's keys and values have in this form."""
@@ -152,10 +152,12 @@ class SegmentRecord:
             )
         except (KeyError, TypeError, AttributeError, ParameterError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
-        if len(record.key) != 32 or not record.ids or not record.layers or record.kv_dtype not in DTYPES:
+        if len(record.key) != 32 or not record.ids or not record.layers or record.kv_dtype not in (*DTYPES, SCALED):
             raise ValueError("it has no key, no tokens, no layers or an unknown dtype")
         if record.codec not in CODECS:
             raise ValueError(f"it has the unknown codec {record.codec!r:.20}")
+        if record.kv_dtype == SCALED and record.codec != LOSSLESS:
+            raise ValueError("it was rounded twice")
         if min(min(layer) for layer in record.layers) < 1:
             raise ValueError("a layer has no width")
         return record
@@ -163,6 +165,8 @@ class SegmentRecord:
 
 def is_finite(slab: Slab, kv_dtype: str) -> bool:
     """Whether keys and values hold no infinity and nothing that is no number."""
+    if kv_dtype == SCALED:
+        return bool(np.isfinite(np.ascontiguousarray(slab[..., -SCALE_BYTES:]).view("<f4")).all())
     _, size, exponent = DTYPES[kv_dtype]
     bits = np.ascontiguousarray(slab).reshape(-1).view(f"<u{size}")
     return not bool(((bits & exponent) == exponent).any())

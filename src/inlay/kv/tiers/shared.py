@@ -119,8 +119,13 @@ class SharedTier:
 
     def delete(self, key: bytes) -> bool:
         with self._lock:
-            known = self._there.pop(key, None) is not None
             self._ends.pop(key, None)
+        return self._remove(key)
+
+    def _remove(self, key: bytes) -> bool:
+        """Remove a value; what is written again has the lifetime that it had."""
+        with self._lock:
+            known = self._there.pop(key, None) is not None
             self._to_delete.add(key)
         with suppress(TierMissError):
             known = self._link.call(FIND_S, lambda client: bool(client.unlink(_name(key)))) or known
@@ -138,6 +143,13 @@ class SharedTier:
                 self._ends.popitem(last=False)
         with suppress(TierMissError):
             self._link.call(FIND_S, lambda client: _expire(client, _name(key), ttl_s))
+
+    def left_s(self, key: bytes) -> float | None:
+        try:
+            left_ms = self._link.call(FIND_S, lambda client: int(client.pttl(_name(key))))
+        except TierMissError:
+            return self._left_s(key)
+        return left_ms / 1000 if left_ms >= 0 else None
 
     def _left_s(self, key: bytes) -> float | None:
         """For how long a segment is to be found from now on; None for as long as there is room."""
@@ -184,7 +196,7 @@ class SharedTier:
         if miss.reason is Miss.CORRUPT or isinstance(miss, UnknownFormError):
             logger.warning("%s in the shared store is not used: %s", _name(key), miss)
         if miss.reason is Miss.CORRUPT:
-            self.delete(key)
+            self._remove(key)
 
     def _forget_all(self) -> None:
         """What was there may be gone when the server comes back."""
@@ -196,7 +208,7 @@ class SharedTier:
         with self._lock:
             keys = list(self._to_delete)
         for key in keys:
-            self.delete(key)
+            self._remove(key)
 
 
 class _Value:

@@ -76,8 +76,8 @@ class TierEntry:
 class Tier(Protocol):
     """Segments that lie outside of the pool.
 
-    ``get``, ``put``, ``delete``, ``find`` and ``refresh`` may take long, and are called on threads of their own; the
-    rest never waits. Any may be called from several threads at once.
+    ``get``, ``put``, ``delete``, ``left_s``, ``find`` and ``refresh`` may take long, and are called on threads of their
+    own; the rest never waits. Any may be called from several threads at once.
 
     codec: what the pool's segments are written through. What comes from another tier stays as it is.
     """
@@ -119,6 +119,10 @@ class Tier(Protocol):
 
     def expire(self, key: bytes, ttl_s: float) -> None:
         """Give a segment, which may come later, so many seconds from now on; the claim that ends last counts."""
+        ...
+
+    def left_s(self, key: bytes) -> float | None:
+        """For how many seconds more a segment is to be found; None where that has no end. May take long."""
         ...
 
     def iterate(self) -> Iterator[TierEntry]:

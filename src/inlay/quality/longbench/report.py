@@ -31,6 +31,7 @@ def write_report(result: Row, directory: Path) -> None:
 def markdown(result: Row) -> str:
     """The report as Markdown."""
     form = f", {result['quantization']}" if result["quantization"] else ""
+    form += f", {result['kv_cache_dtype']} KV" if "kv_cache_dtype" in result else ""
     sections = [
         "# LongBench",
         f"{result['model']}, {result['dtype']}{form}.",

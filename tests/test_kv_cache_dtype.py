@@ -1,0 +1,143 @@
+"""Keys and values in int8: whose they are, what they cost, that they are computed over alike, and who refuses them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from inlay import LLM, ParameterError, SamplingParams
+from inlay.attention.device_storage import DeviceStorage
+from inlay.attention.storage import LayerShape, bytes_per_token
+from inlay.cli.main import main
+from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.record import SegmentRecord
+
+from .conftest import tiny
+from .test_store import BOTH, SCHEMA, files
+
+STEPS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=5)
+
+
+def make(kv_cache_dtype: str = "int8", model: str = "llama", **settings) -> LLM:
+    settings = {"kv_memory": "8MiB", "chunk_size": 16, "seed": 0, "store": "off"} | settings
+    llm = LLM(tiny(model), kv_cache_dtype=kv_cache_dtype, **settings)
+    llm.add_schema(SCHEMA, encode=False)
+    return llm
+
+
+def steps(llm: LLM, reuse: str | None = None) -> list[dict[int, float]]:
+    """The log-probabilities of the likeliest tokens at every step."""
+    (output,) = llm.generate(BOTH, STEPS, reuse=reuse)
+    said = output.outputs[0].logprobs
+    assert said is not None
+    return [{token: each.logprob for token, each in step.items()} for step in said]
+
+
+def apart(one: list[dict[int, float]], other: list[dict[int, float]]) -> float:
+    pairs = zip(one, other, strict=True)
+    return max(abs(a[token] - b[token]) for a, b in pairs for token in a.keys() & b.keys())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "gpt2"])
+def test_exact_is_what_this_engine_computes_without_reuse(model, backend):
+    llm = make(model=model, attention_backend=backend)
+    alone = steps(llm, "off")
+    assert apart(alone, steps(llm, "exact")) < 1e-4
+    (again,) = llm.generate(BOTH, STEPS, reuse="exact")
+    assert again.usage.exact_tokens > 0
+    assert apart(alone, steps(llm, "exact")) < 1e-4, "from what is stored"
+    assert 0 < apart(alone, steps(make("auto", model), "off")) < 0.1, "near to what is computed without rounding"
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "mistral"])
+def test_segments_may_be_shifted_as_they_may_without_rounding(model):
+    llm = make(model=model)
+    assert llm.client.model.why_not_shift is None
+    assert apart(steps(llm, "modular"), steps(make("auto", model), "modular")) < 0.1
+
+
+def test_what_is_written_is_what_is_in_the_pool_and_no_other_dtype_reads_it(tmp_path):
+    llm = make(store=tmp_path)
+    llm.add_schema(SCHEMA)
+    expected = steps(llm)
+    llm.shutdown()
+    again = make(store=tmp_path)
+    assert steps(again) == expected, "bit for bit"
+    assert again.stats().disk_tokens > 0
+    assert again.stats().encoded_tokens == 0
+    again.shutdown()
+    header = json.loads(files(tmp_path)[0].read_bytes()[8:4096].rstrip())
+    (layer,) = {(each["dtype"], each["shape"][-1]) for name, each in header.items() if name.endswith(".kv")}
+    assert layer == ("I8", tiny("llama").spec.layers[0].head_dim + 4)
+    other = make("auto", store=tmp_path)
+    (output,) = other.generate(BOTH, STEPS)
+    assert dict(output.usage.misses).keys() == {"other codec"}
+    other.shutdown()
+
+
+def test_a_file_that_says_it_was_rounded_twice_is_none(tmp_path):
+    llm = make(store=tmp_path)
+    llm.add_schema(SCHEMA)
+    llm.shutdown()
+    tier = DiskTier(tmp_path, 1 << 30)
+    said = tier.record(next(tier.iterate()).key).to_json()
+    assert SegmentRecord.from_json(said).kv_dtype == "int8"
+    with pytest.raises(ValueError, match="it was rounded twice"):
+        SegmentRecord.from_json(said | {"codec": "int8"})
+
+
+def test_a_broken_models_numbers_are_not_written(tmp_path):
+    llm = make(store=tmp_path)
+    storage = llm.storage
+    read = storage.read_slab
+
+    def broken(layer, slots):
+        slab = read(layer, slots)
+        slab[0, 0, 0, -4:] = torch.tensor([torch.nan]).view(torch.uint8).numpy()
+        return slab
+
+    storage.read_slab = broken
+    llm.add_schema(SCHEMA)
+    llm.shutdown()
+    assert files(tmp_path) == []
+
+
+def test_inlay_memory_says_what_a_token_takes(capsys):
+    main(["memory", "--model", "demo", "--codec", "int8", "--json"])
+    predicted = json.loads(capsys.readouterr().out)["models"][0]["bytes_per_token"]
+    llm = LLM("demo", kv_cache_dtype="int8", kv_memory="1MiB", store="off")
+    assert predicted == llm.client.model.bytes_per_token == llm.store.pool.bytes_per_token
+    one = sum(tensor.nbytes for tensor in llm.storage.keys + llm.storage.values) / llm.store.pool.slots
+    assert one == predicted
+    llm.shutdown()
+    layers = [LayerShape(2, 64)] * 3 + [LayerShape(1, 96, shared=True)]
+    assert bytes_per_token(layers, torch.int8) == 3 * 2 * 2 * (64 + 4) + 96 + 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; use one of auto, int8"),
+        ({"store_codec": "fp8"}, "store_codec is 'fp8', and keys and values are int8 already"),
+    ],
+)
+def test_wrong_settings(settings, sentence):
+    with pytest.raises(ParameterError, match=sentence):
+        LLM(tiny("llama"), **{"kv_cache_dtype": "int8"} | settings)
+
+
+def test_memory_of_a_device_refuses_it():
+    with pytest.raises(ParameterError, match=r"^kv_cache_dtype 'int8' is for attention on the CPU"):
+        DeviceStorage([LayerShape(1, 16)], torch.int8, 16, torch.device("cpu"))
+
+
+def test_every_command_that_loads_a_model_takes_it(capsys):
+    for command in ("run", "serve", "batch", "check", "cache warm", "eval modular-qa", "eval longbench"):
+        main([*command.split(), "--help"])
+        assert "--kv-cache-dtype" in capsys.readouterr().out, command
+    for bench in ("decode", "encode", "ttft", "throughput"):
+        main(["bench", bench, "--help"])
+        assert "--kv-cache-dtype" in capsys.readouterr().out, bench
