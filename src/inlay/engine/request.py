@@ -14,7 +14,7 @@ from inlay.engine.lookup import Lookup
 from inlay.engine.pending import Wait
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.prompt_state import PrefillRecord, PromptState, usage_of
-from inlay.engine.sampler.sampler import Sampled
+from inlay.engine.sampler.report import Sampled
 from inlay.engine.selection import Selection
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
