@@ -14,6 +14,7 @@ import typer
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
+    Compile,
     Device,
     DType,
     Eviction,
@@ -55,6 +56,7 @@ def run(
     model: Model = "demo",
     dtype: DType = "auto",
     device: Device = "auto",
+    compile: Compile = False,
     chat_template: ChatTemplate = None,
     max_model_len: MaxModelLen = None,
     quantization: Quantization = None,
@@ -106,6 +108,7 @@ def run(
         model,
         dtype=dtype,
         device=device,
+        compile=compile,
         quantization=quantization,
         weights=weights,
         adapters=adapters,

@@ -19,6 +19,7 @@ import typer
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
+    Compile,
     DefaultMaxTokens,
     Device,
     DType,
@@ -131,6 +132,7 @@ def serve(
     chat_template: ChatTemplate = None,
     dtype: DType = "auto",
     device: Device = "auto",
+    compile: Compile = False,
     weights: Weights = None,
     quantization: Quantization = None,
     adapter: Adapter = None,
@@ -254,6 +256,7 @@ def serve(
                     seed=seed,
                     dtype=dtype,
                     device=device,
+                    compile=compile,
                     weights=weights,
                     quantization=quantization,
                     adapters=adapters,

@@ -95,11 +95,13 @@ class Download:
     """
 
     def __init__(self, numbers: Tensor) -> None:
-        on_device = numbers.device.type == "cuda"
-        self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=on_device)
-        self._host.copy_(numbers, non_blocking=True)
         self._there: torch.cuda.Event | None = None
-        if on_device:
+        if numbers.device.type != "cuda":
+            self._host = numbers.cpu()
+            return
+        with on_device(numbers.device):
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
             self._there = torch.cuda.Event()
             self._there.record()
 
