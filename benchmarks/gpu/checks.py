@@ -110,7 +110,10 @@ def odd(tensor: Any, device: Any) -> Any:
 
 
 def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """A whole model in fp32: answers as on the CPU, alone and in a batch, launched and played from recordings."""
+    """A whole model in fp32: answers as on the CPU, alone and in a batch, launched and played from recordings.
+
+    Seeded answers that stop where they may, and those of the model compiled, are compared as well.
+    """
     from inlay import LLM, SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=3 if asked.dry else 40, ignore_eos=True)
@@ -122,15 +125,53 @@ def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
         answers = [answer for batch in batches for answer in llm.generate(batch, params)]
         same = [one.outputs[0].token_ids == other.outputs[0].token_ids for one, other in zip(answers, expected)]  # noqa: B905
         yield {"check": f"answers {name}", "passed": all(same)}
+    seeded = [SamplingParams(seed=n, max_tokens=params.max_tokens, top_p=0.9, n=3, stop=["e"]) for n in range(3)]
+    wanted = LLM("random:tiny", device="cpu", **settings).generate(prompts, seeded)
+    yield {"check": "answers seeded", "passed": _texts(llm.generate(prompts, seeded)) == _texts(wanted)}
     graphs = llm.local.engine.runner.graphs
     yield {"check": "recorded steps", "passed": asked.dry or (graphs is not None and graphs.played > 0)}
+    for _ in range(3):  # the same shapes of new text
+        llm.generate([prompt + " and so on" for prompt in prompts], params)
+        llm.client.reset_prefix_cache().result()
+    yield {"check": "recorded prefills", "passed": asked.dry or (graphs is not None and graphs.played_prefills > 0)}
+    if not asked.dry:
+        compiled = LLM("random:tiny", device=str(device), attention_backend="triton", compile=True, **settings)
+        yield {"check": "answers compiled", "passed": _texts(compiled.generate(prompts, params)) == _texts(expected)}
+
+
+def _texts(outputs: Any) -> list[Any]:
+    return [[each.token_ids for each in output.outputs] for output in outputs]
+
+
+def check_tokens(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """Tokens chosen on the device: those of the CPU for the same logits and seeds, with their log-probabilities."""
+    import torch
+
+    from inlay import SamplingParams
+    from inlay.engine.sampler.device import Launched
+    from inlay.engine.sampler.row import Row
+    from inlay.engine.sampler.sampler import random_bits, sample
+
+    vocabulary, steps = (3000, 2) if asked.dry else (151_936, 20)
+    for changes in (
+        {"temperature": 0}, {}, {"min_p": 0.05}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.95}, {"typical_p": 0.5},
+        {"typical_p": 0.8, "top_k": 200}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {3: 9.0}},
+        {"allowed_token_ids": list(range(0, vocabulary, 7)), "logprobs": 5},
+    ):  # fmt: skip
+        params = SamplingParams(**changes)
+        rows = [Row(params, seed, prompt_ids=range(50)) for seed in range(steps)]
+        for name, scale in (("normal", 3.0), ("ties", 0.0)):
+            logits = (torch.randn(steps, vocabulary) * scale).bfloat16()
+            expected = sample(logits, rows)
+            _, found = Launched(logits.to(device), rows, random_bits(rows)).wait()
+            yield {"check": "tokens", "params": str(changes)[:60], "logits": name, "passed": found == expected}
 
 
 def main() -> int:
     asked = options(__doc__ or "")
     device = device_of(asked)
     rows = []
-    for check in (check_passes, check_answers):
+    for check in (check_passes, check_tokens, check_answers):
         for row in check(asked, device):
             rows.append(row)
             print("passed" if row["passed"] else "FAILED", {k: v for k, v in row.items() if k != "passed"}, flush=True)

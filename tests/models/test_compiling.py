@@ -22,13 +22,13 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_logits_are_those_of_the_stock_model(name):
-    """Prefills in chunks, decode steps of one and several rows, without reuse and with it."""
+    """Prefills in chunks, decode steps of one and several rows; the second time, what is stored is read."""
     loaded = tiny(name)
-    for reuse in ("off", "exact", "exact"):
-        recorder = Recorder(loaded, compile=True, max_num_batched_tokens=24, reuse=reuse)
-        prompts = [ids(length, seed) for seed, length in enumerate((40, 5))]
+    recorder = Recorder(loaded, compile=True, max_num_batched_tokens=24, reuse="exact")
+    prompts = [ids(length, seed) for seed, length in enumerate((40, 5))]
+    for _ in range(2):
         for prompt, (output, logits) in zip(prompts, recorder.greedy(prompts, 4), strict=True):
             check_whole_answer(loaded, prompt, output, logits)
 
