@@ -143,6 +143,49 @@ def _texts(outputs: Any) -> list[Any]:
     return [[each.token_ids for each in output.outputs] for output in outputs]
 
 
+def check_plain(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """Plain passes through the libraries that are installed: near the reference."""
+    import torch
+
+    from inlay.attention.backend import AttentionOptions
+    from inlay.attention.plan import Item, Part, build_plan
+    from inlay.attention.reference import ReferenceBackend
+    from inlay.attention.storage import KVStorage, LayerShape
+    from inlay.attention.triton.backend import TritonBackend
+    from inlay.attention.triton.plain import PlainPrefill, installed
+    from inlay.slots import SlotRange
+
+    found = installed(device)
+    parts = [
+        Part.of(300, 700, (Item(SlotRange(0, 300), 0),), (SlotRange(300, 700),)),
+        Part.of(0, 130, (), (SlotRange(1000, 130),)),
+    ]
+    for name, call in {} if found is None else found.libraries.items():
+        for dtype, width, attention in product(
+            (torch.float16, torch.bfloat16),
+            (64, 128, 256),
+            (AttentionOptions(0.1), AttentionOptions(0.1, window=50, softcap=20.0)),
+        ):
+            shape, rows = LayerShape(2, width), 830
+            host, pool = KVStorage([shape], dtype, 1200), TritonBackend(device).make_pool([shape], dtype, 1200)
+            for here, there in ((host.keys[0], pool.keys[0]), (host.values[0], pool.values[0])):
+                here.copy_(torch.randn(here.shape))
+                there.copy_(here)
+            fresh = [torch.randn(heads, rows, width).to(dtype) for heads in (8, 2, 2)]
+            expected = ReferenceBackend().attend(*fresh, host, build_plan(parts), 0, attention).float()
+            times = iter((2.0, 1.0))  # so that it is chosen
+            plain = PlainPrefill({name: call}, lambda run, times=times: next(times))
+            using = TritonBackend(device, plain=plain)
+            query, key, value = (each.to(device) for each in fresh)
+            for _ in range(2):  # measured, and then as it was chosen
+                output = using.attend(query, key, value, pool, build_plan(parts), 0, attention).float().cpu()
+            apart = float((output - expected).norm() / expected.norm())
+            yield {
+                "check": f"plain passes in {name}", "dtype": str(dtype), "head_dim": width, "window": attention.window,
+                "difference": apart, "passed": apart <= TOLERANCES["bfloat16"] and name in plain.libraries,
+            }  # fmt: skip
+
+
 def check_tokens(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     """Tokens chosen on the device: those of the CPU for the same logits and seeds, with their log-probabilities."""
     import torch
@@ -171,7 +214,7 @@ def main() -> int:
     asked = options(__doc__ or "")
     device = device_of(asked)
     rows = []
-    for check in (check_passes, check_tokens, check_answers):
+    for check in (check_passes, check_plain, check_tokens, check_answers):
         for row in check(asked, device):
             rows.append(row)
             print("passed" if row["passed"] else "FAILED", {k: v for k, v in row.items() if k != "passed"}, flush=True)

@@ -24,6 +24,7 @@ from inlay.attention.triton import kernels
 from inlay.attention.triton.cost import CostModel, Shape, coefficients
 from inlay.attention.triton.jobs import Device
 from inlay.attention.triton.launch import block_width, largest_tile, settings_of
+from inlay.attention.triton.plain import PlainPrefill, installed
 from inlay.attention.triton.tables import WorkTables, build_tables, head_tile
 from inlay.attention.triton.work import MOST_STEPS, Kind, Recording, Work
 from inlay.errors import ParameterError
@@ -47,6 +48,7 @@ class TritonBackend:
     processors: how many programs are to run at the same time; None for as many as the device has multiprocessors.
     costs: by which sharing is chosen; None for those measured here, else the defaults.
     most_partials: the most bytes of partial results in a call.
+    plain: who computes plain passes; None for the libraries that are installed.
     Raises ParameterError where there is no such device.
     """
 
@@ -59,6 +61,7 @@ class TritonBackend:
         processors: int | None = None,
         costs: CostModel | None = None,
         most_partials: int = _MOST_PARTIALS,
+        plain: PlainPrefill | None = None,
     ) -> None:
         self.device = device or torch.device("cpu" if INTERPRETED else "cuda")
         if not INTERPRETED and self.device.type != "cuda":
@@ -69,6 +72,7 @@ class TritonBackend:
         self.costs = costs or coefficients()
         self._processors = processors or _processors(self.device)
         self._most_partials = most_partials
+        self._plain = plain or installed(self.device)
         self._partials = torch.empty(0, dtype=torch.float32, device=self.device)  # kept from call to call
         self._none = torch.zeros(1, dtype=torch.float32, device=self.device)  # for pointers that are not read
 
@@ -120,11 +124,17 @@ class TritonBackend:
         heads, rows, head_dim = query.shape
         window = options.window if options.window is not None and options.window < _FURTHEST else None
         shape = Shape(heads, keys.shape[0], head_dim, keys.dtype.itemsize, window, _is_wide(query, keys))
-        kind = work.kind(plan, shape, self._build)
         make = torch.zeros if work.recorded else torch.empty  # rows that fill a recorded pass up are not written
-        output = make(rows, heads, head_dim, dtype=query.dtype, device=query.device)
-        self._attend(query, keys, values, output, work, kind, options)
-        return output
+
+        def ours() -> Tensor:
+            output = make(rows, heads, head_dim, dtype=query.dtype, device=query.device)
+            kind = work.kind(plan, shape, self._build)
+            self._attend(query, keys, values, output, work, kind, options)
+            return output
+
+        if self._plain is not None and work.plain is not None and self._plain.takes(query, keys, values, options):
+            return self._plain.attend(query, keys, values, work.plain, options, ours)
+        return ours()
 
     def attention_mass(
         self, query: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions
