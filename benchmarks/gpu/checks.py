@@ -143,6 +143,47 @@ def _texts(outputs: Any) -> list[Any]:
     return [[each.token_ids for each in output.outputs] for output in outputs]
 
 
+def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """Keys and values in 8 bits: stored bit for bit as the specification does, and near the reference over them."""
+    import torch
+
+    from inlay.attention.backend import AttentionOptions
+    from inlay.attention.device_storage import DeviceStorage
+    from inlay.attention.plan import build_plan
+    from inlay.attention.quantization import LARGEST, dequantize, quantize
+    from inlay.attention.reference import ReferenceBackend
+    from inlay.attention.rope import Rotary
+    from inlay.attention.storage import KVStorage, LayerShape
+    from inlay.attention.triton.backend import TritonBackend
+    from inlay.slots import SlotRange
+
+    has_fp8 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+    width = 64
+    turn = AttentionOptions(width**-0.5, rotary=Rotary(1000.0 ** (-torch.arange(0, width, 2).float() / width)))
+    for narrow, (name, parts) in product(LARGEST, list(passes(asked.dry))[: 1 if asked.dry else None]):
+        if narrow != torch.int8 and not has_fp8:
+            continue
+        slots = max(run.end for part in parts for run in part.ranges) + 1
+        pool = DeviceStorage([LayerShape(2, width)], narrow, slots, device)
+        pool.write(0, SlotRange(0, slots), *(torch.randn(2, slots, width) for _ in range(2)))
+        host = KVStorage(pool.layers, torch.float32, slots)
+        for there, here, scales in zip((host.keys, host.values), (pool.keys, pool.values), pool.scales[0], strict=True):
+            there[0].copy_(dequantize(here[0].cpu(), scales.cpu()))
+        kind = torch.float32 if asked.dry else torch.bfloat16
+        fresh = [torch.randn(heads, sum(part.rows for part in parts), width).to(kind) for heads in (8, 2, 2)]
+        stored = [dequantize(*quantize(each, narrow)) for each in fresh[1:]]
+        expected = ReferenceBackend().attend(fresh[0].float(), *stored, host, build_plan(parts), 0, turn)
+        plan = build_plan(parts)
+        found = TritonBackend(device).attend(*(each.to(device) for each in fresh), pool, plan, 0, turn).float().cpu()
+        apart = float((found - expected).norm() / expected.norm())
+        numbers = quantize(fresh[1], narrow)[0].float()
+        same = torch.equal(pool.keys[0].float().cpu()[:, plan.slots], numbers)
+        yield {
+            "check": f"{name} in 8 bits", "dtype": str(narrow), "difference": apart, "same_bits": same,
+            "passed": same and apart <= TOLERANCES["float32" if asked.dry else "bfloat16"],
+        }  # fmt: skip
+
+
 def check_plain(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     """Plain passes through the libraries that are installed: near the reference."""
     import torch
@@ -214,7 +255,7 @@ def main() -> int:
     asked = options(__doc__ or "")
     device = device_of(asked)
     rows = []
-    for check in (check_passes, check_plain, check_tokens, check_answers):
+    for check in (check_passes, check_quantized, check_plain, check_tokens, check_answers):
         for row in check(asked, device):
             rows.append(row)
             print("passed" if row["passed"] else "FAILED", {k: v for k, v in row.items() if k != "passed"}, flush=True)
