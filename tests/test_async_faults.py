@@ -100,7 +100,7 @@ def with_words(_: Any, request: Any) -> bool:
 def test_any_fault_in_a_pass_ends_those_in_it_and_not_the_thread(monkeypatch, kind):
     async def ask() -> None:
         llm = engine(max_num_seqs=1)
-        once(monkeypatch, engine_module, "sample", kind("a fault"), lambda logits, rows: True)
+        once(monkeypatch, engine_module, "begin", kind("a fault"), lambda logits, rows: True)
         found = await outcomes(*(last(llm.generate(prompt, PARAMS)) for prompt in ("Hello", "Another")))
         (inside,) = [one for one in found if isinstance(one, Exception)]  # whoever came first
         assert type(inside) is RuntimeError

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from inlay import LLM, ParameterError, SamplingParams
-from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.storage import LayerShape, bytes_per_token
+from inlay.attention.torch import TorchBackend
 from inlay.cli.main import main
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.record import SegmentRecord
@@ -129,9 +129,9 @@ def test_wrong_settings(settings, sentence):
         LLM(tiny("llama"), **{"kv_cache_dtype": "int8"} | settings)
 
 
-def test_memory_of_a_device_refuses_it():
+def test_on_a_device_it_is_refused():
     with pytest.raises(ParameterError, match=r"^kv_cache_dtype 'int8' is for attention on the CPU"):
-        DeviceStorage([LayerShape(1, 16)], torch.int8, 16, torch.device("cpu"))
+        TorchBackend(torch.device("meta")).make_pool([LayerShape(1, 16)], torch.int8, 16)
 
 
 def test_every_command_that_loads_a_model_takes_it(capsys):

@@ -110,7 +110,10 @@ def odd(tensor: Any, device: Any) -> Any:
 
 
 def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """A whole model in fp32: answers as on the CPU, alone and in a batch, launched and played from recordings."""
+    """A whole model in fp32: answers as on the CPU, alone and in a batch, launched and played from recordings.
+
+    Seeded answers that stop where they may, and those of the model compiled, are compared as well.
+    """
     from inlay import LLM, SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=3 if asked.dry else 40, ignore_eos=True)
@@ -122,15 +125,137 @@ def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
         answers = [answer for batch in batches for answer in llm.generate(batch, params)]
         same = [one.outputs[0].token_ids == other.outputs[0].token_ids for one, other in zip(answers, expected)]  # noqa: B905
         yield {"check": f"answers {name}", "passed": all(same)}
+    seeded = [SamplingParams(seed=n, max_tokens=params.max_tokens, top_p=0.9, n=3, stop=["e"]) for n in range(3)]
+    wanted = LLM("random:tiny", device="cpu", **settings).generate(prompts, seeded)
+    yield {"check": "answers seeded", "passed": _texts(llm.generate(prompts, seeded)) == _texts(wanted)}
     graphs = llm.local.engine.runner.graphs
     yield {"check": "recorded steps", "passed": asked.dry or (graphs is not None and graphs.played > 0)}
+    for _ in range(3):  # the same shapes of new text
+        llm.generate([prompt + " and so on" for prompt in prompts], params)
+        llm.client.reset_prefix_cache().result()
+    yield {"check": "recorded prefills", "passed": asked.dry or (graphs is not None and graphs.played_prefills > 0)}
+    if not asked.dry:
+        compiled = LLM("random:tiny", device=str(device), attention_backend="triton", compile=True, **settings)
+        yield {"check": "answers compiled", "passed": _texts(compiled.generate(prompts, params)) == _texts(expected)}
+
+
+def _texts(outputs: Any) -> list[Any]:
+    return [[each.token_ids for each in output.outputs] for output in outputs]
+
+
+def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """Keys and values in 8 bits: stored bit for bit as the specification does, and near the reference over them."""
+    import torch
+
+    from inlay.attention.backend import AttentionOptions
+    from inlay.attention.device_storage import DeviceStorage
+    from inlay.attention.plan import build_plan
+    from inlay.attention.quantization import LARGEST, dequantize, quantize
+    from inlay.attention.reference import ReferenceBackend
+    from inlay.attention.rope import Rotary
+    from inlay.attention.storage import KVStorage, LayerShape
+    from inlay.attention.triton.backend import TritonBackend
+    from inlay.slots import SlotRange
+
+    has_fp8 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+    width = 64
+    turn = AttentionOptions(width**-0.5, rotary=Rotary(1000.0 ** (-torch.arange(0, width, 2).float() / width)))
+    for narrow, (name, parts) in product(LARGEST, list(passes(asked.dry))[: 1 if asked.dry else None]):
+        if narrow != torch.int8 and not has_fp8:
+            continue
+        slots = max(run.end for part in parts for run in part.ranges) + 1
+        pool = DeviceStorage([LayerShape(2, width)], narrow, slots, device)
+        pool.write(0, SlotRange(0, slots), *(torch.randn(2, slots, width) for _ in range(2)))
+        host = KVStorage(pool.layers, torch.float32, slots)
+        for there, here, scales in zip((host.keys, host.values), (pool.keys, pool.values), pool.scales[0], strict=True):
+            there[0].copy_(dequantize(here[0].cpu(), scales.cpu()))
+        kind = torch.float32 if asked.dry else torch.bfloat16
+        fresh = [torch.randn(heads, sum(part.rows for part in parts), width).to(kind) for heads in (8, 2, 2)]
+        stored = [dequantize(*quantize(each, narrow)) for each in fresh[1:]]
+        expected = ReferenceBackend().attend(fresh[0].float(), *stored, host, build_plan(parts), 0, turn)
+        plan = build_plan(parts)
+        found = TritonBackend(device).attend(*(each.to(device) for each in fresh), pool, plan, 0, turn).float().cpu()
+        apart = float((found - expected).norm() / expected.norm())
+        numbers = quantize(fresh[1], narrow)[0].float()
+        same = torch.equal(pool.keys[0].float().cpu()[:, plan.slots], numbers)
+        yield {
+            "check": f"{name} in 8 bits", "dtype": str(narrow), "difference": apart, "same_bits": same,
+            "passed": same and apart <= TOLERANCES["float32" if asked.dry else "bfloat16"],
+        }  # fmt: skip
+
+
+def check_plain(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """Plain passes through the libraries that are installed: near the reference."""
+    import torch
+
+    from inlay.attention.backend import AttentionOptions
+    from inlay.attention.plan import Item, Part, build_plan
+    from inlay.attention.reference import ReferenceBackend
+    from inlay.attention.storage import KVStorage, LayerShape
+    from inlay.attention.triton.backend import TritonBackend
+    from inlay.attention.triton.plain import PlainPrefill, installed
+    from inlay.slots import SlotRange
+
+    found = installed(device)
+    parts = [
+        Part.of(300, 700, (Item(SlotRange(0, 300), 0),), (SlotRange(300, 700),)),
+        Part.of(0, 130, (), (SlotRange(1000, 130),)),
+    ]
+    for name, call in {} if found is None else found.libraries.items():
+        for dtype, width, attention in product(
+            (torch.float16, torch.bfloat16),
+            (64, 128, 256),
+            (AttentionOptions(0.1), AttentionOptions(0.1, window=50, softcap=20.0)),
+        ):
+            shape, rows = LayerShape(2, width), 830
+            host, pool = KVStorage([shape], dtype, 1200), TritonBackend(device).make_pool([shape], dtype, 1200)
+            for here, there in ((host.keys[0], pool.keys[0]), (host.values[0], pool.values[0])):
+                here.copy_(torch.randn(here.shape))
+                there.copy_(here)
+            fresh = [torch.randn(heads, rows, width).to(dtype) for heads in (8, 2, 2)]
+            expected = ReferenceBackend().attend(*fresh, host, build_plan(parts), 0, attention).float()
+            times = iter((2.0, 1.0))  # so that it is chosen
+            plain = PlainPrefill({name: call}, lambda run, times=times: next(times))
+            using = TritonBackend(device, plain=plain)
+            query, key, value = (each.to(device) for each in fresh)
+            for _ in range(2):  # measured, and then as it was chosen
+                output = using.attend(query, key, value, pool, build_plan(parts), 0, attention).float().cpu()
+            apart = float((output - expected).norm() / expected.norm())
+            yield {
+                "check": f"plain passes in {name}", "dtype": str(dtype), "head_dim": width, "window": attention.window,
+                "difference": apart, "passed": apart <= TOLERANCES["bfloat16"] and name in plain.libraries,
+            }  # fmt: skip
+
+
+def check_tokens(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """Tokens chosen on the device: those of the CPU for the same logits and seeds, with their log-probabilities."""
+    import torch
+
+    from inlay import SamplingParams
+    from inlay.engine.sampler.device import Launched
+    from inlay.engine.sampler.row import Row
+    from inlay.engine.sampler.sampler import random_bits, sample
+
+    vocabulary, steps = (3000, 2) if asked.dry else (151_936, 20)
+    for changes in (
+        {"temperature": 0}, {}, {"min_p": 0.05}, {"top_p": 0.9}, {"top_k": 50, "top_p": 0.95}, {"typical_p": 0.5},
+        {"typical_p": 0.8, "top_k": 200}, {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {3: 9.0}},
+        {"allowed_token_ids": list(range(0, vocabulary, 7)), "logprobs": 5},
+    ):  # fmt: skip
+        params = SamplingParams(**changes)
+        rows = [Row(params, seed, prompt_ids=range(50)) for seed in range(steps)]
+        for name, scale in (("normal", 3.0), ("ties", 0.0)):
+            logits = (torch.randn(steps, vocabulary) * scale).bfloat16()
+            expected = sample(logits, rows)
+            _, found = Launched(logits.to(device), rows, random_bits(rows)).wait()
+            yield {"check": "tokens", "params": str(changes)[:60], "logits": name, "passed": found == expected}
 
 
 def main() -> int:
     asked = options(__doc__ or "")
     device = device_of(asked)
     rows = []
-    for check in (check_passes, check_answers):
+    for check in (check_passes, check_quantized, check_plain, check_tokens, check_answers):
         for row in check(asked, device):
             rows.append(row)
             print("passed" if row["passed"] else "FAILED", {k: v for k, v in row.items() if k != "passed"}, flush=True)

@@ -29,7 +29,7 @@ from inlay.engine.profiler import Profiler
 from inlay.engine.profiles import KnownProfiles, Profile
 from inlay.engine.promoter import Promoter
 from inlay.engine.request import Request
-from inlay.engine.runner import Runner, check_adapters, why_not_shift
+from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
 from inlay.engine.shadow import ShadowSampler
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
@@ -43,6 +43,7 @@ from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.shared import SharedTier
 from inlay.kv.tiers.tier import Tier
+from inlay.models.compiling import check_compilable
 from inlay.models.device import free_bytes
 from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
@@ -223,8 +224,12 @@ class InProcessClient:
         size = bytes_per_token(loaded.spec.shapes, kv_dtype)
         pool = KVPool(config.kv_bytes(backend.scratch_bytes, free_bytes(device)), size, config.chunk_size)
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
-        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters, kv_dtype=kv_dtype)
+        if config.compile:
+            check_compilable(loaded.model, loaded.name, loaded.form, adapters=bool(adapters))
+        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters, kv_dtype=kv_dtype, compile=config.compile)
         self.storage = runner.storage
+        if config.compile:
+            check_compiled(loaded.spec, runner, pool)
         check_adapters(self._adapters, loaded.spec, runner, pool)
         named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
         self._model = _model_info(loaded, config, kv_dtype, size, why_not_shift(loaded.spec, runner, pool), named)

@@ -57,6 +57,8 @@ class EngineConfig:
         is loaded is, and for one that is given by name a GPU where there is one.
     attention_backend: "triton" (GPUs), "cpu" (the compiled kernel), "torch", "reference"; "auto" takes the first of
         them that the device and the install have.
+    compile: whether the model runs through ``torch.compile``, which takes a while at the start; it needs stock weights,
+        as they are on a GPU, and no adapters.
     placeholders: what fills a parameter's hole while a module is encoded: "none" or "unk".
     cache_salt: text that keeps this engine's segments apart from others'.
     max_model_len: tokens of a prompt and its answer together, at most what the model has positions for; None for that.
@@ -99,6 +101,7 @@ class EngineConfig:
     eviction: str = DEFAULT_EVICTION
     device: str = "auto"
     attention_backend: str = "auto"
+    compile: bool = False
     placeholders: str = "none"
     cache_salt: str = ""
     max_model_len: int | None = None
@@ -146,8 +149,10 @@ class EngineConfig:
         self.kv_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
-        if not isinstance(self.store_private, bool):
-            raise ParameterError(f"store_private is {self.store_private!r}; it must be True or False")
+        for name in ("store_private", "compile"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ParameterError(f"{name} is {value!r}; it must be True or False")
         if check_seconds("store_timeout_s", self.store_timeout_s) is None:
             raise ParameterError("store_timeout_s is None; it must be a number of seconds above 0")
         check_choice("store_codec", self.store_codec, tuple(CODECS))

@@ -59,7 +59,7 @@ def test_prompt_cache(tmp_path):
 @pytest.mark.triton
 def test_checks(tmp_path):
     rows = dry("checks", tmp_path)["rows"]
-    assert len(rows) == 12
+    assert len(rows) == 34
     assert all(row["passed"] for row in rows)
 
 

@@ -69,8 +69,10 @@ class Machine(RuleBasedStateMachine):
         before = set(self.scheduler.running)
         answering = [job for job in self.scheduler.running if not job.prompt_left]
         left = {job: job.prompt_left for job in self.scheduler.running}
+        again = self.scheduler.again(self.now, ())
         self.memory.asked.clear()
         step = self.scheduler.step(self.now)
+        assert again is None or again == step, "there was something to decide"
         self.check_budget(step, left)
         self.check_who_ran(step, answering)
         self.check_who_left(step)

@@ -98,7 +98,7 @@ def everywhere(llm: Base, faults: Faults) -> None:
     faults.around(Encoding, "batch", "computed")
     faults.around(engine.scheduler, "requeue")
     faults.around(engine.runner, "run")
-    faults.around(core, "sample", "build_plan", "advance")
+    faults.around(core, "begin", "build_plan", "advance")
     faults.around(Request, "splice_now", "count", "accept", "events", "heard", "decode_work", "decoded")
     faults.around(AnswerState, "add")
     faults.around(RequestState, "output")

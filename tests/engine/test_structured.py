@@ -6,6 +6,7 @@ import json
 import random
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from inlay import LLM, InlayError, ParameterError, SamplingParams
 from inlay.engine.grammar_forms import too_large
-from inlay.engine.structured import Grammars, Guide, allowed_tokens
+from inlay.engine.structured import Grammars, Guide, allowed_bits
 from inlay.output.detokenizer import TextStream
 
 from ..conftest import tiny
@@ -185,6 +186,12 @@ def test_any_walk_through_the_masks_is_in_the_language(name, seed):
         stream.finish()
         assert guide.complete
         assert fits(stream.text, structure), stream.text
+
+
+def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> np.ndarray:
+    """Which tokens may come next, (guides, vocabulary)."""
+    bits = allowed_bits(guides, vocabulary).view(np.uint8)
+    return np.unpackbits(bits, axis=1, count=vocabulary, bitorder="little").view(np.bool_)
 
 
 @cache

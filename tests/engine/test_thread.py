@@ -47,7 +47,7 @@ def inside(monkeypatch: pytest.MonkeyPatch, moment: str, do: Callable[[], object
         "admission": (KVCacheManager, "admit"),
         "before the model": (Runner, "run"),
         "behind the model": (Runner, "run"),
-        "sampling": (engine_module, "sample"),
+        "sampling": (engine_module, "begin"),
     }[moment]
     real, left = getattr(owner, name), [do]
 

@@ -113,7 +113,6 @@ class RecordingBackend(Backend, Protocol):
     def capture(self, plan: Plan, rows: int) -> Recording:
         """What passes of at most so many rows that are much like this one are recorded with.
 
-        plan: of decode steps, a row a part. Rows beyond a plan's own store nothing, and what comes out for them is
-        zero.
+        Rows beyond a plan's own store nothing, and what comes out for them is zero.
         """
         ...

@@ -17,28 +17,32 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inlay.attention.quantization import LARGEST, SCALE_BYTES, quantize
 from inlay.attention.storage import KVStorage, LayerShape
-from inlay.errors import ParameterError
 from inlay.slots import SlotRange, total
+
+#: Of the keys and of the values of one layer, (kv_heads, slots) fp32 each.
+Scales = tuple[Tensor, Tensor]
 
 
 class DeviceStorage(KVStorage):
     """See KVStorage. device: where the tensors lie; "cpu" works as well, without streams.
 
-    Raises ParameterError for int8, which no kernel here reads.
+    Keys and values in 8 bits (int8, float8_e4m3fn) have scales beside them, which rows would not be aligned with. In
+    slabs they stand behind the numbers of their row.
+    scales: of each layer, or None where there are none.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int, device: torch.device) -> None:
-        if dtype == torch.int8:
-            raise ParameterError(
-                "kv_cache_dtype 'int8' is for attention on the CPU by 'cpu', 'torch' or 'reference'; use 'auto' here"
-            )
         self.dtype = dtype
         self.layers = tuple(layers)
         self.device = device
         self.keys = [self._zeros(layer, slots) for layer in layers]
         self.values = [
             keys if layer.shared else self._zeros(layer, slots) for layer, keys in zip(layers, self.keys, strict=True)
+        ]
+        self.scales: list[Scales | None] = [
+            (self._floats(layer, slots), self._floats(layer, slots)) if dtype in LARGEST else None for layer in layers
         ]
         self._copying = local()  # a stream for each thread that copies
 
@@ -48,43 +52,65 @@ class DeviceStorage(KVStorage):
             where: slice | Tensor = slice(slots.first, slots.end)
         else:
             where = torch.from_numpy(slots).to(self.device, non_blocking=True)
-        self.keys[layer][:, where] = keys.to(self.device, self.dtype)
-        self.values[layer][:, where] = values.to(self.device, self.dtype)
+        scales = self.scales[layer]
+        if scales is None:
+            self.keys[layer][:, where] = keys.to(self.device, self.dtype)
+            self.values[layer][:, where] = values.to(self.device, self.dtype)
+            return
+        for memory, scale, numbers in zip((self.keys[layer], self.values[layer]), scales, (keys, values), strict=True):
+            memory[:, where], scale[:, where] = quantize(numbers.to(self.device), self.dtype)
 
     def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> npt.NDArray[np.uint8]:
         """See KVStorage.read_slab."""
-        slab = self._host(layer, total(slots))
+        slabs = self._host(layer, total(slots))
         with self._beside():
-            for which, memory in enumerate((self.keys[layer], self.values[layer])):
-                at = 0
-                for run in slots:
-                    part = memory[:, run.first : run.end]
-                    slab[which, :, at : at + run.length].copy_(part, non_blocking=True)
-                    at += run.length
-        return _bytes(slab)
+            for there, slab in zip(self._memory(layer), slabs, strict=True):
+                for which, memory in enumerate(there):
+                    at = 0
+                    for run in slots:
+                        part = memory[:, run.first : run.end]
+                        slab[which, :, at : at + run.length].copy_(part, non_blocking=True)
+                        at += run.length
+        return np.concatenate([_bytes(slab) for slab in slabs], axis=3) if len(slabs) > 1 else _bytes(slabs[0])
 
     def write_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> None:
         """See KVStorage.write_slab."""
         assert slab.shape[2] == total(slots), "one token for each slot"
-        host = self._host(layer, total(slots))
-        _bytes(host)[:] = slab
+        slabs = self._host(layer, total(slots))
+        _bytes(slabs[0])[:] = slab[..., : _bytes(slabs[0]).shape[3]]
+        for host in slabs[1:]:
+            _bytes(host)[:] = slab[..., -SCALE_BYTES:]
         with self._beside():
-            for which, memory in enumerate((self.keys[layer], self.values[layer])):
-                at = 0
-                for run in slots:
-                    part = host[which, :, at : at + run.length]
-                    memory[:, run.first : run.end].copy_(part, non_blocking=True)
-                    at += run.length
+            for there, host in zip(self._memory(layer), slabs, strict=True):
+                for which, memory in enumerate(there):
+                    at = 0
+                    for run in slots:
+                        part = host[which, :, at : at + run.length]
+                        memory[:, run.first : run.end].copy_(part, non_blocking=True)
+                        at += run.length
+
+    def _memory(self, layer: int) -> list[Scales]:
+        """The keys and values of a layer, (kv_heads, slots, width) each, and their scales where there are any."""
+        scales = self.scales[layer]
+        found = [(self.keys[layer], self.values[layer])]
+        return found if scales is None else [*found, (scales[0][..., None], scales[1][..., None])]
+
+    def _floats(self, layer: LayerShape, slots: int) -> Tensor:
+        return torch.zeros((layer.kv_heads, slots), device=self.device)
 
     def _zeros(self, layer: LayerShape, slots: int) -> Tensor:
         return torch.zeros((layer.kv_heads, slots, layer.head_dim), dtype=self.dtype, device=self.device)
 
-    def _host(self, layer: int, tokens: int) -> Tensor:
-        """Host memory for the keys and values of so many tokens, pinned where the device can copy to it by itself."""
-        shape = self.layers[layer]
-        return torch.empty(
-            (2, shape.kv_heads, tokens, shape.head_dim), dtype=self.dtype, pin_memory=self.device.type == "cuda"
-        )
+    def _host(self, layer: int, tokens: int) -> list[Tensor]:
+        """Host memory for what ``_memory`` has of so many tokens, pinned where the device can copy to it by itself."""
+        return [
+            torch.empty(
+                (2, self.layers[layer].kv_heads, tokens, keys.shape[2]),
+                dtype=keys.dtype,
+                pin_memory=self.device.type == "cuda",
+            )
+            for keys, _ in self._memory(layer)
+        ]
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inlay.attention.quantization import SCALE_BYTES, dequantize, quantize
 from inlay.slots import SlotRange, total
 
 
@@ -44,12 +45,6 @@ class LayerShape:
         return self.rows * self.head_dim
 
 
-#: What a row of int8 ends in: one fp32.
-SCALE_BYTES = 4
-_MOST = 127.0
-_LEAST = 1e-30  # of the largest number of a row; smaller ones are zero, as what they are divided by would be no number
-
-
 def row_width(head_dim: int, dtype: torch.dtype) -> int:
     """How many elements of the dtype a key of ``head_dim`` numbers has, with its scale."""
     return head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
@@ -65,19 +60,14 @@ def quantized(numbers: Tensor) -> Tensor:  # (…, head_dim + SCALE_BYTES) int8
 
     What is no number leaves a scale that is none. The kernel does the same, bit for bit (csrc/attend.cpp).
     """
-    exact = numbers.float()
-    most = exact.abs().amax(-1, keepdim=True)
-    finite, some = most <= torch.finfo(torch.float32).max, most > _LEAST
-    factor = torch.where(finite & some, _MOST / most, 0.0)
-    whole = torch.where(finite, exact * factor, 0.0).round().to(torch.int8)
-    scale = torch.where(finite, torch.where(some, most / _MOST, 0.0), torch.nan)
-    return torch.cat((whole, scale.view(torch.int8)), -1)
+    whole, scale = quantize(numbers, torch.int8)
+    return torch.cat((whole, scale[..., None].view(torch.int8)), -1)
 
 
 def dequantized(rows: Tensor) -> Tensor:  # (…, head_dim) fp32
     """The numbers of rows of int8, (…, head_dim + SCALE_BYTES)."""
     head_dim = rows.shape[-1] - SCALE_BYTES
-    return rows[..., :head_dim].float() * rows[..., head_dim:].contiguous().view(torch.float32)
+    return dequantize(rows[..., :head_dim], rows[..., head_dim:].contiguous().view(torch.float32)[..., 0])
 
 
 class KVStorage:

@@ -24,6 +24,7 @@ from inlay.attention.grouping import FIRST, MASKED, SHIFT, Table
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.storage import KVStorage, LayerShape
+from inlay.errors import ParameterError
 
 _CPU = torch.device("cpu")
 
@@ -70,9 +71,11 @@ class TorchBackend:
         self.device = device
 
     def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
-        """See Backend.make_pool."""
+        """See Backend.make_pool. Raises ParameterError for int8 on another device than the CPU."""
         if self.device == _CPU:
             return KVStorage(layers, dtype, slots)
+        if dtype == torch.int8:
+            raise ParameterError("kv_cache_dtype 'int8' is for attention on the CPU; leave it at 'auto' here")
         return DeviceStorage(layers, dtype, slots, self.device)
 
     def prepare(self, plan: Plan) -> None:

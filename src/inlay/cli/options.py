@@ -67,6 +67,9 @@ Weights = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto: a GPU where there is one; cpu, cuda, or cuda:1 for the second.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Run the model through torch.compile, which takes a while at the start.")
+]
 Reuse = Annotated[
     str | None,
     typer.Option(

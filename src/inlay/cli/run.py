@@ -14,6 +14,7 @@ import typer
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
+    Compile,
     Device,
     DType,
     Eviction,
@@ -56,6 +57,7 @@ def run(
     model: Model = "demo",
     dtype: DType = "auto",
     device: Device = "auto",
+    compile: Compile = False,
     chat_template: ChatTemplate = None,
     max_model_len: MaxModelLen = None,
     quantization: Quantization = None,
@@ -108,6 +110,7 @@ def run(
         model,
         dtype=dtype,
         device=device,
+        compile=compile,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         weights=weights,

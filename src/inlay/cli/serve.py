@@ -19,6 +19,7 @@ import typer
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
+    Compile,
     DefaultMaxTokens,
     Device,
     DType,
@@ -132,6 +133,7 @@ def serve(
     chat_template: ChatTemplate = None,
     dtype: DType = "auto",
     device: Device = "auto",
+    compile: Compile = False,
     weights: Weights = None,
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
@@ -256,6 +258,7 @@ def serve(
                     seed=seed,
                     dtype=dtype,
                     device=device,
+                    compile=compile,
                     weights=weights,
                     quantization=quantization,
                     kv_cache_dtype=kv_cache_dtype,

@@ -11,8 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from inlay.engine.sampler.report import Sampled
 from inlay.engine.sampler.row import Row
-from inlay.engine.sampler.sampler import Sampled
 from inlay.errors import InlayError
 from inlay.events import Fault, TokenEvent
 from inlay.logprobs import RankedLogprob

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from inlay.engine.allocation import Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.engine.idle import IdleTime, IdleWorker
+from inlay.engine.in_flight import InFlight
 from inlay.engine.jobs import Step
 from inlay.engine.kv_manager import KVCacheManager
 from inlay.engine.pass_budget import PassBudget
@@ -21,13 +23,14 @@ from inlay.engine.promoter import Promoter
 from inlay.engine.prompt_scores import most_rows
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
-from inlay.engine.sampler.sampler import sample
+from inlay.engine.sampler.sampler import begin
 from inlay.engine.scheduler import Scheduler
 from inlay.engine.shadow import ShadowSampler
 from inlay.errors import AbortedError, DeadlineError, DeviceMemoryError, QueueFullError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
+from inlay.models.device import upload
 from inlay.types import EngineStats, TierStats
 
 
@@ -82,6 +85,7 @@ class Engine:
         self.observers: list[StepObserver] = []
         self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
         self._scoring: set[Task] = set()  # who waits or runs, and its prompt is still to be scored
+        self._in_flight: InFlight | None = None  # the last step's tokens, where only a device has them
         self._steps = self._preemptions = 0
         self._idle = False  # whether the last step had nothing to do
 
@@ -164,34 +168,40 @@ class Engine:
         self.residency.poll()
         began = time.perf_counter()
         self._idle_time.give_up()
-        step = self.scheduler.step(began, self._most_prefill())
+        step = self._again(began)
+        settled = self._settle(interruptible) if step is None else []
+        step = step or self.scheduler.step(began, self._most_prefill())
         self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
         ended = self._leave(step)
         if on_leave is not None:
             for request in ended:
                 on_leave(request)
         made = self._pass(step)
-        self._idle = not made.owners and not ended
+        self._idle = not made.owners and not ended and not settled
         if not made.owners:
-            return ended
+            return ended + settled
         self._steps += 1
         try:
-            advanced = self._compute(made)
+            advanced = self._compute(made, interruptible)
         except BaseException as error:  # a failed pass ends those who were in it, and nobody else
-            failed = list(dict.fromkeys(made.owners))
-            stops = interruptible and not isinstance(error, Exception)
-            for request in failed:
-                interrupted = AbortedError(f"request {request.id}: its pass was interrupted")
-                request.error = interrupted if stops else fault_of(error)
-                self.release(request)
-            if stops:
-                raise
-            return ended + failed
+            return ended + settled + self._fail(made.owners, error, interruptible)
         seconds = time.perf_counter() - began
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
         for observer in self.observers:
             observer.stepped(seconds)
-        return ended + advanced
+        return ended + settled + advanced
+
+    def _fail(self, owners: Sequence[Task], error: BaseException, interruptible: bool) -> list[Task]:
+        """End those whose pass has failed; see ``step``. Raises the error again where it stops the program."""
+        failed = list(dict.fromkeys(owners))
+        stops = interruptible and not isinstance(error, Exception)
+        for request in failed:
+            interrupted = AbortedError(f"request {request.id}: its pass was interrupted")
+            request.error = interrupted if stops else fault_of(error)
+            self.release(request)
+        if stops:
+            raise error
+        return failed
 
     def idle_step(self, *, whole: bool = False, only: Collection[IdleWorker | None] | None = None) -> bool:
         """Use a moment in which there is nothing to decide; returns whether there was any use for it.
@@ -213,7 +223,10 @@ class Engine:
         """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
         self.scheduler.remove(task)
         self._scoring.discard(task)
-        self._decoding = None
+        if self._decoding is not None and task in self._decoding[0]:
+            self._decoding = None
+        if self._in_flight is not None:
+            self._in_flight.forget(task)
         if isinstance(task, Request) and task.usage is not None:
             self._learn(task)
 
@@ -254,18 +267,22 @@ class Engine:
     def _pass(self, step: Step[Task]) -> ForwardPass:
         made = ForwardPass(decode=[task for task in step.decode if isinstance(task, Request)])
         for request in made.decode:
-            made.add(request, [request.decode_work()])
+            made.add(request, [request.decode_work(ahead=self._in_flight is not None)])
         for task, tokens in step.prefill:
             work, completed = task.allocation.take(tokens)
             made.add(task, work)
             made.completed += [(task, prefill) for prefill in completed]
         return made
 
-    def _compute(self, made: ForwardPass) -> list[Task]:
+    def _compute(self, made: ForwardPass, interruptible: bool) -> list[Task]:
         began = time.perf_counter()
-        logits = self.runner.run(made.work, made.wanted, self._plan(made)) if made.work else torch.empty(0, 0)
+        logits = self._forward(made) if made.work else torch.empty(0, 0)
         if made.checks:
             self.runner.run_to_check(made.checks)
+        settled = self._settle(interruptible)
+        if any(request.finished for request in settled if isinstance(request, Request)):
+            left = made.drop([request for request in made.decode if request.finished])
+            logits = logits.index_select(0, upload(np.array(left, dtype=np.int64), logits.device))
         for observer in self.observers:
             sampled_from = logits[len(logits) - len(made.sampled) :]
             observer.computed(made, sampled_from, self.scheduler.running, time.perf_counter() - began)
@@ -280,7 +297,13 @@ class Engine:
         sampled = len(logits) - len(made.sampled)
         damaged = self._score(made, logits[:sampled])
         advanced = [*damaged, *self._sample(made, logits[sampled:]), *self._end(made)]
-        return [*dict.fromkeys(advanced), *made.encodings]
+        return [*dict.fromkeys([*settled, *advanced]), *made.encodings]
+
+    def _forward(self, made: ForwardPass) -> Tensor:
+        plan = self._plan(made)
+        if self._in_flight is None:
+            return self.runner.run(made.work, made.wanted, plan)
+        return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode))
 
     def _next_batch(self, encoding: Encoding) -> None:
         """Let an encoding whose batch is computed stand in line for the next one, behind those who wait already."""
@@ -329,13 +352,41 @@ class Engine:
     def _sample(self, made: ForwardPass, logits: Tensor) -> list[Request]:
         if not made.sampled:
             return []
-        advanced = [request for request, _ in made.sampled]
-        tokens = sample(logits, [request.sampling.row for request in advanced])
-        for request, token, row in zip(advanced, tokens, logits, strict=True):
-            request.accept(row, token)
+        requests = [request for request, _ in made.sampled]
+        in_flight = InFlight(requests, begin(logits, [request.sampling.row for request in requests]), logits)
+        if in_flight.may_wait and len(made.decode) == len(made.work):
+            self._in_flight = in_flight
+            return []
+        return self._accept(in_flight)
+
+    def _accept(self, in_flight: InFlight) -> list[Request]:
+        """Tell requests their tokens, and let those go that have ended."""
+        accepted = in_flight.accept()
+        for request in accepted:
             if request.finished:
                 self.release(request)
-        return advanced
+        return accepted
+
+    # A device is given its next step before the host knows the tokens of the last one, where that step is one more
+    # token of the same answers. Tokens are taken in while it computes, and before the next ones are chosen: grammars,
+    # penalties and words that must not come count them. Who turns out to have ended has a row in that pass for nothing.
+
+    def _again(self, now: float) -> Step[Task] | None:
+        """The next step, where it can be taken before the tokens of the last one are known."""
+        in_flight = self._in_flight
+        if in_flight is None or not all(task in in_flight.requests for task in self.scheduler.running):
+            return None
+        return self.scheduler.again(now, in_flight.leaving)
+
+    def _settle(self, interruptible: bool) -> list[Task]:
+        """Take in the tokens of the last step, where only a device has them. Returns who has one more."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
+            return []
+        try:
+            return [*self._accept(in_flight)]
+        except BaseException as error:
+            return self._fail([*in_flight.requests], error, interruptible)
 
     def _plan(self, made: ForwardPass) -> Plan:
         """The pass's plan; while the same requests go on answering, the last one with its lengths advanced."""

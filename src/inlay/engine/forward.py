@@ -5,7 +5,7 @@ An observer sees what every pass computes, on the thread that steps the engine: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -47,6 +47,13 @@ class ForwardPass:
     def wanted(self) -> list[int]:
         """The rows whose logits are looked at: those of prompts, then those that tokens are sampled from."""
         return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
+
+    def drop(self, requests: Collection[Request]) -> list[int]:
+        """Forget requests of a pass that decodes alone, as they have ended before it. Returns who is left, by place."""
+        left = [place for place, (request, _) in enumerate(self.sampled) if request not in requests]
+        self.sampled = [self.sampled[place] for place in left]
+        self.decode = [request for request in self.decode if request not in requests]
+        return left
 
     def add(self, task: Task, work: Sequence[Work]) -> None:
         before = self.rows

@@ -14,7 +14,7 @@ from inlay.engine.lookup import Lookup
 from inlay.engine.pending import Wait
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.prompt_state import PrefillRecord, PromptState, usage_of
-from inlay.engine.sampler.sampler import Sampled
+from inlay.engine.sampler.report import Sampled
 from inlay.engine.selection import Selection
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
@@ -212,10 +212,13 @@ class Request:
         if self.selection is not None:
             self.selection = self.prompt.selector = None
 
-    def decode_work(self) -> Work:
-        """The step that computes the KV of the token said last, and the logits behind it."""
-        row = self.allocation.next_row(self.positions[-1] + len(self.token_ids))
-        return Work((self.token_ids[-1],), row, adapter=self.adapter)
+    def decode_work(self, *, ahead: bool = False) -> Work:
+        """The step that computes the KV of the token said last, and the logits behind it.
+
+        ahead: whether that token is one more than is known here, as a device has it; its id is 0 then.
+        """
+        row = self.allocation.next_row(self.positions[-1] + len(self.token_ids) + ahead)
+        return Work((0 if ahead else self.token_ids[-1],), row, adapter=self.adapter)
 
     def decoded(self) -> None:
         """Note that the step of ``decode_work`` has run."""

@@ -19,10 +19,11 @@ from torch import Tensor
 from inlay.attention.backend import Backend
 from inlay.attention.plan import Part, Plan, build_plan, items_at
 from inlay.engine.allocation import Work
-from inlay.engine.graphs import Record, decode_graphs
-from inlay.errors import CapacityError
+from inlay.engine.graphs import Record, pass_graphs
+from inlay.errors import CapacityError, ParameterError
 from inlay.kv.pool import KVPool
-from inlay.models.device import on_device
+from inlay.models.compiling import OPAQUE, compiled
+from inlay.models.device import on_device, upload
 from inlay.models.interface import IMPLEMENTATION, EndOfPassError, PassContext, attention_implementation
 from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapters
@@ -33,8 +34,9 @@ from inlay.slots import SlotRange, cut
 class Runner:
     """Runs work through the model. Keys and values go to the backend's pool; logits come back where asked for.
 
-    slots: how many token slots that pool has. record: what records decode steps; None for CUDA graphs, on a GPU.
-    adapters: what work may name; None for none. kv_dtype: of keys and values in it; None for the model's.
+    slots: how many token slots that pool has. record: what records passes of few rows; None for CUDA graphs, on a GPU.
+    adapters: what work may name; None for none. kv_dtype: of keys and values in the pool; None for the model's.
+    compile: whether the model runs through ``torch.compile``, where ``check_compilable`` lets it.
     """
 
     def __init__(
@@ -45,23 +47,28 @@ class Runner:
         record: Record | None = None,
         adapters: Adapters | None = None,
         kv_dtype: torch.dtype | None = None,
+        compile: bool = False,
     ) -> None:
         self._loaded = loaded
+        self._compiled = compiled(loaded.model) if compile else None
         self.backend = backend
         self._adapters = adapters or Adapters(loaded.model, ())
         self.storage = backend.make_pool(loaded.spec.shapes, kv_dtype or loaded.model.dtype, slots)
-        self.graphs = decode_graphs(backend, self._forward, record)  # None where steps are not recorded
+        self.graphs = pass_graphs(backend, self._forward, record)  # None where passes are not recorded
 
     @property
     def vocabulary(self) -> int:
         """The width of its logits."""
         return self._loaded.spec.vocab_size
 
-    def run(self, work: Sequence[Work], rows: Sequence[int], plan: Plan | None = None) -> Tensor:
+    def run(
+        self, work: Sequence[Work], rows: Sequence[int], plan: Plan | None = None, ids: Tensor | None = None
+    ) -> Tensor:
         """One forward pass over packed work.
 
         rows: the packed rows whose logits are wanted.
         plan: the plan of just this work, where the caller has it already.
+        ids: the work's, (rows,), int64, on the device, where the host does not know them.
         Returns (len(rows), vocabulary) in the model's dtype.
         """
         plan = plan or build_plan([w.part for w in work])
@@ -70,14 +77,14 @@ class Runner:
             if each.mass is not None:
                 watched.append((first, each.part, each.mass))
             first += each.part.rows
-        ids = [token for w in work for token in w.ids]
+        known = [token for w in work for token in w.ids] if ids is None else ids
         context = PassContext(self.backend, self.storage, plan, self._loaded.spec, watched)
         with on_device(self.backend.device):
-            if self.graphs is not None and not watched and _is_recordable(work, rows, plan):
-                logits = self.graphs.run(ids, plan)
+            if self.graphs is not None and not watched and not any(w.adapter for w in work):
+                logits = self.graphs.run(known, plan, rows)
                 if logits is not None:
                     return logits
-            return self._run(ids, rows, context, self._adapted(work))
+            return self._run(known, rows, context, self._adapted(work))
 
     @property
     def check_layer(self) -> int:
@@ -116,24 +123,29 @@ class Runner:
         return [(w.adapter, w.part.rows) for w in work] if self._adapters else []
 
     def _run(
-        self, ids: list[int], rows: Sequence[int], context: PassContext, adapted: Sequence[tuple[bytes, int]]
+        self, ids: list[int] | Tensor, rows: Sequence[int], context: PassContext, adapted: Sequence[tuple[bytes, int]]
     ) -> Tensor:
         """adapted: see ``_adapted``."""
         self.backend.prepare(context.plan)
         device = self.backend.device
-        positions = torch.tensor(context.plan.positions, device=device)
-        wanted = torch.tensor(rows, dtype=torch.long, device=device)
+        positions = upload(context.plan.positions.copy(), device)  # which grows in place, step by step
+        wanted = upload(np.array(rows, dtype=np.int64), device)
+        known = ids if isinstance(ids, Tensor) else upload(np.array(ids, dtype=np.int64), device)
         with self._adapters.applied(adapted, rows):
-            return self._compute(torch.tensor(ids, device=device), positions, context, wanted)
+            return self._compute(known, positions, context, wanted)
 
-    def _forward(self, ids: Tensor, positions: Tensor, plan: Plan) -> Tensor:
-        """The logits of all rows. ids, positions: (rows,)."""
-        return self._compute(ids, positions, PassContext(self.backend, self.storage, plan, self._loaded.spec), None)
+    def _forward(self, ids: Tensor, positions: Tensor, plan: Plan, rows: Tensor | None) -> Tensor:
+        """See ``graphs.Forward``."""
+        return self._compute(ids, positions, PassContext(self.backend, self.storage, plan, self._loaded.spec), rows)
 
     def _compute(self, ids: Tensor, positions: Tensor, context: PassContext, rows: Tensor | None) -> Tensor:
         """The model's logits. ids, positions: (rows,). rows: the ones wanted; None for all."""
-        with torch.inference_mode(), attention_implementation(self._loaded.model, IMPLEMENTATION):
-            output = self._loaded.model(
+        whole = context.last_layer is None and not context.watched  # others leave the layers on their way
+        model, name = self._loaded.model, IMPLEMENTATION
+        if self._compiled is not None and whole:
+            model, name = self._compiled, OPAQUE
+        with torch.inference_mode(), attention_implementation(self._loaded.model, name):
+            output = model(
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
@@ -142,12 +154,6 @@ class Runner:
             )
         logits: Tensor = output.logits[0]
         return logits
-
-
-def _is_recordable(work: Sequence[Work], rows: Sequence[int], plan: Plan) -> bool:
-    """Whether a pass is one token of each of several answers, by the layers as they are without an adapter."""
-    one_each = len(work) == plan.rows and list(rows) == list(range(plan.rows))
-    return one_each and not any(w.adapter for w in work)
 
 
 _HEAD, _TAIL = 16, 8
@@ -159,6 +165,35 @@ _TEXTS = 8
 #: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16
 #: and int8.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.int8: 0.15}
+
+
+def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
+    """Raise ParameterError where a compiled model does not run, or gives other logits than it does uncompiled.
+
+    That compiles it, for passes of several rows and of one. Raises CapacityError where the pool cannot hold the passes.
+    """
+    runs = pool.allocate(_HEAD)
+    if runs is None:
+        raise _too_small(pool, _HEAD)
+    model, graphs, found = runner._compiled, runner.graphs, []
+    runner.graphs = None  # which would play a recording of either for both
+    try:
+        for runner._compiled in (model, None):
+            found.append(torch.cat([_whole(0, _ids(spec, 0)[:rows], runner, runs) for rows in (_HEAD, _TAIL, 1)]))
+        off = max(_error(one, other) for one, other in zip(*found, strict=True))
+    except (RuntimeError, ImportError, NotImplementedError) as error:  # those of the compiler's are of the first kind
+        reason = str(error).strip().splitlines()[:1]
+        raise ParameterError(
+            f"compile is set, and torch.compile fails at this model: {type(error).__name__}: {' '.join(reason)[:300]}; "
+            "leave compile out"
+        ) from error
+    finally:
+        runner._compiled, runner.graphs = model, graphs
+        pool.free(runs)
+    if off > _TOLERANCE[runner.storage.dtype]:
+        raise ParameterError(
+            f"compile is set, and torch.compile changes this model's logits by {off:.2g} of their spread; leave it out"
+        )
 
 
 def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 from typing import Generic
 from weakref import ReferenceType, ref
@@ -136,6 +137,27 @@ class Scheduler(Generic[J]):
         self._prefill(step, budget)
         return step
 
+    def again(self, now: float, leaving: Collection[J]) -> Step[J] | None:
+        """The next step where there is nothing to decide: one more token of all who answer but those who are leaving.
+
+        None where somebody could join, leaves otherwise, or has a prompt to compute, and where the pool is full.
+        """
+        decode = [job for job in self.running if job not in leaving]
+        places = max(0, self._max_requests - sum(job.sequences for job in self.running))
+        if (
+            not decode
+            or self._refused
+            or (self._deadlines and self._deadlines[0][0] <= now)
+            or any(job.prompt_left for job in self.running)
+            or any(sequences <= places for _, sequences in self._queues)
+            or self._crowded_out() is not None
+            or not all(self._memory.grow(job) for job in decode)
+        ):
+            return None
+        for job in decode:
+            self._shares.charge(job, 1)
+        return Step(decode=decode)
+
     def _expire(self, step: Step[J], now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             job = heappop(self._deadlines)[2]()
@@ -151,14 +173,18 @@ class Scheduler(Generic[J]):
 
     def _give_up_a_place(self, step: Step[J]) -> None:
         """Preempt one job of a tenant that has more than its share of the places, for one that has less."""
+        tenant = self._crowded_out()
+        if tenant is not None:
+            self.preempt(next(job for job in reversed(self.running) if job.tenant == tenant and job.sequences), step)
+
+    def _crowded_out(self) -> str | None:
+        """The tenant that has to give up a place; None for nobody."""
         counts = self._running_by_tenant()
         heads = [queue[0] for (_, sequences), queue in self._queues.items() if sequences]
         if not heads or sum(count for count, _ in counts.values()) < self._max_requests:
-            return
+            return None
         head = min(heads, key=lambda job: self.turn(job, counts))
-        tenant = crowded_out(counts, head.tenant, head.weight)
-        if tenant is not None:
-            self.preempt(next(job for job in reversed(self.running) if job.tenant == tenant and job.sequences), step)
+        return crowded_out(counts, head.tenant, head.weight)
 
     def _running_by_tenant(self) -> dict[str, tuple[int, float]]:
         counts: dict[str, tuple[int, float]] = {}

@@ -194,14 +194,8 @@ class _Kept:
         return 1 + len(key[1]) // self._counted_once
 
 
-def allowed_tokens(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Which tokens may come next, (guides, vocabulary)."""
-    bits = allowed_bits(guides, vocabulary).view(np.uint8)
-    return np.unpackbits(bits, axis=1, count=vocabulary, bitorder="little").view(np.bool_)
-
-
 def allowed_bits(guides: Sequence[Guide], vocabulary: int) -> npt.NDArray[np.uint32]:
-    """The same, (guides, words), a bit each, the lowest first; on several threads where there are several guides.
+    """Which tokens may come next, (guides, words), a bit each, the lowest first; several guides on several threads.
 
     A guide that the library fails at allows none, and has the reason as its ``failure``: it is one answer's, and others
     are in the same pass.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import numpy.typing as npt
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from inlay.errors import CapacityError, ParameterError
@@ -75,3 +78,36 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 def free_bytes(device: torch.device) -> int | None:
     """How much memory a device has left; None for the CPU, whose memory is the host's."""
     return None if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """An array on a device, in a copy that nobody waits for; for the CPU it is the array's own memory."""
+    there = torch.from_numpy(array)
+    if device.type == "cuda":
+        there = there.pin_memory()  # which is copied at once: the caller may go on with the array
+    return there.to(device, non_blocking=True)
+
+
+class Download:
+    """Numbers on their way from a device, in a copy that whoever started it need not wait for.
+
+    numbers: on the device.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._there: torch.cuda.Event | None = None
+        if numbers.device.type != "cuda":
+            self._host = numbers.cpu()
+            return
+        with on_device(numbers.device):
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._there = torch.cuda.Event()
+            self._there.record()
+
+    def wait(self) -> npt.NDArray[Any]:
+        """The numbers, when they are there."""
+        if self._there is not None:
+            self._there.synchronize()
+        found: npt.NDArray[Any] = self._host.numpy()
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ interpreted = pytest.mark.skipif(
 )
 
 
-def backend(costs: CostModel = SHARING, **settings: int) -> TritonBackend:
+def backend(costs: CostModel = SHARING, **settings: Any) -> TritonBackend:
     return TritonBackend(costs=costs, **settings)
 
 

@@ -30,15 +30,23 @@ NARROW = {
     "work_ptr": "*i32", "lane_ptr": "*i32", "piece_ptr": "*i32", "position_ptr": "*i32", "step_ptr": "*i32",
     "slot_ptr": "*i32", "row_ptr": "*i32", "first_ptr": "*i32", "index_ptr": "*i32",
     "partial_ptr": "*fp32", "lse_ptr": "*fp32", "cos_ptr": "*fp32", "sin_ptr": "*fp32", "slope_ptr": "*fp32",
-    "sink_ptr": "*fp32",
+    "sink_ptr": "*fp32", "key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32",
 }  # fmt: skip
 
 
-def compiled(kernel: Any, dtype: str, constants: dict[str, Any], target: GPUTarget, **options: int) -> dict[str, Any]:
-    """What a kernel takes."""
+def compiled(
+    kernel: Any,
+    dtype: str,
+    constants: dict[str, Any],
+    target: GPUTarget,
+    pointers: dict[str, str] | None = None,
+    **options: int,
+) -> dict[str, Any]:
+    """What a kernel takes. pointers: those to another dtype."""
+    known = NARROW | (pointers or {})
     signature, aligned = {}, {}
     for number, name in enumerate(kernel.arg_names):
-        pointer = NARROW.get(name, f"*{dtype}") if name.split("_")[-1] == "ptr" else NUMBERS.get(name, "i32")
+        pointer = known.get(name, f"*{dtype}") if name.split("_")[-1] == "ptr" else NUMBERS.get(name, "i32")
         signature[name] = "constexpr" if name in constants else pointer
         if name not in {**constants, **ODD}:
             aligned[number,] = [["tt.divisibility", 16]]
@@ -70,7 +78,7 @@ def main(capability: int, quick: bool) -> None:
             if settings is None:
                 continue
             constants = {
-                "GROUP": shape.group, "HEAD_TILE": shape.group, "HEAD_DIM": head_dim,
+                "QUANTIZED": False, "GROUP": shape.group, "HEAD_TILE": shape.group, "HEAD_DIM": head_dim,
                 "BLOCK_D": block_width(head_dim), "BLOCK_M": tile, "BLOCK_N": settings.keys,
                 "PAIRS": head_dim // 2 if options is EVERYTHING else 0, "INTERLEAVED": False,
                 "WIDE": wide, **options,
@@ -81,8 +89,29 @@ def main(capability: int, quick: bool) -> None:
             about = {"kernel": "attend", "head_dim": head_dim, "dtype": dtype, "tile": tile}
             print(json.dumps(about | {"everything": options is EVERYTHING} | found), flush=True)
     width = {"HEAD_DIM": 128, "BLOCK_D": 128}
-    found = compiled(kernels.store, "bf16", width | {"BLOCK_ROWS": 16, "SHARED": False}, target)
+    found = compiled(kernels.store, "bf16", width | {"BLOCK_ROWS": 16, "SHARED": False, "LARGEST": 0.0}, target)
     print(json.dumps({"kernel": "store"} | found))
+    for largest, kind in ((127.0, "i8"), (448.0, "fp8e4nv")):
+        if kind != "i8" and (quick or capability < 89):  # these have no fp8
+            continue
+        narrow = {"keys_ptr": f"*{kind}", "values_ptr": f"*{kind}"}
+        constants = width | {"BLOCK_ROWS": 16, "SHARED": False, "LARGEST": largest}
+        found = compiled(kernels.store, "bf16", constants, target, narrow)
+        print(json.dumps({"kernel": "store"} | found), flush=True)
+        shape = Shape(32, 8, 128, 1)
+        for tile in (16,) if quick else (16, 128):
+            settings = settings_of(shape, tile)
+            assert settings is not None
+            constants = {
+                "QUANTIZED": True, "GROUP": 4, "HEAD_TILE": 4, **width,
+                "BLOCK_M": tile, "BLOCK_N": settings.keys, "PAIRS": 0, "INTERLEAVED": False, "WIDE": False, **PLAIN,
+            }  # fmt: skip
+            found = compiled(
+                kernels.attend, "bf16", constants, target, narrow, num_warps=settings.warps, num_stages=settings.stages
+            )
+            print(
+                json.dumps({"kernel": "attend", "dtype": kind, "tile": tile, "everything": False} | found), flush=True
+            )
     found = compiled(kernels.merge, "bf16", width | {"HEADS": 32, "SINKS": True}, target)
     print(json.dumps({"kernel": "merge"} | found))
 

@@ -1,9 +1,10 @@
-"""Decode steps that are recorded and played again, with a recorder that calls them anew in place of CUDA's."""
+"""Passes that are recorded and played again, with a recorder that calls them anew in place of CUDA's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from inlay.attention.triton.cost import Shape
 from inlay.attention.triton.jobs import Device
 from inlay.attention.triton.tables import Room, build_tables
 from inlay.engine.allocation import Work
-from inlay.engine.graphs import SIZES, DecodeGraphs
+from inlay.engine.graphs import SIZES, PassGraphs
 from inlay.engine.runner import Runner
 from inlay.slots import SlotRange
 from tests.attention.kernel_cases import one_on
@@ -94,14 +95,72 @@ def test_rows_that_fill_a_step_up_store_nothing():
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-def test_prefill_and_large_batches_are_computed():
+def prompts(*lengths: int, shift: int = 0) -> list[Work]:
+    """New text behind the same stored keys, of each prompt at a shift of its own."""
+    return [
+        Work(
+            tuple((7 * at + number) % 250 for at in range(length)),
+            Part.of(
+                SHARED + number * shift, length, (Item(SlotRange(0, SHARED), 0, number * shift),),
+                (SlotRange(64 + 48 * number, length),),
+            ),
+        )
+        for number, length in enumerate(lengths)
+    ]  # fmt: skip
+
+
+def behind(work: list[Work]) -> list[int]:
+    """The last row of each."""
+    ends = list(accumulate(each.part.rows for each in work))
+    return [end - 1 for end in ends]
+
+
+@pytest.mark.parametrize("shift", [0, pytest.param(3, marks=pytest.mark.triton)])
+def test_prefills_that_are_played_are_those_that_are_computed(shift):
+    """What comes for the first time is computed, the second time it is recorded; fewer rows are filled up."""
     play = Played()
     recording, plain = runners(play)
-    assert play.recorded == 0
-    work = [Work((1, 2, 3), Part.of(SHARED, 3, (Item(SlotRange(0, SHARED), 0),), (SlotRange(100, 3),)))]
-    assert torch.equal(recording.run(work, [2]), plain.run(work, [2]))
-    graphs = DecodeGraphs(backend(), lambda *_: pytest.fail("it was recorded"), play)
-    assert graphs.run([0] * 129, build_plan(decoding(SIZES[-1] + 1))) is None
+    for lengths, played in (((9, 5), 0), ((9, 5), 1), ((7, 2), 2), ((4, 1), 2)):
+        work = prompts(*lengths, shift=shift)
+        expected = plain.run(work, behind(work))
+        torch.testing.assert_close(recording.run(work, behind(work)), expected, atol=1e-5, rtol=0)
+        assert play.played == recording.graphs.played_prefills == played, lengths
+    for one, other in zip(recording.storage.keys, plain.storage.keys, strict=True):
+        assert torch.equal(one != 0, other != 0), "rows that fill a pass up store something"
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("wanted", [[], [3], [0, 6, 11]])
+def test_any_rows_of_a_played_prefill_have_their_logits(wanted):
+    play = Played()
+    recording, plain = runners(play)
+    work = prompts(9, 3)
+    for _ in range(3):
+        torch.testing.assert_close(recording.run(work, wanted), plain.run(work, wanted), atol=1e-5, rtol=0)
+    assert (play.recorded, play.played) == (1, 2)
+
+
+@pytest.mark.triton
+def test_decode_steps_beside_a_prompt_are_played():
+    play = Played()
+    recording, plain = runners(play)
+    for start in (100, 200, 300):
+        parts = decoding(3, start=start)
+        work = [Work((n,), part) for n, part in enumerate(parts)]
+        work += [Work((5, 6, 7), Part.of(SHARED, 3, (Item(SlotRange(0, SHARED), 0),), (SlotRange(start + 80, 3),)))]
+        found, expected = recording.run(work, behind(work)), plain.run(work, behind(work))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert play.played == 2
+
+
+def test_large_batches_are_computed():
+    play = Played()
+    graphs = PassGraphs(backend(), lambda *_: pytest.fail("it was recorded"), play)
+    rows = SIZES[-1] + 1
+    assert graphs.run([0] * rows, build_plan(decoding(rows)), range(rows)) is None
+    (work,) = prompts(rows)
+    assert graphs.run(work.ids, build_plan([work.part]), [rows - 1]) is None
     assert play.recorded == 0
 
 
@@ -114,8 +173,8 @@ def test_a_model_that_cannot_be_recorded_is_computed(caplog):
     for _ in range(2):
         assert steps(runner, build_plan(decoding(2)), 2).isfinite().all()
     assert [record.getMessage() for record in caplog.records] == [
-        "decode steps of this model cannot be recorded (operation not permitted when stream is capturing); each is "
-        "launched anew"
+        "passes of this model cannot be recorded (operation not permitted when stream is capturing); each is launched "
+        "anew"
     ]
 
 

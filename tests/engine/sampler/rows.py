@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from inlay.engine.sampler.filters import block_sums, blocked, pad, ranked, tiles, typical, weigh
+from inlay.engine.sampler.report import Sampled
 from inlay.engine.sampler.row import SETTINGS, Row
-from inlay.engine.sampler.sampler import Sampled, paths, sample
+from inlay.engine.sampler.sampler import paths, sample
 from inlay.sampling_params import SamplingParams
 
 

@@ -20,10 +20,12 @@ from inlay.sampling_params import SamplingParams
 from tests.engine.sampler.rows import choose, kept, normal, probabilities, row
 
 
-@pytest.fixture(autouse=True, params=["compiled", "plain"])
+@pytest.fixture(autouse=True, params=["compiled", "plain", "device"])
 def way(request, monkeypatch):
-    """Every test of this file, with the compiled kernel and as where it was not built."""
-    if request.param == "plain":
+    """Every test of this file: with the compiled kernel, as where it was not built, and as on a device."""
+    if request.param == "device":
+        monkeypatch.setattr(sampler_choose, "on_device", lambda logits: True)
+    elif request.param == "plain":
         monkeypatch.setattr(compiled, "takes", lambda logits: False)
         monkeypatch.setattr(sampler_choose, "kernel", None)
     elif not available():
@@ -305,6 +307,7 @@ def test_extreme_temperatures_stay_finite(temperature):
 
 
 def test_a_large_vocabulary_is_not_sorted(monkeypatch):
+    monkeypatch.setattr(sampler_choose, "on_device", lambda logits: False)
     sizes = []
     monkeypatch.setattr(compiled, "takes", lambda logits: False)
     at_least = sampler_lists.at_least

@@ -15,15 +15,17 @@ import triton
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.device_storage import DeviceStorage
+from inlay.attention.device_storage import DeviceStorage, Scales
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
+from inlay.attention.quantization import LARGEST
 from inlay.attention.rope import Rotary
 from inlay.attention.storage import KVStorage, LayerShape
 from inlay.attention.triton import kernels
 from inlay.attention.triton.cost import CostModel, Shape, coefficients
 from inlay.attention.triton.jobs import Device
 from inlay.attention.triton.launch import block_width, largest_tile, settings_of
+from inlay.attention.triton.plain import PlainPrefill, installed
 from inlay.attention.triton.tables import WorkTables, build_tables, head_tile
 from inlay.attention.triton.work import MOST_STEPS, Kind, Recording, Work
 from inlay.errors import ParameterError
@@ -47,6 +49,7 @@ class TritonBackend:
     processors: how many programs are to run at the same time; None for as many as the device has multiprocessors.
     costs: by which sharing is chosen; None for those measured here, else the defaults.
     most_partials: the most bytes of partial results in a call.
+    plain: who computes plain passes; None for the libraries that are installed.
     Raises ParameterError where there is no such device.
     """
 
@@ -59,6 +62,7 @@ class TritonBackend:
         processors: int | None = None,
         costs: CostModel | None = None,
         most_partials: int = _MOST_PARTIALS,
+        plain: PlainPrefill | None = None,
     ) -> None:
         self.device = device or torch.device("cpu" if INTERPRETED else "cuda")
         if not INTERPRETED and self.device.type != "cuda":
@@ -69,6 +73,7 @@ class TritonBackend:
         self.costs = costs or coefficients()
         self._processors = processors or _processors(self.device)
         self._most_partials = most_partials
+        self._plain = plain or installed(self.device)
         self._partials = torch.empty(0, dtype=torch.float32, device=self.device)  # kept from call to call
         self._none = torch.zeros(1, dtype=torch.float32, device=self.device)  # for pointers that are not read
 
@@ -114,20 +119,28 @@ class TritonBackend:
     ) -> Tensor:
         """See Backend.attend."""
         keys, values = pool.keys[layer], pool.values[layer]
-        key, value = key.to(pool.dtype), value.to(pool.dtype)
+        scales = pool.scales[layer] if isinstance(pool, DeviceStorage) else None
+        if scales is None:
+            key, value = key.to(pool.dtype), value.to(pool.dtype)
         query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
         _check(query, key, value, keys, plan, options)
         self.prepare(plan)
         work = cast(Work, plan.work[self.name])
-        self._store(key, value, keys, values, work)
+        self._store(key, value, keys, values, scales, work)
         heads, rows, head_dim = query.shape
         window = options.window if options.window is not None and options.window < _FURTHEST else None
         shape = Shape(heads, keys.shape[0], head_dim, keys.dtype.itemsize, window, _is_wide(query, keys))
-        kind = work.kind(plan, shape, self._build)
         make = torch.zeros if work.recorded else torch.empty  # rows that fill a recorded pass up are not written
-        output = make(rows, heads, head_dim, dtype=query.dtype, device=query.device)
-        self._attend(query, keys, values, output, work, kind, options)
-        return output
+
+        def ours() -> Tensor:
+            output = make(rows, heads, head_dim, dtype=query.dtype, device=query.device)
+            kind = work.kind(plan, shape, self._build)
+            self._attend(query, keys, values, scales, output, work, kind, options)
+            return output
+
+        if self._plain is not None and work.plain is not None and self._plain.takes(query, keys, values, options):
+            return self._plain.attend(query, keys, values, work.plain, options, ours)
+        return ours()
 
     def attention_mass(
         self, query: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions
@@ -157,13 +170,17 @@ class TritonBackend:
 
     # Launches
 
-    def _store(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, work: Work) -> None:
+    def _store(
+        self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scales: Scales | None, work: Work
+    ) -> None:
         kv_heads, rows, head_dim = key.shape
+        key_scales, value_scales = scales or (self._none, self._none)
         kernels.store[(triton.cdiv(rows, _BLOCK_ROWS), kv_heads)](
-            key, value, keys, values, work.slots, work.step,
+            key, value, keys, values, key_scales, value_scales, work.slots, work.step,
             rows, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-            keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+            keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), key_scales.stride(0),
             HEAD_DIM=head_dim, BLOCK_D=block_width(head_dim), BLOCK_ROWS=_BLOCK_ROWS, SHARED=values is keys,
+            LARGEST=LARGEST.get(keys.dtype, 0.0), enable_fp_fusion=False,  # each step rounds, as in the specification
         )  # fmt: skip
 
     def _attend(
@@ -171,6 +188,7 @@ class TritonBackend:
         query: Tensor,
         keys: Tensor,
         values: Tensor,
+        scales: Scales | None,
         output: Tensor,
         work: Work,
         kind: Kind,
@@ -184,22 +202,24 @@ class TritonBackend:
         if pairs:
             cos, sin = kind.turns_of(cast(Rotary, options.rotary))
         partial, lse = self._room(kind)
+        key_scales, value_scales = scales or (self._none, self._none)
         sinks, slopes = (self._floats(each) for each in (options.sinks, options.slopes))
         height, width = head_tile(shape, self._limits(shape)), block_width(shape.head_dim)
         for launch in kind.made.launches:
             settings = settings_of(shape, launch.tile)
             assert settings is not None, "tables have no tiles that do not fit"
             kernels.attend[(launch.count, shape.kv_heads * triton.cdiv(shape.group, height))](
-                query, keys, values, output, partial, lse,
+                query, keys, values, key_scales, value_scales, output, partial, lse,
                 tables["work"], tables["lanes"], tables["pieces"], work.positions, work.step, cos, sin, slopes, sinks,
                 launch.first, float(options.scale), float(options.softcap or 1.0), shape.window or 0,
                 query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-                output.stride(0), output.stride(1),
+                key_scales.stride(0), output.stride(0), output.stride(1),
                 GROUP=shape.group, HEAD_TILE=height, HEAD_DIM=shape.head_dim, BLOCK_D=width,
                 BLOCK_M=launch.tile, BLOCK_N=settings.keys, PAIRS=pairs,
                 INTERLEAVED=options.rotary is not None and options.rotary.interleaved,
                 SOFTCAP=options.softcap is not None, WINDOW=shape.window is not None,
                 SLOPES=options.slopes is not None, SINKS=options.sinks is not None, WIDE=shape.wide,
+                QUANTIZED=scales is not None,
                 num_warps=settings.warps, num_stages=settings.stages,
             )  # fmt: skip
         if kind.made.partials:
@@ -227,7 +247,7 @@ def _is_wide(query: Tensor, keys: Tensor) -> bool:
     They are where queries are: narrower ones would lose what the caller has. The interpreter multiplies the bits of
     bf16 numbers as if they were whole numbers (tests/attention/triton/test_interpreter.py), so it gets fp32 as well.
     """
-    return query.dtype == torch.float32 or (INTERPRETED and keys.dtype == torch.bfloat16)
+    return query.dtype == torch.float32 or (INTERPRETED and torch.bfloat16 in (query.dtype, keys.dtype))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, plan: Plan, options: AttentionOptions) -> None:

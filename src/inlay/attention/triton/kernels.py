@@ -11,13 +11,36 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def quantized(numbers, LARGEST: tl.constexpr):
+    """``quantization.quantize`` of rows, (rows, width) fp32, before the last conversion, which rounds no more."""
+    most = tl.max(tl.abs(numbers), 1)
+    # a maximum passes over what is no number
+    finite = (most <= 3.4028234663852886e38) & (tl.sum((numbers != numbers).to(tl.int32), 1) == 0)
+    some = most > 1e-30
+    factor = tl.where(finite & some, tl.div_rn(1.0, tl.where(some, most, 1.0)) * LARGEST, 0.0)
+    small = tl.where(finite[:, None], numbers * factor[:, None], 0.0)
+    if LARGEST == 127.0:
+        small = (small + 12582912.0) - 12582912.0  # 1.5 · 2²³, behind which nothing but whole numbers are
+    else:  # three bits of mantissa; below 2⁻⁶ multiples of 2⁻⁹
+        bits = small.to(tl.int32, bitcast=True)
+        near = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        small = tl.where(tl.abs(small) < 0.015625, (small + 24576.0) - 24576.0, near.to(tl.float32, bitcast=True))
+    scale = tl.where(finite, tl.where(some, tl.div_rn(most, LARGEST), 0.0), float("nan"))
+    return small, scale
+
+
 @triton.jit(do_not_specialize=["rows"])
 def store(
-    key_ptr, value_ptr, keys_ptr, values_ptr, slot_ptr, step_ptr,
+    key_ptr, value_ptr, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, slot_ptr, step_ptr,
     rows, key_head, key_row, value_head, value_row, keys_head, keys_slot, values_head, values_slot,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr, SHARED: tl.constexpr,
+    scales_head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr, SHARED: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Put the new keys and values of a block of rows and one head into their slots."""
+    """Put the new keys and values of a block of rows and one head into their slots.
+
+    LARGEST: where they are kept in 8 bits, what the largest number of a row becomes; else 0.
+    """
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     head = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
@@ -25,29 +48,41 @@ def store(
     live = slot >= 0  # rows that fill a recorded pass up have none
     slot = (slot + tl.load(step_ptr)).to(tl.int64)
     cells = live[:, None] & (d < HEAD_DIM)[None, :]
-    key = tl.load(key_ptr + head * key_head + row[:, None] * key_row + d[None, :], mask=cells)
+    key = tl.load(key_ptr + head * key_head + row[:, None] * key_row + d[None, :], mask=cells, other=0.0)
+    if LARGEST > 0:
+        key, scale = quantized(key.to(tl.float32), LARGEST)
+        key = key.to(keys_ptr.dtype.element_ty)
+        tl.store(key_scale_ptr + head * scales_head + slot, scale, mask=live)
     tl.store(keys_ptr + head * keys_head + slot[:, None] * keys_slot + d[None, :], key, mask=cells)
     if not SHARED:
-        value = tl.load(value_ptr + head * value_head + row[:, None] * value_row + d[None, :], mask=cells)
+        value = tl.load(value_ptr + head * value_head + row[:, None] * value_row + d[None, :], mask=cells, other=0.0)
+        if LARGEST > 0:
+            value, scale = quantized(value.to(tl.float32), LARGEST)
+            value = value.to(values_ptr.dtype.element_ty)
+            tl.store(value_scale_ptr + head * scales_head + slot, scale, mask=live)
         tl.store(values_ptr + head * values_head + slot[:, None] * values_slot + d[None, :], value, mask=cells)
 
 
 @triton.jit(do_not_specialize=["first_work", "window"])
 def attend(
-    query_ptr, keys_ptr, values_ptr, output_ptr, partial_ptr, lse_ptr,
+    query_ptr, keys_ptr, values_ptr, key_scale_ptr, value_scale_ptr, output_ptr, partial_ptr, lse_ptr,
     work_ptr, lane_ptr, piece_ptr, position_ptr, step_ptr, cos_ptr, sin_ptr, slope_ptr, sink_ptr,
     first_work, scale, softcap, window,
-    query_head, query_row, keys_head, keys_slot, values_head, values_slot, output_row, output_head,
+    query_head, query_row, keys_head, keys_slot, values_head, values_slot, scales_head, output_row, output_head,
     GROUP: tl.constexpr, HEAD_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr, WIDE: tl.constexpr,
+    QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """One work item and one head of keys: a tile of lanes against a range of pieces.
 
     A lane is a query row as it reads at a shift; all query heads of the key's head stand in the tile, so that a key is
     loaded once for all of them. A piece is a range of slots at consecutive positions.
     PAIRS: of dimensions that a shift turns; 0 where nothing is read at a shift. WIDE: products in fp32.
+    QUANTIZED: whether keys and values are of 8 bits with a scale for each slot and head. Products are of the query's
+        dtype then, which holds such keys exactly: their scales are factors of the scores.
     """
+    narrow: tl.constexpr = query_ptr.dtype.element_ty if QUANTIZED else keys_ptr.dtype.element_ty
     head_blocks: tl.constexpr = (GROUP + HEAD_TILE - 1) // HEAD_TILE
     work = work_ptr + (tl.program_id(0) + first_work) * 5
     kv_head = tl.program_id(1) // head_blocks
@@ -70,7 +105,7 @@ def attend(
     queries = query_ptr + head.to(tl.int64) * query_head + row.to(tl.int64) * query_row
     if PAIRS == 0:
         query = tl.load(queries[:, None] + d[None, :], mask=cells, other=0.0)
-        operand = query.to(tl.float32 if WIDE else keys_ptr.dtype.element_ty)
+        operand = query.to(tl.float32 if WIDE else narrow)
     else:
         lane_turn = tl.load(lane_ptr + (first_lane + lane) * 3 + 2, mask=live, other=0)
         turning = d < 2 * PAIRS
@@ -84,6 +119,9 @@ def attend(
         slope = tl.load(slope_ptr + head, mask=live, other=0.0) * 1.4426950408889634
     keys = keys_ptr + kv_head.to(tl.int64) * keys_head
     values = values_ptr + kv_head.to(tl.int64) * values_head
+    if QUANTIZED:
+        key_scales = key_scale_ptr + kv_head.to(tl.int64) * scales_head
+        value_scales = value_scale_ptr + kv_head.to(tl.int64) * scales_head
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)  # in units of log 2, as exp2 is what the hardware has
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -107,7 +145,7 @@ def attend(
             cos = tl.load(cos_ptr + angles, mask=turned_cells, other=1.0)
             sin = tl.load(sin_ptr + angles, mask=turned_cells, other=0.0)
             turned = query * cos + tl.where(minus[None, :], -partners, partners) * sin
-            operand = turned.to(tl.float32 if WIDE else keys_ptr.dtype.element_ty)
+            operand = turned.to(tl.float32 if WIDE else narrow)
         for start in range(begin, end, BLOCK_N):
             n = start + tl.arange(0, BLOCK_N)
             there = n < end
@@ -120,9 +158,17 @@ def attend(
                 mask=there[:, None] & inside_head[None, :],
                 other=0.0,
             )
+            if QUANTIZED:
+                key_scale = tl.load(key_scales + at_slot, mask=there, other=0.0)
+                value_scale = tl.load(value_scales + at_slot, mask=there, other=0.0)
+                key, value = key.to(tl.float32), value.to(tl.float32) * value_scale[:, None]
             if WIDE:
                 key, value = key.to(tl.float32), value.to(tl.float32)
+            elif QUANTIZED:
+                key, value = key.to(narrow), value.to(narrow)
             scores = tl.dot(operand, key, input_precision="ieee")
+            if QUANTIZED:
+                scores = scores * key_scale[None, :]
             if SOFTCAP:
                 growth = tl.exp2(scores * (2.0 * 1.4426950408889634 * scale / softcap))
                 scores = (1.0 - 2.0 / (growth + 1.0)) * (softcap * 1.4426950408889634)
@@ -141,7 +187,7 @@ def attend(
             keep = tl.exp2(best - finite)
             total = total * keep + tl.sum(weights, 1)
             if not WIDE:
-                weights = weights.to(values_ptr.dtype.element_ty)
+                weights = weights.to(narrow)
             output = output * keep[:, None] + tl.dot(weights, value, input_precision="ieee")
             best = better
 

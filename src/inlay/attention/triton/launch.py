@@ -37,7 +37,7 @@ def block_width(head_dim: int) -> int:
 @cache
 def settings_of(shape: Shape, tile: int) -> Settings | None:
     """The largest blocks that fit beside a tile of this height; None where none do."""
-    width = block_width(shape.head_dim) * (4 if shape.wide else shape.itemsize)
+    width = block_width(shape.head_dim) * (4 if shape.wide else max(shape.itemsize, 2))  # 8 bits are widened
     if tile > TILES[0] and tile * width > (_WIDE_TILE_BYTES if shape.wide else _TILE_BYTES):
         return None
     for stages in (2, 1):

@@ -18,6 +18,7 @@ from torch import Tensor
 from inlay.attention.plan import Plan
 from inlay.attention.rope import Rotary
 from inlay.attention.triton.cost import Shape
+from inlay.attention.triton.plain import PlainPart, plain_parts
 from inlay.attention.triton.tables import Ints, Room, WorkTables
 
 #: Steps of decoding, before splits are made anew.
@@ -81,6 +82,7 @@ class Work:
 
     step: (1,), int32, on the device: how many decode steps it has been advanced since. steps: the same, on the host.
     source: the plan that tables are made of, where that is another one: in a recording. kinds: by the kind of layer.
+    plain: its parts, where all of them are plain and long.
     """
 
     positions: Tensor
@@ -89,12 +91,13 @@ class Work:
     steps: int = 0
     source: Plan | None = None
     kinds: dict[Shape, Kind] = field(default_factory=dict)
+    plain: list[PlainPart] | None = None
 
     @classmethod
     def of(cls, plan: Plan, device: torch.device) -> Work:
         """Of a plan as it is now, for layers of no kind yet."""
         positions, slots = upload(device, plan.positions.astype(np.int32), plan.slots.astype(np.int32))
-        return cls(positions, slots, torch.zeros(1, dtype=torch.int32, device=device))
+        return cls(positions, slots, torch.zeros(1, dtype=torch.int32, device=device), plain=plain_parts(plan))
 
     @property
     def recorded(self) -> bool:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from inlay.engine.sampler.later_guide import LaterGuide
 from inlay.engine.sampler.token_rules import Ids, TokenRules
-from inlay.engine.structured import Guide, allowed_tokens
+from inlay.engine.structured import Guide, allowed_bits
+from inlay.models.device import upload
 from inlay.sampling_params import SamplingParams
 
 #: One row's numbers, so that a batch of rows becomes an array in one call.
@@ -185,7 +186,8 @@ def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
     if guided:
         _mask(scores, rows, guided, vocabulary)
     if any(map(len, forbidden)):
-        scores[_places(forbidden, scores)] = -math.inf
+        # of ids that are no tokens nothing is changed: a device would fault at them, with all that is on it
+        scores[_places([ids[ids < vocabulary] for ids in forbidden], scores)] = -math.inf
     if biased:
         places = _places([row.rules.bias_ids for row in rows], scores)
         scores[places] += _tensor(np.concatenate([row.rules.biases for row in rows]), scores)
@@ -195,10 +197,12 @@ def adjust(scores: Tensor, rows: Sequence[Row], vocabulary: int) -> Tensor:
 
 
 def _mask(scores: Tensor, rows: Sequence[Row], guided: list[int], vocabulary: int) -> None:
-    allowed = allowed_tokens([guide for row in rows if (guide := row.guide) is not None], vocabulary)
-    where = torch.tensor(guided, device=scores.device)
-    kept = torch.where(_tensor(allowed, scores), scores[where, :vocabulary], -math.inf)
-    scores[where, :vocabulary] = kept
+    bits = allowed_bits([guide for row in rows if (guide := row.guide) is not None], vocabulary)
+    words = _tensor(bits.view(np.int32), scores)
+    allowed = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=scores.device)) & 1
+    where = _tensor(np.array(guided), scores)
+    kept = scores[where, :vocabulary]
+    scores[where, :vocabulary] = kept.masked_fill_(allowed.flatten(1)[:, :vocabulary] == 0, -math.inf)
 
 
 def _limit(row: Tensor, allowed: Ids | None) -> None:
@@ -234,4 +238,4 @@ def _places(ids: Sequence[npt.NDArray[np.int64]], like: Tensor) -> tuple[Tensor,
 
 
 def _tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)
+    return upload(array, like.device)

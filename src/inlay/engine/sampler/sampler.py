@@ -8,50 +8,44 @@ Rows take one of three paths:
 - *ranked*: top-k or top-p. They stand by falling score, ties by id.
 - *typical*: typical-p without these. They stand by how typical they are.
 
-Log-probabilities of chosen tokens and of the most probable others, under the model's own distribution.
-
 From logits to tokens, for all rows of a step at once.
 
 The order is vLLM's (vllm/v1/sample/sampler.py): log-probabilities are those of the raw logits; then grammars,
 ``min_tokens``, ``logit_bias`` and penalties (row.py), which greedy rows see too; then temperature, min-p,
-top-k, top-p and typical-p (filters.py), and a draw. All of it is written here in PyTorch and numpy, which works on any
-device; the compiled kernel (compiled.py) chooses the same tokens, and is taken where it was built.
+top-k, top-p and typical-p (filters.py), and a draw. All of it is written here in PyTorch and numpy; the compiled kernel
+(compiled.py) chooses the same tokens, and is taken where it was built. So does device.py, where the logits are on a
+device, without a copy of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from inlay.attention.kernel import kernel
 from inlay.engine.sampler import compiled
 from inlay.engine.sampler.compiled import Chosen
+from inlay.engine.sampler.device import Launched
 from inlay.engine.sampler.filters import (
     BLOCK,
-    UNIT,
     Blocks,
     Floats,
     Kept,
-    Listed,
     Settings,
-    at_least,
     block_sums,
     block_weights,
     blocked,
     first_best,
     pad,
     ranked,
-    shortlist,
     typical,
 )
+from inlay.engine.sampler.report import Sampled, report
 from inlay.engine.sampler.row import SETTINGS, Row, adjust
 from inlay.engine.sampler.token_rules import Ids
 from inlay.errors import InlayError, ParameterError
@@ -140,112 +134,81 @@ def _targets(draws: _Draws, totals: Ids) -> Ids:
     return np.asarray((draws * totals.astype(object)) >> 64, dtype=np.int64)
 
 
-_SHORT_LIST = 64
-
-
-class TokenLogprob(NamedTuple):
-    """A token's natural log-probability under the raw logits, and its rank from 1; ties rank by token id."""
-
-    token_id: int
-    logprob: float
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The token chosen for one row.
-
-    ``logprob`` is None and ``top`` empty unless log-probabilities were asked for. Otherwise ``top`` holds the chosen
-    token first, then the most probable others, as many as make the asked-for top N complete.
-    """
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[TokenLogprob, ...] = ()
-
-
-def report(logits: Tensor, tokens: Ids, wanted: Sequence[int | None]) -> list[Sampled]:
-    """The chosen tokens, (rows,), with the log-probabilities asked for.
-
-    logits: as the model gives them, (rows, vocabulary).
-    wanted: of every row, how many alternatives to tell, or None for nothing at all.
-    """
-    sampled = [Sampled(token) for token in tokens.tolist()]
-    asked = np.array([place for place, count in enumerate(wanted) if count is not None], dtype=np.int64)
-    if len(asked):
-        counts = [count for count in wanted if count is not None]
-        blocks = blocked(pad(logits[torch.from_numpy(asked).to(logits.device)]))
-        for place, found in zip(asked, _log_probabilities(blocks, tokens[asked], counts), strict=True):
-            sampled[place] = found
-    return sampled
-
-
-def _log_probabilities(blocks: Blocks, tokens: Ids, wanted: Sequence[int]) -> list[Sampled]:
-    totals = _log_totals(blocks)
-    places = np.arange(len(tokens))
-    chosen = blocks.at(places, tokens // BLOCK).numpy(force=True)[places, tokens % BLOCK]
-    rows, ids, values = at_least(blocks, chosen)
-    before = (values > chosen[rows]) | ((values == chosen[rows]) & (ids < tokens[rows]))
-    ranks = 1 + np.bincount(rows[before], minlength=len(tokens))
-    own = [
-        TokenLogprob(int(token), float(score - total), int(rank))
-        for token, score, total, rank in zip(tokens, chosen.astype(np.float64), totals, ranks, strict=True)
-    ]
-    if not any(wanted):
-        return [Sampled(one.token_id, one.logprob, (one,)) for one in own]
-    leaders = _leaders(blocks, max(wanted))
-    found = []
-    for one, count, token_ids, scores, total in zip(own, wanted, leaders.ids, leaders.values, totals, strict=True):
-        others = [
-            TokenLogprob(int(token), float(score) - float(total), place)
-            for place, (token, score) in enumerate(zip(token_ids[:count], scores[:count], strict=True), 1)
-            if token != one.token_id and score > -np.inf
-        ]
-        found.append(Sampled(one.token_id, one.logprob, (one, *others)))
-    return found
-
-
-def _leaders(blocks: Blocks, count: int) -> Listed:
-    listed = shortlist(blocks, max(count, _SHORT_LIST))
-    crowded = ((listed.values > -np.inf).sum(axis=1) < count) & ~listed.complete
-    return shortlist(blocks, blocks.maxima.shape[1]) if crowded.any() else listed
-
-
-def _log_totals(blocks: Blocks) -> npt.NDArray[np.float64]:
-    """The logarithm of every row's sum of exponentials, (rows,), from integer weights as draws are."""
-    plain = np.array([Row(SamplingParams(), 0).settings] * len(blocks.maxima), dtype=SETTINGS)
-    best = blocks.maxima.max(axis=1)
-    return np.asarray(best + np.log(block_sums(blocks, best, plain).sum(axis=1) / UNIT))
-
-
 MAX_VOCABULARY = 2**22
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled | InlayError]:
-    """Choose one token for every row.
+class Choice:
+    """Tokens of some rows, which a device may still be choosing.
+
+    there: the tokens, (rows,), int64, on the device, before the host has them; None where the host chooses.
+    """
+
+    def __init__(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """See ``begin``."""
+        self._rows = rows
+        self._chosen: Chosen | None = None
+        self._launched: Launched | None = None
+        bits = random_bits(rows)
+        if on_device(logits):
+            self._launched = Launched(logits, rows, bits)
+        else:
+            self._chosen, self._logits = _choose_here(logits, rows, bits), logits
+
+    @property
+    def there(self) -> Tensor | None:
+        return None if self._launched is None else self._launched.tokens
+
+    def wait(self) -> list[Sampled | InlayError]:
+        """The tokens; see ``sample``."""
+        if self._launched is not None:
+            chosen, sampled = self._launched.wait()
+            return [error or found for error, found in zip(self._errors(chosen), sampled, strict=True)]
+        assert self._chosen is not None, "the host has chosen"
+        errors = self._errors(self._chosen)
+        wanted = [None if error else row.params.logprobs for row, error in zip(self._rows, errors, strict=True)]
+        found = report(self._logits, self._chosen.tokens, wanted)
+        return [error or one for error, one in zip(errors, found, strict=True)]
+
+    def _errors(self, chosen: Chosen) -> list[InlayError | None]:
+        """What is wrong with each row, if anything."""
+        errors: list[InlayError | None] = [None] * len(self._rows)
+        for place in np.flatnonzero(~np.isfinite(chosen.raw) | ~np.isfinite(chosen.best)).tolist():
+            errors[place] = _why_not(self._rows[place], float(chosen.raw[place]), float(chosen.best[place]))
+        return errors
+
+
+def on_device(logits: Tensor) -> bool:
+    """Whether tokens are chosen where the logits are, not here."""
+    return logits.device.type != "cpu"
+
+
+def begin(logits: Tensor, rows: Sequence[Row]) -> Choice:
+    """Have one token chosen for every row: here, or on the device that the logits are on, which nobody waits for.
 
     Arguments:
         logits: (rows, vocabulary), any float dtype, any device; left unchanged. All is computed in fp32.
         rows: what is asked of each; left unchanged (see ``Row.take``).
-
-    Returns the tokens; for a row that holds NaN or +inf, or leaves no token to choose, the error that says so.
     """
     vocabulary = logits.shape[1]
     assert logits.shape[0] == len(rows), "one row of logits for each"
     assert 0 < vocabulary <= MAX_VOCABULARY, vocabulary
-    bits = random_bits(rows)
-    if kernel is not None:
-        logits = logits.cpu()  # in one copy, where they come from a device; the compiled kernel reads host memory
-    if compiled.takes(logits):
-        chosen = compiled.choose(logits, rows, bits)
-        _choose_typical(chosen, logits, rows, bits)
-    else:
-        chosen = choose(logits, rows, bits)
-    errors: list[InlayError | None] = [None] * len(rows)
-    for place in np.flatnonzero(~np.isfinite(chosen.raw) | ~np.isfinite(chosen.best)).tolist():
-        errors[place] = _why_not(rows[place], float(chosen.raw[place]), float(chosen.best[place]))
-    wanted = [None if error else row.params.logprobs for row, error in zip(rows, errors, strict=True)]
-    return [error or found for error, found in zip(errors, report(logits, chosen.tokens, wanted), strict=True)]
+    return Choice(logits, rows)
+
+
+def sample(logits: Tensor, rows: Sequence[Row]) -> list[Sampled | InlayError]:
+    """Choose one token for every row; see ``begin``.
+
+    Returns the tokens; for a row that holds NaN or +inf, or leaves no token to choose, the error that says so.
+    """
+    return begin(logits, rows).wait()
+
+
+def _choose_here(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Chosen:
+    if not compiled.takes(logits):
+        return choose(logits, rows, bits)
+    chosen = compiled.choose(logits, rows, bits)
+    _choose_typical(chosen, logits, rows, bits)
+    return chosen
 
 
 def random_bits(rows: Sequence[Row]) -> Bits:

@@ -1,0 +1,63 @@
+"""Tokens that a device has chosen, or is choosing, and the host does not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from inlay.engine.encoder import Task
+from inlay.engine.request import Request
+from inlay.engine.sampler.sampler import Choice
+from inlay.models.device import upload
+
+
+class InFlight:
+    """The next tokens of some requests.
+
+    requests: who gets one, in the order of the rows. choice: the tokens. logits: that they are chosen from,
+    (rows, vocabulary).
+    """
+
+    def __init__(self, requests: Sequence[Request], choice: Choice, logits: Tensor) -> None:
+        self._rows = list(requests)
+        self._choice = choice
+        self._logits = logits
+        #: Those who are still under way.
+        self.requests = dict.fromkeys(requests)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next step may be computed before they are known here: a device has them, and all are its own."""
+        return self._choice.there is not None and not any(request.sampling.forced for request in self._rows)
+
+    @property
+    def leaving(self) -> set[Request]:
+        """Those who end with their token, whichever it is."""
+        return {each for each in self.requests if len(each.token_ids) + 1 >= each.sampling.limit}
+
+    def ids(self, requests: Sequence[Request]) -> Tensor:
+        """The tokens of some of them on the device, (requests,), int64."""
+        there = self._choice.there
+        assert there is not None, "they are on a device"
+        if requests == self._rows:
+            return there
+        places = {request: place for place, request in enumerate(self._rows)}
+        return there.index_select(0, upload(np.array([places[each] for each in requests]), there.device))
+
+    def forget(self, task: Task) -> None:
+        """Let one who has ended meanwhile get none."""
+        if isinstance(task, Request):
+            self.requests.pop(task, None)
+
+    def accept(self) -> list[Request]:
+        """Tell them their tokens, as soon as they are there; returns those who were told."""
+        if not self.requests:
+            return []
+        told = []
+        for request, token, row in zip(self._rows, self._choice.wait(), self._logits, strict=True):
+            if request in self.requests:
+                request.accept(row, token)
+                told.append(request)
+        return told
