@@ -178,6 +178,8 @@ class ReadAhead:
                         size = min(_STEP, piece.offset + piece.size - offset)
                         os.preadv(file, [memoryview(buffer)[:size]], offset)
                         at += size
+            except OSError:
+                return
             finally:
                 os.close(file)
 
