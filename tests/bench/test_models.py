@@ -20,6 +20,7 @@ from inlay.bench.decode.llama import ARCHITECTURES, write_gguf
 from inlay.bench.decode.measure import SHARES, DecodeSetting, measure_decode, step_shares, stock_loop, stream
 from inlay.bench.encode import EncodeSetting, compute, encode, measure_encode, module_ids
 from inlay.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft
+from inlay.bench.ttft_llama import llama_first_tokens
 from inlay.engine import core as engine
 from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
 from inlay.llm import LLM
@@ -181,9 +182,34 @@ def test_llama_cpp_runs_the_same_shape(name, tmp_path):
     write_gguf(config, file)
     counted = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
     assert 2 * counted == stock.weight_bytes(config, torch.bfloat16)
+    write_gguf(config, file, "int4")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+    assert kinds["token_embd.weight" if config.tie_word_embeddings else "output.weight"] == "Q8_0"
+    assert kinds["blk.0.ffn_up.weight"] == "Q4_0"
+    with llama.llama_answers(config, context=6, tokens=3, quantization="int4") as meter:
+        assert meter() > 0
     with llama.llama_answers(config, context=6, tokens=3) as meter:
         assert meter() > 0
         assert meter() > 0
+
+
+@pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
+def test_llama_cpp_gives_first_tokens_of_whole_and_held_prompts():
+    settings = dict(CONFIGS["llama"][1]) | {"hidden_size": 128, "intermediate_size": 96}
+    config = AutoConfig.for_model("llama", **settings)
+    with llama_first_tokens(config, 40, "int8") as first_tokens:
+        for cached, new in ((16, 4), (30, 8), (16, 4)):
+            meters = first_tokens.meters(cached, new)
+            assert list(meters) == ["llama_ms", "llama_held_ms"]
+            assert all(meter() > 0 for meter in (*meters.values(), *meters.values()))
+
+
+def test_first_tokens_say_why_llama_cpp_is_left_out(monkeypatch):
+    monkeypatch.setattr("inlay.bench.ttft.why_not", lambda *arguments: "not here")
+    setting = TTFTSetting(model=TINY, rows=(Setting(16, 8),), runs=1, baselines=("llama.cpp",), quick=True)
+    result = measure_ttft(setting)
+    assert result["left_out"] == {"llama.cpp": "not here"}
+    assert "llama_ms" not in result["rows"][0]
 
 
 @pytest.mark.skipif(not HAS_LLAMA, reason="llama-cpp-python and gguf are not installed")
@@ -270,7 +296,7 @@ def test_importing_the_command_line_imports_no_torch(name):
 
 @pytest.mark.usefixtures("quick_model")
 def test_json_can_be_read_back():
-    setting = TTFTSetting(model=TINY, rows=(Setting(16, 8),), runs=1, baseline=False, quick=True)
+    setting = TTFTSetting(model=TINY, rows=(Setting(16, 8),), runs=1, baselines=(), quick=True)
     result = measure_ttft(setting)
     assert json.loads(json.dumps(result)) == result
     assert result["rows"][0]["full_prefill_ms"] is None

@@ -100,7 +100,7 @@ def test_plots(capsys, tmp_path):
         ("decode --model random:tiny --tokens 0", "tokens is 0; it must be at least 1"),
         ("encode --model random:tiny --batches x", "--batches is 'x'; write a number"),
         ("encode --model random:tiny --modules 0", "modules is 0; it must be at least 1"),
-        ("ttft --model demo --baseline none --longest-baseline 5", "--longest-baseline asks for the stock model"),
+        ("ttft --model demo --baselines none --longest-baseline 5", "--longest-baseline asks for a baseline"),
         ("ttft --model demo --plot ./nowhere/a.png", "there is no folder 'nowhere'; make it first"),
         ("flops", "No such command 'flops'"),
     ],

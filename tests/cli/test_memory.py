@@ -135,7 +135,7 @@ def test_the_papers_table_as_json(capsys):
             "memory --model no/such-model",
             "no/such-model is neither a local directory nor a model that the hub would give",
         ),
-        ("memory --model demo --weights", "No such option: --weights"),
+        ("memory --model demo --weight", "No such option: --weight"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(capsys, arguments, sentence):
@@ -145,3 +145,15 @@ def test_what_is_wrong_is_one_sentence(capsys, arguments, sentence):
     assert len(err.splitlines()) == 1
     assert err.startswith("inlay: ")
     assert sentence in err
+
+
+def test_weights_are_told_where_they_are_asked_for(capsys):
+    _, out, _ = run(capsys, "memory", "--model", "random:tiny", "--model", "falcon-40b", "--weights", "--json")
+    tiny, falcon = json.loads(out)["models"]
+    assert list(tiny["weights"]) == ["bfloat16", "int8", "int4"]
+    assert tiny["weights"]["bfloat16"] > tiny["weights"]["int4"] > 0
+    assert falcon["weights"] is None
+    _, out, _ = run(capsys, "memory", "--model", "random:tiny", "--model", "falcon-40b", "--weights")
+    assert f"random:tiny: weights take {tiny['weights']['bfloat16'] / 2**20:.1f} MiB in bfloat16" in out
+    assert "falcon-40b: its weights are not counted" in out
+    assert "weights" not in json.loads(run(capsys, "memory", "--model", "random:tiny", "--json")[1])["models"][0]

@@ -67,6 +67,7 @@ def write_gguf(
     kind: str | Mapping[str, str] = "F32",
     *,
     tokens: bool = True,
+    split: str | None = "llama-bpe",
     more: Mapping[str, Any] | None = None,
     extra: Mapping[str, torch.Tensor] | None = None,
     named: str | None = None,
@@ -74,7 +75,8 @@ def write_gguf(
 ) -> Path:
     """Write a model.
 
-    kind: the type of its matrices, or of those whose names end like a key. tokens: whether with a tokenizer.
+    kind: the type of its matrices, or of those whose names end like a key. tokens: whether with a tokenizer,
+    and split: how that splits text.
     more, extra: further metadata and tensors. named: what the file says its architecture is. part: which tensors.
     """
     import gguf
@@ -84,7 +86,7 @@ def write_gguf(
     for key, value in {**_metadata(model, architecture), **(more or {})}.items():
         _add(writer, key, value)
     if tokens:
-        add_tokens(writer, model.config.vocab_size)
+        add_tokens(writer, model.config.vocab_size, split)
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
     state = model.state_dict()
     names = get_gguf_hf_weights_map(model, processor)
@@ -103,7 +105,7 @@ def write_gguf(
     return path
 
 
-def add_tokens(writer: Any, count: int) -> None:
+def add_tokens(writer: Any, count: int, split: str | None) -> None:
     """A vocabulary of bytes with one merge, four special tokens, and a chat template."""
     from tokenizers import pre_tokenizers
 
@@ -111,7 +113,8 @@ def add_tokens(writer: Any, count: int) -> None:
     words += [f"<more{i}>" for i in range(count - len(words))]
     words[257:260] = ["<bos>", "<eos>", "<pad>"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
+    if split is not None:
+        writer.add_tokenizer_pre(split)
     writer.add_token_list(words)
     writer.add_token_types([1] * 257 + [3] * (count - 257))
     writer.add_token_merges(["Ġ t"])

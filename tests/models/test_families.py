@@ -46,7 +46,7 @@ def test_a_model_type_has_one_family():
         (AutoConfig.for_model("gpt2", add_cross_attention=True), "GPT-2 with reorder_and_upcast_attn or add_cross_at"),
         (
             AutoConfig.for_model("mamba"),
-            "models of type 'mamba' are not supported: they fold the text .* `inlay models` lists those that",
+            "models of type 'mamba' are not supported: they fold .* lists those that are, and transformers itself",
         ),
     ],
 )

@@ -316,3 +316,33 @@ def test_llama_cpp_computes_the_same_model(tmp_path, architecture):
     ours = logits(load_model(path, dtype="float32").model)
     assert (ours - theirs).norm() / theirs.norm() < 0.01
     assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [
+        ("llama-bpe", ["It", "'S", "Ġ", "123", "4"]),
+        ("gpt-2", ["It", "'", "S", "Ġ1234"]),
+        ("smollm", ["It", "'", "S", "Ġ", "1", "2", "3", "4"]),
+        ("stablelm2", ["It", "'S", "Ġ", "1", "2", "3", "4"]),
+    ],
+)
+def test_text_is_split_as_the_file_says(tmp_path, split, pieces):
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", split=split)
+    before_merging = load_tokenizer(path).backend_tokenizer.pre_tokenizer
+    assert [piece for piece, _ in before_merging.pre_tokenize_str("It'S 1234")] == pieces
+
+
+def test_a_split_that_nobody_knows_is_refused(tmp_path):
+    """transformers reads it with GPT-2's, whose ids are others, and says nothing."""
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", split="tomorrow-bpe")
+    with pytest.raises(
+        ModelError, match=r"splits text as 'tomorrow-bpe' .* give the folder of its Hugging Face checkpoint"
+    ):
+        load_model(path)
+
+
+def test_a_file_that_does_not_say_its_split_is_read_with_a_warning(tmp_path, caplog):
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", split=None)
+    assert load_tokenizer(path).decode(load_tokenizer(path).encode("It's 1234")) == "It's 1234"
+    assert [record.message for record in caplog.records if "tokenizer.ggml.pre" in record.message]

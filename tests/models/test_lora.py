@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inlay import LLM
 from inlay.errors import ModelError, ParameterError
@@ -283,6 +285,34 @@ def test_rows_that_lie_scattered(dtype, make, tmp_path):
         torch.testing.assert_close(found[row].float(), expected, atol=tolerance, rtol=0)
     applied.remove()
     assert sum(len(module._forward_hooks) for module in model.modules()) <= before
+
+
+def test_an_idle_adapter_adds_no_operation_to_a_pass(folder):
+    """A pass without its rows does what it does without any adapter; one with them does more."""
+    model = prepared("llama").model
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    adapter = load_adapter(model, "a", folder)
+    alone = operations(model, ids)
+    adapters = Adapters(model, [adapter])
+    with adapters.applied([(b"", 5)], [4]):
+        assert operations(model, ids) == alone
+    with adapters.applied([(b"", 4), (adapter.digest, 1)], [4]):
+        assert operations(model, ids).total() > alone.total()
+    adapters.remove()
+
+
+def operations(model, ids) -> Counter[str]:
+    """How often each of PyTorch's operations runs in a pass."""
+    counted: Counter[str] = Counter()
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            counted[str(operation)] += 1
+            return operation(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Counting():
+        model(input_ids=ids, use_cache=False)
+    return counted
 
 
 def test_layers_that_are_not_called_with_the_rows_of_a_pass_are_refused(tmp_path):

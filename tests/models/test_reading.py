@@ -38,26 +38,26 @@ def test_a_damaged_header_is_left_to_who_reads_it(tmp_path, content):
 def test_no_more_is_asked_for_than_the_window(tmp_path, monkeypatch):
     """Beyond it, once it is told that so much is used."""
     path = tmp_path / "file"
-    path.write_bytes(bytes(10 << 20))
+    path.write_bytes(b"")
     asked: list[int] = []
     enough = threading.Event()
 
-    def advise(file: int, offset: int, size: int, advice: int) -> None:
-        asked.append(offset + size)
+    def read(file: int, buffers: list[memoryview], offset: int) -> int:
+        asked.append(offset + len(buffers[0]))
         if asked[-1] >= target:
             enough.set()
+        return len(buffers[0])
 
-    monkeypatch.setattr(os, "posix_fadvise", advise, raising=False)
-    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    target = 3 << 20
-    with ReadAhead([Piece(path, 0, 10 << 20)], window=2 << 20) as ahead:
+    monkeypatch.setattr(os, "preadv", read, raising=False)
+    target = 24 << 20
+    with ReadAhead([Piece(path, 0, 80 << 20)], window=16 << 20) as ahead:
         assert enough.wait(30)
-        assert asked == [1 << 20, 2 << 20, 3 << 20]
+        assert asked == [8 << 20, 16 << 20, 24 << 20]
         enough.clear()
-        target = 8 << 20
+        target = 64 << 20
         ahead.reached(0.5)
         assert enough.wait(30)
-    assert asked[-1] == 8 << 20
+    assert asked[-1] == 64 << 20
 
 
 def test_it_ends_when_the_block_does(tmp_path):

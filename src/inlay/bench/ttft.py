@@ -7,6 +7,8 @@ so that a slow moment of the machine meets all of them:
 - ``full_prefill_ms``: the stock transformers model on the same ids (sdpa, same dtype and threads, one row of logits).
 - ``bound_ms``: a request of the same new tokens alone through the same engine, with nothing cached: what is left if
   reading the cache cost nothing.
+- ``llama_ms`` and ``llama_held_ms``, where asked for: llama.cpp's whole prompt, and its new tokens behind
+  a beginning that it holds, in as many bits.
 
 A sweep does this over lengths, as figure 5 of Prompt Cache (arXiv 2311.04934) does, and fits a line to our times and a
 parabola to those of the full prefill.
@@ -15,6 +17,7 @@ parabola to those of the full prefill.
 from __future__ import annotations
 
 import random
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +28,11 @@ import torch
 from transformers import PreTrainedModel
 
 from inlay.advice.plot.figure import save
+from inlay.bench.decode.llama import why_not
 from inlay.bench.machine import Meter, Progress, Timing, clocked, describe_machine, in_turns, measure_ceilings
-from inlay.bench.stock import check_another_fits, exact_text, fit, load_stock, prefill
+from inlay.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
+from inlay.bench.ttft_llama import LlamaFirstTokens, llama_first_tokens
+from inlay.config import check_choice
 from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
 
 MODULES = 8
 SWEEP = (256, 512, 1024, 2048, 4096, 8192, 16384)
+BASELINES = ("transformers", "llama.cpp")
 QUICK_SWEEP = (64, 96, 128, 192, 256)
 
 
@@ -55,7 +62,7 @@ class TTFTSetting:
     """What to measure. Raises ParameterError.
 
     reuse, positions: the policy of the requests.
-    baseline: whether to time the stock model, up to prompts of ``longest_baseline`` cached tokens.
+    baselines: of BASELINES, what else to time, up to prompts of ``longest_baseline`` cached tokens.
     sweep: whether rows are one curve: those that do not fit are left out with the reason, and curves are fitted.
     """
 
@@ -68,7 +75,7 @@ class TTFTSetting:
     reuse: str = "isolated"
     positions: str | None = None
     runs: int = 7
-    baseline: bool = True
+    baselines: tuple[str, ...] = ("transformers",)
     longest_baseline: int | None = None
     sweep: bool = False
     quick: bool = False
@@ -76,6 +83,8 @@ class TTFTSetting:
     def __post_init__(self) -> None:
         if self.runs < 1 or any(row.cached < MODULES or row.new < 1 for row in self.rows):
             raise ParameterError(f"bench ttft needs runs ≥ 1, at least {MODULES} cached tokens and 1 new token")
+        for word in self.baselines:
+            check_choice("baseline", word, BASELINES)
 
 
 def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict[str, Any]:
@@ -96,24 +105,28 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
     if not setting.sweep:  # an error now, not behind minutes of measuring
         for row in setting.rows:
             _check_context(llm, row)
-    stock = _stock(setting, llm, dtype) if setting.baseline else None
+    stock = _stock(setting, llm, dtype) if "transformers" in setting.baselines else None
+    without_llama = _why_no_llama(setting, llm, dtype)
     ceilings = measure_ceilings([dtype], quick=setting.quick)
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
-    for number, row in enumerate(setting.rows):
-        try:
-            _check_context(llm, row)
-            rows.append(_measure(llm, stock, row, setting))
-        except (ContextError, CapacityError) as error:
-            if not setting.sweep:
-                raise
-            skipped.append({"cached": row.cached, "new": row.new, "reason": str(error)})
-        if progress is not None:
-            progress(number + 1, len(setting.rows))
+    with ExitStack() as stack:
+        llama = None if without_llama is not None else stack.enter_context(_llama(setting, llm))
+        for number, row in enumerate(setting.rows):
+            try:
+                _check_context(llm, row)
+                rows.append(_measure(llm, stock, llama, row, setting))
+            except (ContextError, CapacityError) as error:
+                if not setting.sweep:
+                    raise
+                skipped.append({"cached": row.cached, "new": row.new, "reason": str(error)})
+            if progress is not None:
+                progress(number + 1, len(setting.rows))
     return {
         "rows": rows,
         "skipped": skipped,
         "fits": _fits(rows) if setting.sweep else None,
+        "left_out": {"llama.cpp": without_llama} if "llama.cpp" in setting.baselines and without_llama else {},
         "model": setting.model,
         "dtype": dtype,
         "weights": setting.weights,
@@ -132,11 +145,33 @@ def _check_context(llm: LLM, row: Setting) -> None:
 
 
 def _stock(setting: TTFTSetting, llm: LLM, dtype: str) -> PreTrainedModel:
-    check_another_fits(llm.loaded.model.config, llm.loaded.model.dtype, "use a smaller model, or --baseline none")
+    check_another_fits(llm.loaded.model.config, llm.loaded.model.dtype, "use a smaller model, or --baselines none")
     return load_stock(setting.model, dtype)
 
 
-def _measure(llm: LLM, stock: PreTrainedModel | None, row: Setting, setting: TTFTSetting) -> dict[str, Any]:
+def _why_no_llama(setting: TTFTSetting, llm: LLM, dtype: str) -> str | None:
+    """The reason why llama.cpp is not measured; None where it is."""
+    if "llama.cpp" not in setting.baselines:
+        return "not asked for"
+    config = llm.loaded.model.config
+    if reason := why_not(config, dtype, setting.quantization):
+        return reason
+    return None if another_fits(config, llm.loaded.model.dtype) else "there is no memory for one more model"
+
+
+def _llama(setting: TTFTSetting, llm: LLM) -> AbstractContextManager[LlamaFirstTokens]:
+    longest = max(row.cached + row.new for row in setting.rows if _timed(row, setting))
+    return llama_first_tokens(llm.loaded.model.config, longest, setting.quantization)
+
+
+def _timed(row: Setting, setting: TTFTSetting) -> bool:
+    """Whether a row is measured beside ours."""
+    return setting.longest_baseline is None or row.cached <= setting.longest_baseline
+
+
+def _measure(
+    llm: LLM, stock: PreTrainedModel | None, llama: LlamaFirstTokens | None, row: Setting, setting: TTFTSetting
+) -> dict[str, Any]:
     schema, prompt = workload(llm, f"bench-{row.cached}-{row.new}", row)
     llm.client.reset_prefix_cache().result()
     llm.add_schema(schema)
@@ -147,8 +182,10 @@ def _measure(llm: LLM, stock: PreTrainedModel | None, row: Setting, setting: TTF
         "ttft_ms": clocked(partial(_first_token, llm, prompt)),
         "bound_ms": clocked(partial(_first_token, llm, tail)),
     }
-    if stock is not None and (setting.longest_baseline is None or row.cached <= setting.longest_baseline):
+    if stock is not None and _timed(row, setting):
         meters["full_prefill_ms"] = clocked(partial(prefill, stock, torch.tensor([warm.prompt_token_ids])))
+    if llama is not None and _timed(row, setting):
+        meters |= llama.meters(cached, new)
     return {"cached": cached, "new": new, **_cells(in_turns(meters, setting.runs))}
 
 
@@ -162,6 +199,7 @@ def _cells(timed: dict[str, Timing]) -> dict[str, Any]:
         "over_bound": round(ours.ms / bound.ms, 3),
         "runs": ours.runs,
         "full_prefill_runs": None if full is None else full.runs,
+        **{name: round(timing.ms, 2) for name, timing in timed.items() if name.startswith("llama_")},
     }
 
 

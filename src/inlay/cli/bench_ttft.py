@@ -20,6 +20,7 @@ from inlay.cli.options import (
     Weights,
     check_plot,
     counts,
+    words,
 )
 from inlay.errors import ParameterError
 from inlay.policy import CONTEXTS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _NAMES = ("cached", "new", "ttft_ms", "full_prefill_ms", "bound_ms", "speedup", "over_bound")
+_LLAMA = ("llama_ms", "llama_held_ms")
 
 
 def ttft(
@@ -45,25 +47,21 @@ def ttft(
     reuse: Annotated[str, typer.Option(help="isolated, anchored or modular.")] = "isolated",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,
-    baseline: Annotated[str, typer.Option(help="transformers: the stock model's full prefill; none: skip it.")] = (
-        "transformers"
-    ),
+    baselines: Annotated[
+        str, typer.Option(help="Of transformers (the stock model's full prefill) and llama.cpp; none for neither.")
+    ] = "transformers",
     longest_baseline: Annotated[
-        int | None, typer.Option(help="The most cached tokens for which the stock model is timed; it takes minutes.")
+        int | None, typer.Option(help="The most cached tokens for which baselines are timed; it takes minutes.")
     ] = None,
     quick: Quick = False,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Time to first token with cached modules, against a full prefill and against the new tokens alone."""
-    for name, value, allowed in (
-        ("--reuse", reuse, (*CONTEXTS, "modular")),
-        ("--baseline", baseline, ("transformers", "none")),
-    ):
-        if value not in allowed:
-            raise ParameterError(f"{name} is '{value}'; use one of {', '.join(allowed)}")
-    if longest_baseline is not None and baseline == "none":
-        raise ParameterError("--longest-baseline asks for the stock model, which --baseline none leaves out; drop one")
+    if reuse not in (allowed := (*CONTEXTS, "modular")):
+        raise ParameterError(f"--reuse is '{reuse}'; use one of {', '.join(allowed)}")
+    if longest_baseline is not None and baselines == "none":
+        raise ParameterError("--longest-baseline asks for a baseline, and --baselines none leaves all out; drop one")
     lengths = None if cached is None else counts("--cached", cached)
     check_plot(plot)
     from inlay.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
@@ -81,7 +79,7 @@ def ttft(
         reuse=reuse,
         positions=positions,
         runs=1 if quick else runs,
-        baseline=baseline == "transformers",
+        baselines=() if baselines == "none" else words(baselines),
         longest_baseline=longest_baseline,
         sweep=sweep,
         quick=quick,
@@ -96,10 +94,16 @@ def ttft(
 
 
 def _ttft_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    table = make_table(_NAMES)
+    names = (*_NAMES, *(name for name in _LLAMA if any(name in row for row in result["rows"])))
+    table = make_table(names)
     for row in result["rows"]:
-        table.add_row(*(number(row[name]) for name in _NAMES))
+        table.add_row(*(number(row.get(name)) for name in names))
     yield f"{result['model']}, {result['dtype']}: time to first token", table
+    if result["left_out"]:
+        missing = make_table(("left out", "because"))
+        for who, why in result["left_out"].items():
+            missing.add_row(who, why)
+        yield "baselines", missing
     if result["skipped"]:
         left_out = make_table(("cached", "new", "because"))
         for row in result["skipped"]:

@@ -37,13 +37,16 @@ def memory(
     table2: Annotated[
         bool, typer.Option("--table2", help="Prompt Cache's table 2, beside what these models really keep.")
     ] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also what the weights take: in the model's own dtype, int8 and int4.")
+    ] = False,
     adapter: Adapter = None,
     plot: Plot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
 ) -> None:
-    """Megabytes (MiB, 2^20 bytes) of keys and values for each cached token, and of adapters' weights.
+    """Megabytes (MiB, 2^20 bytes) of keys and values for each cached token, and of weights.
 
-    Reads configurations, no weights.
+    Reads configurations, no weights but those of adapters.
     """
     from inlay.advice.memory import codec_named
 
@@ -55,14 +58,14 @@ def memory(
 
         check_plot_file(plot)
     if table2:
-        if model or adapter or tokens is not None or number_format.bits != 16:
-            others = "--model, --adapter, --tokens and --codec"
+        if model or adapter or weights or tokens is not None or number_format.bits != 16:
+            others = "--model, --adapter, --weights, --tokens and --codec"
             raise ParameterError(f"--table2 is the paper's table, at 16 bit; leave {others} out")
         _paper_table(number_format, plot, as_json)
     elif not model:
         raise ParameterError("memory needs a model; write --model demo, or --table2 for the paper's table")
     else:
-        _models_table(model, tokens, number_format, adapters_of(adapter), plot, as_json)
+        _models_table(model, tokens, number_format, adapters_of(adapter), plot, as_json, weights=weights)
 
 
 def _models_table(
@@ -72,6 +75,8 @@ def _models_table(
     folders: Mapping[str, str],
     plot: Path | None,
     as_json: bool,
+    *,
+    weights: bool,
 ) -> None:
     from inlay.advice.memory import known_without_files, shape_named
 
@@ -80,6 +85,9 @@ def _models_table(
             announce_hub(name)
     shapes = {name: shape_named(name) for name in models}
     rows = [_row(name, shape, tokens, codec) for name, shape in shapes.items()]
+    if weights:
+        for row in rows:
+            row["weights"] = _weights(row["model"])
     adapters = [_adapter(name, folder) for name, folder in folders.items()]
     if plot is not None:
         from inlay.advice.plot.figure import Sizes, draw_memory
@@ -91,12 +99,27 @@ def _models_table(
         return
     _print_models(rows, shapes, tokens)
     print(f"\nMiB are 2^20 bytes. {codec.name}: {codec.bits} bits an element; scales add {codec.adds}.")
+    for row in rows if weights else ():
+        print(f"{row['model']}: {_in_words(row['weights'])}.")
     for row in rows:
         for note in row["notes"]:
             print(f"{row['model']}: {note}.")
     for row in adapters:
         size = mib(row["bytes"] / MIB)
         print(f"adapter {row['adapter']}: {size} MiB of weights in bfloat16, twice that in float32, once for all.")
+
+
+def _weights(name: str) -> dict[str, int] | None:
+    """Bytes of a model's weights, by dtype or quantization; None for one whose figures of the paper alone are known."""
+    from inlay.advice.memory import weights_named
+
+    return weights_named(name)
+
+
+def _in_words(weights: dict[str, int] | None) -> str:
+    if weights is None:
+        return "its weights are not counted, since only the paper's figures of it are known"
+    return "weights take " + ", ".join(f"{_size(size)} in {form}" for form, size in weights.items())
 
 
 def _adapter(name: str, folder: str) -> Row:

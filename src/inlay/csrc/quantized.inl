@@ -1,8 +1,9 @@
 // The layer of quantized.h in vectors of VL lanes, included once for every instruction set.
 //
 // Outputs are lanes. Few rows or many, a row's sums are those of one group behind the other, so that its outputs do not
-// depend on the rows beside it. Up to MR rows are multiplied while the numbers of a weight are in registers: one share of
-// work is some blocks of outputs, read from memory once, and from the cache for every MR rows.
+// depend on the rows beside it. Up to MR rows times BLOCKS blocks are multiplied at a time: a broadcast takes as long as
+// two products, so each pair of inputs has to serve two vectors of outputs. One share of work is some blocks of outputs,
+// read from memory once, and from the cache for every MR rows.
 #include "quantized.h"
 
 #include <algorithm>
@@ -25,6 +26,7 @@ namespace {
 
 constexpr int kHalves = kQuantizedBlock / VL;   // vectors of a block
 constexpr int64_t kShare = 4;                   // blocks that many rows go through while they are in the cache
+constexpr int64_t kFew = 12;                    // rows up to which one thread rounds them all
 constexpr int64_t kWorth = 1 << 15;             // weights that are worth waking another thread for
 constexpr float kNothing = 1e-30f;              // inputs of a group that are all smaller count as zeros
 static_assert(kQuantizedBlock % VL == 0);
@@ -68,15 +70,24 @@ struct Group {
   int32_t start;  // what a sum of products begins with: numbers of 4 bits are 8 too large
 };
 
-// Rows of x: numbers (rows, groups · 32), and what belongs to each group (rows, groups).
+// Rows of x as words of 32 bits, in tiles of up to MR rows that are multiplied together. For every group of a tile of M
+// rows: kPairs times a pair of numbers of each row, then the scale of each, the sum of each and the start of each, so
+// that one address with constant distances leads to all of them.
+constexpr int kPairs = kQuantizedGroup / 2, kWords = kPairs + 3;
+constexpr int kScale = kPairs, kSum = kPairs + 1, kStart = kPairs + 2;
 struct Rounded {
-  int16_t* numbers;
-  Group* groups;
-  int64_t per_row;
+  int32_t* words;
+  int64_t groups;
 
-  const int16_t* row(int64_t number) const { return numbers + number * per_row * kQuantizedGroup; }
-  const Group* of(int64_t number) const { return groups + number * per_row; }
+  int32_t* tile(int64_t first) const { return words + first * groups * kWords; }
 };
+
+// Rows of the tile that begins where so many are left.
+INLINE int64_t tile_rows(int64_t left) {
+  for (const int64_t rows : {MR, 4, 2})
+    if (rows <= MR && left >= rows) return rows;
+  return 1;
+}
 
 template <class T>
 INLINE void round_group(const T* from, int16_t* to, Group* group) {
@@ -107,19 +118,42 @@ INLINE void round_group(const T* from, int16_t* to, Group* group) {
   *group = {scale, scale * static_cast<float>(total), -8 * total};
 }
 
+// One row of a tile of M, as row number m of it.
 template <class T>
-void round_row(const Quantized& layer, const Rounded& to, int64_t row) {
-  const T* from = static_cast<const T*>(layer.x) + row * layer.x_stride;
-  int16_t* numbers = to.numbers + row * to.per_row * kQuantizedGroup;
-  Group* groups = to.groups + row * to.per_row;
-  const int64_t whole = layer.in / kQuantizedGroup;
-  for (int64_t g = 0; g < whole; ++g)
-    round_group(from + g * kQuantizedGroup, numbers + g * kQuantizedGroup, groups + g);
-  if (whole < to.per_row) {
-    float rest[kQuantizedGroup] = {};
-    for (int64_t i = whole * kQuantizedGroup; i < layer.in; ++i) rest[i - whole * kQuantizedGroup] = number(from + i);
-    round_group(rest, numbers + whole * kQuantizedGroup, groups + whole);
+void round_row(const Quantized& layer, const T* from, int32_t* to, int64_t M, int64_t m) {
+  for (int64_t first = 0; first < layer.in; first += kQuantizedGroup, to += kWords * M) {
+    alignas(64) int16_t numbers[kQuantizedGroup];
+    Group group;
+    if (layer.in - first >= kQuantizedGroup) {
+      round_group(from + first, numbers, &group);
+    } else {
+      float rest[kQuantizedGroup] = {};
+      for (int64_t i = first; i < layer.in; ++i) rest[i - first] = number(from + i);
+      round_group(rest, numbers, &group);
+    }
+    for (int p = 0; p < kPairs; ++p) std::memcpy(to + p * M + m, numbers + 2 * p, 4);
+    std::memcpy(to + kScale * M + m, &group.scale, 4);
+    std::memcpy(to + kSum * M + m, &group.sum, 4);
+    to[kStart * M + m] = group.start;
   }
+}
+
+// Rows from `begin` up to `end`, each into its tile.
+template <class T>
+void round_rows(const Quantized& layer, const Rounded& to, int64_t begin, int64_t end) {
+  for (int64_t first = 0, rows; first < end; first += rows) {
+    rows = tile_rows(layer.rows - first);
+    for (int64_t row = std::max(begin, first); row < std::min(end, first + rows); ++row)
+      round_row(layer, static_cast<const T*>(layer.x) + row * layer.x_stride, to.tile(first), rows, row - first);
+  }
+}
+
+// The same address, as one that nothing is known of: what was read from it is not kept in registers, which are wanted.
+INLINE const char* afresh(const char* from) {
+#if VL == 16
+  asm("" : "+r"(from));
+#endif
+  return from;
 }
 
 INLINE vi words(const char* from) {
@@ -137,119 +171,144 @@ INLINE vi pairs(vi row) {
   return reinterpret_cast<vi>(K == 0 ? (both << 8) >> 8 : both >> 8);
 }
 
-// M rows from `row` on times the outputs of one block. Grid: the type of scales in 4 bits.
-template <int Bits, class Grid, bool Zeros, int M>
-INLINE void multiply(const Quantized& layer, const Rounded& x, int64_t block, int64_t row, vf (*sums)[kHalves]) {
-  constexpr int kRows = Bits, kPairs = Bits == 4 ? 4 : 2;  // 4 rows of 4 pairs, or 8 of 2
+INLINE vf grid_at(const float* from) { return load(from); }
+INLINE vf grid_at(const uint16_t* from) {
+#if VL == 16 && defined(__AVX512F__)  // GCC takes the general way apart into halves
+  const auto half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#else
+  return load(from);
+#endif
+}
+
+// A word of a tile that is a number of another kind.
+INLINE float real_at(const int32_t* from) {
+  float number;
+  std::memcpy(&number, from, sizeof number);
+  return number;
+}
+
+// A tile of M rows times the outputs of B blocks. Grid: the type of scales in 4 bits.
+template <int Bits, class Grid, bool Zeros, int M, int B>
+INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, int64_t ahead,
+                     vf (*into)[B * kHalves]) {
+  constexpr int kRows = Bits, kEach = kPairs / kRows;  // rows of words, and pairs in one of them
+  constexpr int kVectors = B * kHalves;
   constexpr int64_t kRowBytes = kQuantizedBlock * 4, kNumbers = kRows * kRowBytes;
-  const int64_t groups = x.per_row, bytes = layer.group_bytes();
-  const char* at = layer.weight + block * groups * bytes;
-  const int16_t* numbers[M];
-  const Group* group[M];
-  for (int m = 0; m < M; ++m) {
-    numbers[m] = x.row(row + m);
-    group[m] = x.of(row + m);
-    for (int h = 0; h < kHalves; ++h) sums[m][h] = vf{};
-  }
-  for (int64_t g = 0; g < groups; ++g, at += bytes) {
-    if (M == 1) prefetch(at + 4096, static_cast<int>(bytes));
-    vi products[M][kHalves];
+  constexpr int64_t kBytes = kNumbers + (Bits == 4 ? kQuantizedBlock * sizeof(Grid) * (Zeros ? 2 : 1) : 0);
+  const int64_t groups = layer.groups();
+  const char* at[B];
+  for (int b = 0; b < B; ++b) at[b] = layer.weight + (block + b) * groups * kBytes;
+  vf sums[M][kVectors];
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < kVectors; ++v) sums[m][v] = vf{};
+  for (int64_t g = 0; g < groups; ++g, x += kWords * M) {
+    if (ahead)
+      for (int b = 0; b < B; ++b) prefetch(at[b] + ahead, kBytes);
+    vi products[M][kVectors];
     for (int m = 0; m < M; ++m)
-      for (int h = 0; h < kHalves; ++h) products[m][h] = all_int(Bits == 4 ? group[m][g].start : 0);
+      for (int v = 0; v < kVectors; ++v) products[m][v] = all_int(Bits == 4 ? x[kStart * M + m] : 0);
     auto add = [&](int u, auto k) {
       constexpr int kPair = decltype(k)::value;
-      vi weights[kHalves];
-      for (int h = 0; h < kHalves; ++h) weights[h] = pairs<Bits, kPair>(words(at + u * kRowBytes + h * VL * 4));
+      vi weights[kVectors];
+      for (int v = 0; v < kVectors; ++v)
+        weights[v] = pairs<Bits, kPair>(words(afresh(at[v / kHalves]) + u * kRowBytes + v % kHalves * VL * 4));
       for (int m = 0; m < M; ++m) {
-        int32_t pair;
-        std::memcpy(&pair, numbers[m] + g * kQuantizedGroup + (u * kPairs + kPair) * 2, sizeof pair);
-        for (int h = 0; h < kHalves; ++h) products[m][h] = add_products(products[m][h], weights[h], all_int(pair));
+        const vi pair = all_int(x[(u * kEach + kPair) * M + m]);
+        for (int v = 0; v < kVectors; ++v) products[m][v] = add_products(products[m][v], weights[v], pair);
       }
     };
 #pragma GCC unroll 8
     for (int u = 0; u < kRows; ++u) {
       add(u, std::integral_constant<int, 0>());
       add(u, std::integral_constant<int, 1>());
-      if constexpr (kPairs == 4) {
+      if constexpr (kEach == 4) {
         add(u, std::integral_constant<int, 2>());
         add(u, std::integral_constant<int, 3>());
       }
     }
-    const auto* scales = reinterpret_cast<const Grid*>(at + kNumbers);
-    for (int h = 0; h < kHalves; ++h)
+    for (int v = 0; v < kVectors; ++v) {
+      const auto* scales = reinterpret_cast<const Grid*>(at[v / kHalves] + kNumbers) + v % kHalves * VL;
+      const vf scale = Bits == 4 ? grid_at(scales) : vf{}, zero = Zeros ? grid_at(scales + kQuantizedBlock) : vf{};
       for (int m = 0; m < M; ++m) {
-        const vf total = __builtin_convertvector(products[m][h], vf);
-        vf& sum = sums[m][h];
+        const vf total = __builtin_convertvector(products[m][v], vf);
         if constexpr (Bits == 4) {
-          sum = fused(total, load(scales + h * VL) * group[m][g].scale, sum);
-          if constexpr (Zeros) sum = fused(load(scales + kQuantizedBlock + h * VL), all(group[m][g].sum), sum);
+          sums[m][v] = fused(total, scale * real_at(x + kScale * M + m), sums[m][v]);
+          if constexpr (Zeros) sums[m][v] = fused(zero, all(real_at(x + kSum * M + m)), sums[m][v]);
         } else {
-          sum = fused(total, all(group[m][g].scale), sum);
+          sums[m][v] = fused(total, all(real_at(x + kScale * M + m)), sums[m][v]);
         }
       }
+    }
+    for (int b = 0; b < B; ++b) at[b] += kBytes;
   }
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < kVectors; ++v) into[m][v] = sums[m][v];
 }
 
 // The same, with what comes behind the sums, into y.
-template <int Bits, class Grid, bool Zeros, class T, int M>
-void multiply_block(const Quantized& layer, const Rounded& x, int64_t block, int64_t row) {
-  vf sums[M][kHalves];
-  multiply<Bits, Grid, Zeros, M>(layer, x, block, row, sums);
-  const int64_t first = block * kQuantizedBlock, left = layer.out - first;
-  for (int m = 0; m < M; ++m) {
-    T* to = static_cast<T*>(layer.y) + (row + m) * layer.y_stride + first;
-    T part[kQuantizedBlock];
-    T* into = left < kQuantizedBlock ? part : to;
-    for (int h = 0; h < kHalves; ++h) {
-      vf sum = sums[m][h];
-      if (Bits == 8) sum *= load(layer.scales + first + h * VL);
-      if (layer.bias) sum += load(layer.bias + first + h * VL);
-      put(into + h * VL, sum);
+template <int Bits, class Grid, bool Zeros, class T, int M, int B>
+void multiply_blocks(const Quantized& layer, const int32_t* x, int64_t block, int64_t row) {
+  // The first tile reads weights from memory: far ahead in the one stream, or where the next blocks lie.
+  const int64_t ahead = row > 0 ? 0 : B == 1 ? 4096 : B * layer.groups() * layer.group_bytes();
+  vf sums[M][B * kHalves];
+  multiply<Bits, Grid, Zeros, M, B>(layer, x, block, ahead, sums);
+  for (int b = 0; b < B; ++b) {
+    const int64_t first = (block + b) * kQuantizedBlock, left = layer.out - first;
+    for (int m = 0; m < M; ++m) {
+      T* to = static_cast<T*>(layer.y) + (row + m) * layer.y_stride + first;
+      T part[kQuantizedBlock];
+      T* into = left < kQuantizedBlock ? part : to;
+      for (int h = 0; h < kHalves; ++h) {
+        vf sum = sums[m][b * kHalves + h];
+        if (Bits == 8) sum *= load(layer.scales + first + h * VL);
+        if (layer.bias) sum += load(layer.bias + first + h * VL);
+        put(into + h * VL, sum);
+      }
+      if (left < kQuantizedBlock) std::memcpy(to, part, left * sizeof(T));
     }
-    if (left < kQuantizedBlock) std::memcpy(to, part, left * sizeof(T));
   }
 }
 
-// Rows from `row` up to `end` times the blocks from `first` up to `last`.
+// All rows times the blocks from `first` up to `last`.
 template <int Bits, class Grid, bool Zeros, class T>
-void multiply_rows(const Quantized& layer, const Rounded& x, int64_t first, int64_t last, int64_t row, int64_t end) {
+void multiply_rows(const Quantized& layer, const Rounded& x, int64_t first, int64_t last) {
+  int64_t row = 0;
   auto tile = [&](auto m) {
-    for (int64_t block = first; block < last; ++block)
-      multiply_block<Bits, Grid, Zeros, T, decltype(m)::value>(layer, x, block, row);
-    row += decltype(m)::value;
+    constexpr int M = decltype(m)::value, B = M > 1 ? BLOCKS : 1;  // a single row is read in one stream
+    int64_t block = first;
+    for (; block + B <= last; block += B)
+      multiply_blocks<Bits, Grid, Zeros, T, M, B>(layer, x.tile(row), block, row);
+    for (; block < last; ++block) multiply_blocks<Bits, Grid, Zeros, T, M, 1>(layer, x.tile(row), block, row);
+    row += M;
   };
-  while (end - row >= MR) tile(std::integral_constant<int, MR>());
-  if constexpr (MR > 8)
-    while (end - row >= 8) tile(std::integral_constant<int, 8>());
-  while (end - row >= 4) tile(std::integral_constant<int, 4>());
-  while (end - row >= 2) tile(std::integral_constant<int, 2>());
-  if (row < end) tile(std::integral_constant<int, 1>());
+  while (row < layer.rows) switch (tile_rows(layer.rows - row)) {
+      case MR: tile(std::integral_constant<int, MR>()); break;
+#if MR > 4
+      case 4: tile(std::integral_constant<int, 4>()); break;
+#endif
+      case 2: tile(std::integral_constant<int, 2>()); break;
+      default: tile(std::integral_constant<int, 1>());
+    }
 }
 
 template <int Bits, class Grid, bool Zeros, class T>
 void run(const Quantized& layer, int threads) {
   static thread_local Scratch scratch;
   const int64_t groups = layer.groups(), blocks = layer.blocks();
-  const int64_t numbers = layer.rows * groups * kQuantizedGroup;
-  char* memory = scratch.take(numbers * sizeof(int16_t) + layer.rows * groups * sizeof(Group));
-  const Rounded x{reinterpret_cast<int16_t*>(memory), reinterpret_cast<Group*>(memory + numbers * sizeof(int16_t)), groups};
-  const bool few = layer.rows <= MR;
-  if (few)
-    for (int64_t row = 0; row < layer.rows; ++row) round_row<T>(layer, x, row);
+  const Rounded x{reinterpret_cast<int32_t*>(scratch.take(layer.rows * groups * kWords * sizeof(int32_t))), groups};
+  const bool few = layer.rows <= kFew;
+  if (few) round_rows<T>(layer, x, 0, layer.rows);
   const int64_t worth = std::max<int64_t>(1, layer.out * layer.in * (few ? 1 : layer.rows) / kWorth);
   std::atomic<int64_t> next{0};
   run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
-    if (few) {  // one stretch for each thread, read from front to back
-      multiply_rows<Bits, Grid, Zeros, T>(layer, x, blocks * thread / team.threads(),
-                                          blocks * (thread + 1) / team.threads(), 0, layer.rows);
-      return;
-    }
-    for (int64_t row = layer.rows * thread / team.threads(); row < layer.rows * (thread + 1) / team.threads(); ++row)
-      round_row<T>(layer, x, row);
+    const int64_t number = thread, all = team.threads();
+    if (few)  // one stretch for each thread, read from front to back
+      return multiply_rows<Bits, Grid, Zeros, T>(layer, x, blocks * number / all, blocks * (number + 1) / all);
+    round_rows<T>(layer, x, layer.rows * number / all, layer.rows * (number + 1) / all);
     team.barrier();
     for (int64_t share; (share = next.fetch_add(1, std::memory_order_relaxed)) * kShare < blocks;)
-      multiply_rows<Bits, Grid, Zeros, T>(layer, x, share * kShare, std::min(blocks, (share + 1) * kShare), 0,
-                                          layer.rows);
+      multiply_rows<Bits, Grid, Zeros, T>(layer, x, share * kShare, std::min(blocks, (share + 1) * kShare));
   });
 }
 

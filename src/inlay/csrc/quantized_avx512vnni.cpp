@@ -1,5 +1,6 @@
 // AVX-512 with products of pairs of whole numbers: 32 registers of 16 lanes.
 #define VL 16
-#define MR 12
+#define MR 6
+#define BLOCKS 2
 #define INLAY_QUANTIZED quantized_avx512vnni
 #include "quantized.inl"

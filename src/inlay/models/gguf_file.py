@@ -22,6 +22,7 @@ from inlay.errors import ModelError
 from inlay.models.fill import Lazy, fill, on_meta
 from inlay.models.gguf_blocks import NARROW, stored_blocks
 from inlay.models.gguf_config import completed
+from inlay.models.gguf_tokenizer import check_split, set_split
 from inlay.models.stored import StoredWeight
 
 #: llama.cpp's architectures whose files are tested against transformers' reader.
@@ -91,11 +92,15 @@ class GGUFFile:
         return completed(config, self)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer in the file, with its chat template."""
+        """The tokenizer in the file, with its chat template. Raises ModelError."""
         path = self.paths[0]
         if not self.said("tokenizer.ggml.tokens"):
             raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does")
-        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        kind, split = self.said("tokenizer.ggml.model"), self.said("tokenizer.ggml.pre")
+        check_split(self.name, kind, split)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        set_split(tokenizer, kind, split)
+        return tokenizer
 
     def dtype(self) -> torch.dtype:
         """What the weights are that are not quantized: the narrowest, as norms are in fp32 everywhere."""

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 #: Bytes that are asked for before they are needed. More would push out of a small memory what is not yet used.
 WINDOW = 1 << 30
-_STEP = 1 << 20  # bytes at a time; systems ask the disk for some hundred KiB at once
+_STEP = 8 << 20  # bytes at a time
 _HEADER = 64 << 20  # bytes of a header, at most
 
 _report: ContextVar[Callable[[int, int], None] | None] = ContextVar("report", default=None)
@@ -129,7 +129,10 @@ def _order(name: str) -> list[tuple[int, int | str]]:
 
 @dataclass
 class ReadAhead:
-    """Within a ``with`` block, asks the system for pieces of files before they are touched.
+    """Within a ``with`` block, reads pieces of files before they are touched, so that they are in memory then.
+
+    What is read is thrown away: the page cache has it. Asking the system for the pages (posix_fadvise) takes more of
+    the processor's time, and a page that is touched too early is read alone.
 
     pieces: in the order in which they are needed. window: bytes before what is needed now.
     """
@@ -142,7 +145,7 @@ class ReadAhead:
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> ReadAhead:
-        if self.pieces and hasattr(os, "posix_fadvise"):
+        if self.pieces and hasattr(os, "preadv"):
             self._thread = threading.Thread(target=self._run, name="inlay-read-ahead", daemon=True)
             self._thread.start()
         return self
@@ -161,7 +164,7 @@ class ReadAhead:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        at = 0
+        at, buffer = 0, bytearray(_STEP)
         for path, pieces in _by_file(self.pieces):
             try:
                 file = os.open(path, os.O_RDONLY)
@@ -173,8 +176,10 @@ class ReadAhead:
                         if not self._may(at):
                             return
                         size = min(_STEP, piece.offset + piece.size - offset)
-                        os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
+                        os.preadv(file, [memoryview(buffer)[:size]], offset)
                         at += size
+            except OSError:
+                return
             finally:
                 os.close(file)
 

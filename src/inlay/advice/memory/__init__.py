@@ -1,6 +1,6 @@
 """How much memory a cached token takes, from a model's configuration alone."""
 
-from inlay.advice.memory.estimate import ARCHITECTURES, Architecture, known_without_files, shape_named
+from inlay.advice.memory.estimate import ARCHITECTURES, Architecture, known_without_files, shape_named, weights_named
 from inlay.advice.memory.families import CODECS, Codec, KVLayer, KVShape, Vectors, codec_named
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "codec_named",
     "known_without_files",
     "shape_named",
+    "weights_named",
 ]

@@ -100,6 +100,27 @@ def shape_named(name: str) -> KVShape:
         raise ModelError(f"{name}: {error}") from error
 
 
+def weights_named(name: str) -> dict[str, int] | None:
+    """Bytes of a model's weights when it is loaded, in its own dtype, int8 and int4.
+
+    name: as in ``shape_named``. None for an architecture that is no shape with a vocabulary.
+    Raises ModelError for a model that is not read.
+    """
+    import torch
+
+    from inlay.models.spec import dtype_name
+    from inlay.models.weight_size import weight_bytes
+
+    if name in ARCHITECTURES and name not in SHAPES:
+        return None
+    config = config_named(name)
+    own = torch.float32 if config.dtype == torch.float32 else torch.bfloat16
+    return {
+        dtype_name(own): weight_bytes(config, own),
+        **{form: weight_bytes(config, own, form) for form in ("int8", "int4")},
+    }
+
+
 def config_named(name: str) -> PretrainedConfig:
     """The configuration of a model. name: as in ``shape_named``, but for ``ARCHITECTURES``. Raises ModelError."""
     from transformers import AutoConfig

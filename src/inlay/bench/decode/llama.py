@@ -33,31 +33,46 @@ _BLOCK = 32  # numbers that have one scale in these formats
 
 
 def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None) -> None:
-    """Write the file. config: of a model type in ARCHITECTURES. quantization: a key of FORMATS, of all matrices."""
+    """Write the file. config: of a model type in ARCHITECTURES. quantization: a key of FORMATS, of the matrices.
+
+    The output head has 8 bits in both quantizations, as ours has, and llama.cpp's own files have 6 or 8.
+    """
     import gguf
 
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type])
     _describe(writer, config)
     shapes = dict(_tensors(config))
-    fp32, kind = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType[FORMATS[quantization]]
-    numbers, size = gguf.GGML_QUANT_SIZES[kind]  # of a block, and its bytes
+    fp32 = gguf.GGMLQuantizationType.F32
+    head = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+    kinds = {
+        name: gguf.GGMLQuantizationType[FORMATS["int8" if quantization and name == head else quantization]]
+        for name in shapes
+    }
+    sizes = gguf.GGML_QUANT_SIZES  # numbers of a block, and its bytes
     for name, shape in shapes.items():
         if len(shape) == 1:
             writer.add_tensor_info(name, shape, np.dtype(np.float32), shape[0] * 4, fp32)
         else:  # given as bytes
-            in_bytes = (shape[0], shape[1] // numbers * size)
-            writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), in_bytes[0] * in_bytes[1], kind)
+            in_bytes = _in_bytes(shape, *sizes[kinds[name]])
+            writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), in_bytes[0] * in_bytes[1], kinds[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     noise = torch.randn(1 << 12, 1 << 10, generator=torch.Generator().manual_seed(0)) * 0.02
-    blocks = gguf.quants.quantize(noise.numpy(), kind).view(np.uint8).reshape(-1)
-    for shape in shapes.values():
+    blocks = {
+        kind: gguf.quants.quantize(noise.numpy(), kind).view(np.uint8).reshape(-1) for kind in set(kinds.values())
+    }
+    for name, shape in shapes.items():
         if len(shape) == 1:
             writer.write_tensor_data(np.ones(shape, np.float32))
         else:
-            writer.write_tensor_data(np.resize(blocks, (shape[0], shape[1] // numbers * size)))
+            writer.write_tensor_data(np.resize(blocks[kinds[name]], _in_bytes(shape, *sizes[kinds[name]])))
     writer.close()
+
+
+def _in_bytes(shape: tuple[int, ...], numbers: int, size: int) -> tuple[int, int]:
+    """The shape of a matrix as bytes, whose blocks of so many numbers take so many bytes."""
+    return shape[0], shape[1] // numbers * size
 
 
 def _describe(writer: Any, config: PretrainedConfig) -> None:

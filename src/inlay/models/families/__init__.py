@@ -32,7 +32,8 @@ def family_of(config: PretrainedConfig) -> Family:
     if config.model_type not in FAMILIES:
         reason = REFUSED.get(config.model_type, "inlay has not verified their attention and positions")
         raise ModelError(
-            f"models of type '{config.model_type}' are not supported: {reason}; `inlay models` lists those that are"
+            f"models of type '{config.model_type}' are not supported: {reason}; `inlay models` lists those that are, "
+            "and transformers itself runs this one, without reuse"
         )
     return FAMILIES[config.model_type]
 
