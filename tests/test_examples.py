@@ -15,6 +15,8 @@ import pytest
 from inlay import Prompt
 from inlay.cli.main import main
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())

@@ -15,6 +15,8 @@ from inlay.engine.core import Engine
 
 from ..server.conftest import Site, running, small_model
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
@@ -31,7 +33,7 @@ def attacked(site: Site, attack: Attack, seconds: float = 0.5) -> Seen:
 @pytest.mark.parametrize("name", ["fields", "true", "leave-streams"])
 def test_an_attack_in_short(site: Site, name: str):
     seen = attacked(site, attacks(1)[name])
-    assert len(seen.waits) > 1
+    assert seen.waits
     assert seen.alone > 0
     assert seen.probes
     assert seen.failures == []

@@ -20,6 +20,8 @@ from inlay.bench.attention.plot import draw_attention
 from inlay.errors import ParameterError
 from inlay.slots import join, total
 
+pytestmark = pytest.mark.long
+
 TINY = AttentionSetting(
     dtypes=("float32",),
     heads=((4, 2),),

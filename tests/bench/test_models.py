@@ -28,6 +28,8 @@ from inlay.models.load import load_model
 from inlay.models.random import SHAPES
 from tests.conftest import CONFIGS, tiny
 
+pytestmark = pytest.mark.long
+
 TINY = "random:tiny"
 HAS_LLAMA = all(importlib.util.find_spec(package) for package in ("llama_cpp", "gguf"))
 PROMPT = [5, 9, 200, 31, 7]

@@ -16,6 +16,8 @@ from inlay.cli.main import main
 from inlay.kv.policies import POLICIES
 from tests.conftest import tiny
 
+pytestmark = pytest.mark.long
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 NAMES = ("attention", "decode", "encode", "throughput", "ttft")
@@ -72,7 +74,6 @@ def test_json_alone(capsys):
     assert "table3" not in result
 
 
-@pytest.mark.long
 def test_plots(capsys, tmp_path):
     for command, file in ((f"{ATTENTION} --part figure4 --columns ours", "a.png"), (COMMANDS["ttft"], "t.svg")):
         assert run(capsys, f"{command} --plot {tmp_path / file}")[0] == 0

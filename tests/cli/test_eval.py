@@ -13,6 +13,8 @@ from inlay.cli.main import main
 from ..quality.models import save
 from .test_cli import run
 
+pytestmark = pytest.mark.long
+
 KEYS = {
     *("reuse", "positions", "scaffold", "task", "documents", "questions", "exact_match", "low", "high", "kl"),
     *("only_reference", "only_this", "p_value", "cached", "spare", "reference", "recomputed", "ttft_s"),

@@ -15,6 +15,8 @@ from ..conftest import tiny
 from ..models.test_generation import SAID
 from .test_serve import client, started
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch) -> str:

@@ -22,6 +22,8 @@ from inlay.models.load import load_model
 from inlay.models.quantize import Int4Linear, Int8Linear
 from inlay.models.random import bytes_tokenizer
 
+pytestmark = pytest.mark.long
+
 IDS = torch.tensor([[3, 77, 200, 41, 41, 9, 130, 18, 250, 6, 33, 90]])
 GROUP = 64
 
@@ -251,7 +253,6 @@ def test_every_packing_is_what_it_means(tmp_path, name):
         torch.testing.assert_close(logits(kept.model), logits(meant), atol=1e-4, rtol=0)
 
 
-@pytest.mark.long
 def test_shards_answers_and_fingerprints(tmp_path):
     entry, packing, _ = CASES["gptq"]
     whole, parts, other = (tmp_path / name for name in ("whole", "parts", "other"))

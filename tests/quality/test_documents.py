@@ -12,6 +12,8 @@ from inlay.quality.questions import INSTRUCTIONS, Form
 from inlay.quality.words import Split, Value, Words, held_out
 from tests.training.reading import all_text, conversations, made_words, read_document, read_question
 
+pytestmark = pytest.mark.long
+
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 
 

@@ -16,6 +16,8 @@ from inlay.quality.questions import INSTRUCTIONS, TASKS, Asker, Form
 from inlay.quality.words import Split, Value, Words
 from tests.training.reading import KIND_COUNTS, Reading, conversations, fact_questions, read_question, statements, ways
 
+pytestmark = pytest.mark.long
+
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 UNSTATED = {
     Form.PLAIN: "not stated",

@@ -15,6 +15,8 @@ from inlay.quality.points import counting, points
 from inlay.quality.report import write_report
 from inlay.quality.statistics import difference_interval
 
+pytestmark = pytest.mark.long
+
 #: Of each policy: the share computed anew, questions of 200 that full prefill alone got right, nats and seconds.
 POLICIES = {
     "off": (None, 0, 0.0, 0.05),

@@ -19,6 +19,8 @@ from tests.training.reading import conversations
 from training.lessons import Encoder
 from training.tokenizer import VOCABULARY, train_tokenizer
 
+pytestmark = pytest.mark.long
+
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 
 

@@ -29,6 +29,8 @@ from training.lessons import Encoder, Exercise, Lesson, answering
 from training.recipe import FURTHER, RECIPE
 from training.train import Training, main, predict
 
+pytestmark = pytest.mark.long
+
 
 class BrokenOffError(Exception):
     pass

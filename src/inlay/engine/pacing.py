@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 SHARE = 0.25  # of the engine's time that work beside it may take
 SHORT_S = 0.002  # of processor time: what is not worth a rest
-LONGEST_S = 5.0  # of one rest
+LONGEST_S = 2.0  # of one rest
 
 
 def never_busy() -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from inlay.engine.pacing import Pacer
+from inlay.engine.pacing import LONGEST_S, Pacer
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 
 T = TypeVar("T")
@@ -165,10 +165,12 @@ class WorkPool:
             del job  # while the thread waits for the next one, nobody keeps what this one held
 
     def _rest(self, owner: str | None, worked_s: float) -> None:
+        if owner is None:  # whoever has no owner would wait for all others who have none
+            return
         now = self._clock()
         self._rests = {one: until for one, until in self._rests.items() if until > now}
         if rest_s := self._pacer.rest_s(worked_s, owners=len({*self._lines, *self._rests, owner})):
-            self._rests[owner] = self._rests.get(owner, now) + rest_s
+            self._rests[owner] = min(self._rests.get(owner, now) + rest_s, now + LONGEST_S)
 
     def _next(self) -> _Job[Any] | None:
         """The job whose turn it is, as soon as there is one; None once the pool is closed."""

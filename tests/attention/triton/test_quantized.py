@@ -21,7 +21,7 @@ from tests.attention.kernel_cases import Layer, bf16, end_of, fp32, fresh_of, no
 from tests.attention.triton.cases import backend, fp16, interpreted, same, variations
 from tests.attention.triton.test_kernels import SHORT
 
-pytestmark = interpreted
+pytestmark = [interpreted, pytest.mark.long]
 
 NARROW = list(LARGEST)
 HOST = torch.device("cpu")

@@ -17,6 +17,8 @@ from inlay.sampling_params import SamplingParams
 from tests.conftest import tiny
 from tests.equivalence.oracle import PromptCacheOracle, prefill
 
+pytestmark = pytest.mark.long
+
 COMPLETION = 4
 SIZES = Sizes(document=70, system=40, text=12, passage=16, passages=3, question=6, answer=3, summary=3)
 
@@ -54,7 +56,6 @@ def test_every_column_answers_as_the_stock_model(columns, prefix, rate):
         assert (run.peak_batch or 1) <= 4, name
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["inlay", "off", "stock", "transformers"])
 def test_a_run_that_takes_too_long_ends_and_leaves_nothing_behind(llm, columns, name):
     workload = shared_prefix(262, requests=3, prefix=20, question=6, completion=COMPLETION)
