@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import permutations
 
 import pytest
 
 from inlay import LLM, SamplingParams, Schema, any_order, use
+from inlay.engine import order as order_module
 from inlay.engine.order import OrderChooser
 from inlay.engine.popularity import MOST_NODES, Counts
+from inlay.errors import ParameterError
+from inlay.prompt.free_order import MAX_SETS
 from inlay.prompt.request import EngineRequest
 
 from ..conftest import tiny
@@ -338,6 +342,96 @@ def test_choosing_is_bounded():
     orders = OrderChooser(driver.store).choose(asked.prompt.request)
     assert sorted(orders[0]) == list(range(64))
     assert looks <= 1_100
+
+
+def many_sets(sets: int, text: str = "Of {}.") -> tuple[Driver, object]:
+    """A driver with a schema of two modules for each set, and a prompt of all of them."""
+    modules = "".join(f'<module name="m{n}">{text.format(n)}</module>' for n in range(2 * sets))
+    schema = Schema.from_string(f'<schema name="s">Front.{modules}</schema>')
+    driver = Driver(record=False, kv_tokens=20_000)
+    driver.schema(schema, encode=False)
+    built = schema.prompt()
+    for n in range(sets):
+        built = built.any_order(f"m{2 * n}", f"m{2 * n + 1}").text(" ")
+    return driver, built.text("?")
+
+
+@pytest.mark.parametrize("reuse", ["exact", "modular"])
+def test_choosing_and_noting_grow_evenly_with_the_sets(reuse):
+    driver, prompt = many_sets(10)
+    ask(driver, prompt, reuse=reuse)  # what comes first of all is not counted
+
+    def calls(sets: int) -> int:
+        driver, prompt = many_sets(sets, "x")
+        asked = driver.request(prompt, reuse=reuse).prompt.request
+        chooser, count = OrderChooser(driver.store), 0
+
+        def called(_frame, event, _argument):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(called)
+        try:
+            chooser.asked(asked.ordered(chooser.choose(asked)))
+        finally:
+            sys.setprofile(None)
+        return count
+
+    few, many = calls(25), calls(100)
+    assert many < 6 * few, "four times the sets; where each looks at all parts it is ten times as many and more"
+
+
+def test_a_request_has_so_many_looks_for_all_its_sets_and_the_others_stay(monkeypatch):
+    driver, prompt = many_sets(20)
+    asked = driver.request(prompt, reuse="exact").prompt.request
+    chooser = OrderChooser(driver.store)
+    for _ in range(3):
+        chooser.asked(asked.ordered([(1, 0)] * 20))
+    assert chooser.choose(asked) == ((1, 0),) * 20
+    monkeypatch.setattr(order_module, "_MOST_FOR_ALL", 40)
+    orders = chooser.choose(asked)
+    assert orders[0] == (1, 0)
+    assert orders[-1] == (0, 1)
+
+
+def test_a_request_that_waits_does_not_choose_for_ever(monkeypatch):
+    monkeypatch.setattr(order_module, "_MOST_WORK", 100)
+    driver = driver_for(encode=False)
+    request, chosen = driver.request(free("abcd"), reuse="exact"), 0
+    chooser = driver.engine.kv_manager.orders
+
+    class Changing(OrderChooser):
+        version = property(lambda _: object())
+
+        def choose(self, *given):
+            nonlocal chosen
+            chosen += 1
+            return chooser.choose(*given)
+
+    manager = driver.engine.kv_manager
+    for _ in range(50):
+        request.prompt.choose(lambda specs: frozenset(), lambda run: 0, manager.profiles, Changing(driver.store))
+    assert 1 < chosen < 10
+
+
+def test_modules_without_tokens_take_no_time():
+    modules = "".join(f'<module name="m{n}"></module>' for n in range(40))
+    schema = Schema.from_string(f'<schema name="s">Front.{modules}{MODULES}</schema>')
+    driver = Driver()
+    driver.schema(schema)
+    names = [f"m{n}" for n in range(40)]
+    for reuse in ("exact", "modular"):
+        assert sorted(order_of(ask(driver, schema.prompt().any_order(*names, "a").text("?"), reuse=reuse))) == sorted(
+            "".join(names) + "a"
+        )
+
+
+def test_a_prompt_has_so_many_sets():
+    driver, prompt = many_sets(MAX_SETS + 1, "x")
+    with pytest.raises(ParameterError, match="the prompt has 257 sets whose order is free, and may have 256; leave"):
+        driver.request(prompt, reuse="exact")
+    asked = driver.request(prompt, reuse="off").prompt.request
+    assert len(asked.sets) == MAX_SETS + 1, "none of them is free"
 
 
 def test_counts_are_bounded_and_apart():

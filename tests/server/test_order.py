@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay import Schema
+from inlay.prompt import free_order
 
 from .conftest import CHAT, COMPLETIONS, Site, running, small_model
 
@@ -62,6 +63,17 @@ def test_what_is_no_order(site: Site, body, problem):
     status, _, answer = site.call("POST", CHAT, {**body, "max_tokens": 1})
     assert status == 400
     assert problem in answer["error"]["message"]
+
+
+def test_more_sets_than_a_prompt_may_have(site: Site, monkeypatch):
+    monkeypatch.setattr(free_order, "MAX_SETS", 1)
+    body = {"messages": messages(0, 1) * 2, "order": "any", "max_tokens": 1}
+    status, _, answer = site.call("POST", CHAT, {**body, "reuse": "exact"})
+    assert (status, answer["error"]["message"]) == (
+        400,
+        "the prompt has 2 sets whose order is free, and may have 1; leave the order of the others as it is written",
+    )
+    assert site.call("POST", CHAT, {**body, "reuse": "off"})[0] == 200
 
 
 def test_a_text_has_no_order(site: Site):

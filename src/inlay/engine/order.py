@@ -12,7 +12,7 @@ owner's, also over a public schema (``prompt/beginning.py``; the processor's par
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +21,31 @@ from inlay.engine.popularity import Counts
 from inlay.kv.index import Cursor
 from inlay.kv.store import SegmentStore
 from inlay.prompt.beginning import AsModules, beginning_of
-from inlay.prompt.free_order import FreeSet, members_of, placed_at
+from inlay.prompt.free_order import cut_at, in_line, placed_at
 from inlay.prompt.request import EngineRequest, PromptPart
 from inlay.prompt.splice import Fresh, InPlace, splice_parts
 
-#: How often the index is asked what is stored, for one set. A border between modules and what is read in their place
-#: counts as so many: the record of what stands before it is made for that.
-_MOST_LOOKS, _BORDER = 1_024, 16
+#: How often the index is asked what is stored: for one set, and for all of a request; sets behind those stay as they
+#: are written. A border between modules and what is read in their place counts as so many, and more where much stands
+#: before it: the record of that is made for it.
+_MOST_LOOKS, _MOST_FOR_ALL, _BORDER, _BORDER_TOKENS = 1_024, 4_096, 16, 256
+
+#: How much choosing a request may cost altogether while it waits: its looks, and each time its parts.
+_MOST_WORK = 65_536
 
 Orders = tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class Work:
+    """What was spent on choosing the orders of one request: looks, and parts that were walked."""
+
+    done: int = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether the last choice has to do."""
+        return self.done >= _MOST_WORK
 
 
 class OrderChooser:
@@ -44,19 +60,23 @@ class OrderChooser:
         """It changes with what is stored, but for what takes another's place."""
         return len(self._store), self._store.tokens
 
-    def choose(self, request: EngineRequest) -> Orders:
-        """Of each free set of a request, the numbers of its members in the order to take."""
-        orders = [tuple(range(len(each.members))) for each in request.free_sets]
-        for number in sorted(range(len(orders)), key=lambda number: request.free_sets[number].start):
-            placed = request.ordered(orders)  # what stands before a set says what is stored of it
-            orders[number] = _Search(self._store, self.counts, placed, placed.free_sets[number]).order()
-        return tuple(orders)
+    def choose(self, request: EngineRequest, work: Work | None = None) -> Orders:
+        """Of each free set of a request, the numbers of its members in the order to take. work: is added to."""
+        search = _Search(self._store, self.counts, request)
+        orders = search.orders()
+        if work is not None:
+            work.done += search.looks + len(request.parts)
+        return orders
 
     def asked(self, request: EngineRequest) -> None:
         """Note the orders that a request has been given; it is one that stands in them."""
-        for each in request.free_sets:
-            members = [_key(parts) for parts in members_of(request.parts, each)]
-            self.counts.ask(request.salt, [*members, *_paths(_root(request, each), members)])
+        root = _Root()
+        for between, members in zip(*cut_at(request.parts, in_line(request.free_sets)), strict=False):
+            root.add(between)
+            keys = [_key(parts) for parts in members]
+            self.counts.ask(request.salt, [*keys, *_paths(root.name, keys)])
+            for parts in members:
+                root.add(parts)
 
 
 @dataclass(slots=True)
@@ -76,40 +96,79 @@ class _State:
 
 
 class _Search:
-    """Looks for the order of one set."""
+    """Looks for the orders of a request's sets, from first to last: what stands before one says what is stored of it.
 
-    def __init__(self, store: SegmentStore, counts: Counts, request: EngineRequest, of: FreeSet) -> None:
+    looks: how many there were.
+    """
+
+    def __init__(self, store: SegmentStore, counts: Counts, request: EngineRequest) -> None:
         self._store = store
         self._counts = counts
         self._request = request
-        self._of = of
         self._salt = request.salt.encode()
-        self._members = members_of(request.parts, of)
-        self._keys = [_key(parts) for parts in self._members]
-        next_set = min(
-            (each.start for each in request.free_sets if each.start > of.start), default=request.positions[-1]
-        )
-        end = of.start + of.tokens
-        self._behind = tuple(part for part in request.parts if end <= part.start <= next_set)
         beginning = beginning_of(request)
         self._heals = request.policy.heals
         self._whose = None if beginning is None else beginning.whose
-        self._looks = 0
+        self.looks = 0
+        # Of what stands before the next set, settled: its parts, their name, and what is stored of them.
+        self._before: list[PromptPart] = []
+        self._root = _Root()
+        self._modules = AsModules.none(self._salt, request.adapter) if self._heals else None
+        self._cursor: Cursor | None = None
+        # Of the set that is looked at.
+        self._members: list[tuple[PromptPart, ...]] = []
+        self._keys: list[bytes] = []
+        self._behind: tuple[PromptPart, ...] = ()
+        self._most = 0
 
-    def order(self) -> tuple[int, ...]:
-        """The order to take."""
-        left = tuple(range(len(self._members)))
+    def orders(self) -> Orders:
+        """The orders to take, of each free set of the request."""
+        written = [tuple(range(len(each.members))) for each in self._request.free_sets]
         if self._heals and self._whose is None:
-            return left  # nothing of it is read in place of modules, or could be
-        return self._best(self._start(), left, _root(self._request, self._of))[1]
+            return tuple(written)  # nothing of it is read in place of modules, or could be
+        line = sorted(range(len(written)), key=lambda number: self._request.free_sets[number].start)
+        sets = [self._request.free_sets[number] for number in line]
+        between, inside = cut_at(self._request.parts, sets)
+        for at, number in enumerate(line):
+            if self.looks >= _MOST_FOR_ALL:
+                break
+            self._settle(between[at], first=not at)
+            nearest = [part for member in inside[at + 1][:1] for part in member[:1]] if at + 1 < len(line) else []
+            written[number] = self._order(sets[at].start, inside[at], (*between[at + 1], *nearest))
+            chosen = [part for one in written[number] for part in inside[at][one]]
+            self._settle(placed_at(chosen, sets[at].start))
+        return tuple(written)
 
-    def _start(self) -> _State:
-        before = tuple(part for part in self._request.parts if part.ids and part.start < self._of.start)
-        if self._heals:
-            count, modules = AsModules.none(self._salt, self._request.adapter).longer(before)
-            if count == len(before):
-                return _State(self._of.start, None, modules, before)
-        return _State(self._of.start, self._border(before))
+    def _order(
+        self, start: int, members: list[tuple[PromptPart, ...]], behind: tuple[PromptPart, ...]
+    ) -> tuple[int, ...]:
+        """The order of the set that starts there."""
+        self._members, self._behind = members, behind
+        self._keys = [_key(parts) for parts in members]
+        self._most = min(self.looks + _MOST_LOOKS, _MOST_FOR_ALL)
+        state = _State(start, self._cursor, self._modules, () if self._modules is None else tuple(self._before))
+        return self._best(state, tuple(range(len(members))), self._root.name)[1]
+
+    def _settle(self, parts: Sequence[PromptPart], *, first: bool = False) -> None:
+        """Go on behind what stands next, as it stands. first: whether a set follows that is the first one."""
+        self._most = _MOST_FOR_ALL
+        self._root.add(parts)
+        parts = [part for part in parts if part.ids]
+        self._before += parts
+        if self._modules is not None:
+            count, modules = self._modules.longer(parts)
+            if count == len(parts):
+                self._modules = modules
+                return
+            self._modules, first = None, True
+        if first or not all(part.kept for part in parts):  # behind what is not kept, what is stored begins anew
+            self._cursor = self._border(self._before)
+            return
+        for part in parts:
+            if self._cursor is None:
+                break
+            found, behind = self._store.follow(self._cursor, part.ids)
+            self._cursor = behind if found == len(part.ids) else None
 
     def _best(self, state: _State, left: tuple[int, ...], path: bytes) -> tuple[int, tuple[int, ...]]:
         """How many tokens are stored of the best order of these members, and that order.
@@ -117,6 +176,7 @@ class _Search:
         path: what names what stands before them.
         """
         if not left:
+            self.looks += 1
             return self._follow(state.cursor, self._behind)[0], ()
         paths = {number: _path(path, self._keys[number]) for number in left}
         ranked = []
@@ -146,13 +206,16 @@ class _Search:
 
     def _step(self, state: _State, member: tuple[PromptPart, ...]) -> tuple[int, _State | None]:
         """How many tokens of a member are stored behind others, and the state behind it where all of them are."""
+        self.looks += 1
+        if self.looks > self._most:
+            return 0, None
         parts = tuple(placed_at(member, state.end))
         end = state.end + sum(len(part.ids) for part in parts)
         cursor = state.cursor
         if state.modules is not None:
             count, modules = state.modules.longer(parts)
             if count == len(parts):
-                return 0, _State(end, None, modules, (*state.parts, *parts)) if self._looks < _MOST_LOOKS else None
+                return 0, _State(end, None, modules, (*state.parts, *parts))
             if count:
                 cursor = self._border((*state.parts, *parts[:count]))
             elif not state.known:
@@ -165,10 +228,10 @@ class _Search:
         # A part of what is read in place of modules is worth nothing, nor are a few words that many texts begin with.
         return 0 if self._heals or tokens < self._store.pool.chunk_size else tokens, None
 
-    def _border(self, parts: tuple[PromptPart, ...]) -> Cursor | None:
+    def _border(self, parts: Sequence[PromptPart]) -> Cursor | None:
         """Where what follows these parts is stored, or None where they are not."""
-        self._looks += _BORDER
-        if self._looks > _MOST_LOOKS:
+        self.looks += _BORDER + sum(1 + len(part.ids) // _BORDER_TOKENS for part in parts)
+        if self.looks > self._most:
             return None
         adapter = self._request.adapter
         next_part = PromptPart((0,), max((part.start + len(part.ids) for part in parts), default=0))
@@ -186,9 +249,9 @@ class _Search:
     def _follow(self, cursor: Cursor | None, parts: Sequence[PromptPart]) -> tuple[int, Cursor | None]:
         """How many tokens of parts are stored behind a cursor, and where one is behind all of them; else None."""
         tokens = 0
-        for part in parts:
-            self._looks += 1
-            if cursor is None or not part.kept or self._looks > _MOST_LOOKS:
+        for number, part in enumerate(parts):
+            self.looks += bool(number)  # whoever follows the first one has counted it
+            if cursor is None or not part.kept or self.looks > self._most:
                 return tokens, None
             found, cursor = self._store.follow(cursor, part.ids)
             tokens += found
@@ -206,10 +269,20 @@ def _key(parts: Sequence[PromptPart]) -> bytes:
     return _hash(b"member", b"".join(np.asarray(part.ids, "<u4").tobytes() for part in parts))
 
 
-def _root(request: EngineRequest, of: FreeSet) -> bytes:
-    """What names a place in a prompt at which a set begins."""
-    before = (np.asarray(part.ids, "<u4").tobytes() for part in request.parts if part.start < of.start)
-    return _hash(b"root", b"".join(before))
+class _Root:
+    """What names a place in a prompt at which a set begins, by all that stands before it."""
+
+    def __init__(self) -> None:
+        self._said = hashlib.sha256(b"root ")
+
+    @property
+    def name(self) -> bytes:
+        return self._said.digest()
+
+    def add(self, parts: Iterable[PromptPart]) -> None:
+        """These stand next."""
+        for part in parts:
+            self._said.update(np.asarray(part.ids, "<u4").tobytes())
 
 
 def _path(before: bytes, member: bytes) -> bytes:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from inlay.engine.order import OrderChooser, Orders
+from inlay.engine.order import OrderChooser, Orders, Work
 from inlay.engine.profiles import KnownProfiles
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.prompt.beginning import beginning_of
@@ -36,6 +36,7 @@ class PromptState:
     __slots__ = (
         "_asked",
         "_by_profile",
+        "_free",
         "_in_place",
         "_known",
         "_open",
@@ -44,6 +45,7 @@ class PromptState:
         "_splice",
         "_stored",
         "_version",
+        "_work",
         "beginning",
         "orders",
         "repaired",
@@ -60,8 +62,9 @@ class PromptState:
         self._open = request.open_segments()
         repair = request.policy.repair
         self._by_profile = repair is not None and repair.profiled and not repair.selects
-        free = bool(request.free_sets)
-        self._settled = not self._open and not self._by_profile and self.beginning is None and not free
+        self._free = bool(request.free_sets)
+        self._work = Work()
+        self._settled = not self._open and not self._by_profile and self.beginning is None and not self._free
         self.selecting: Splice | None = None
         self.selector: object | None = None
         self._stored: frozenset[bytes] = frozenset()
@@ -111,9 +114,9 @@ class PromptState:
         """
         if self._settled:
             return
-        if self._asked.free_sets and orders.version != self._version:
+        if self._free and orders.version != self._version and not self._work.spent:
             self._version = orders.version
-            self._order(orders.choose(self._asked))
+            self._order(orders.choose(self._asked, self._work))
         nodes = 0 if self.beginning is None else self.beginning.stored(longest)
         known = stored(self._open) if self._open else frozenset(), profiles.version if self._by_profile else 0, nodes
         if known != self._known:

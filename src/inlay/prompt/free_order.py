@@ -6,14 +6,17 @@ order is not free after all, the set says why, and its members stay as they stan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from inlay.errors import ParameterError
 from inlay.pml.nodes import MAX_SET
 from inlay.policy import ReusePolicy
+
+#: How many sets of one prompt may be free: each of them is looked for in what is stored.
+MAX_SETS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,25 @@ def why_not_free(policy: ReusePolicy, *, scored: bool, movable: bool) -> str:
     return "" if movable else "this model reads modules at their own positions alone"
 
 
+def check_count(sets: Sequence[FreeSet]) -> None:
+    """Raises ParameterError where a prompt has more free sets than one may have."""
+    free = sum(not each.why_fixed for each in sets)
+    if free > MAX_SETS:
+        raise ParameterError(
+            f"the prompt has {free:,} sets whose order is free, and may have {MAX_SETS}; leave the order of the others "
+            "as it is written"
+        )
+
+
 def check_sets(sets: Sequence[FreeSet], starts: Sequence[int], end: int) -> None:
     """Raises ParameterError where sets don't follow each other, or parts of the prompt stand across their borders.
 
     starts: the positions of the prompt's parts. end: behind the last one.
     """
     known, at = {*starts, end}, 0
-    for each in sorted((each for each in sets if not each.why_fixed), key=lambda each: each.start):
+    free = in_line(each for each in sets if not each.why_fixed)
+    check_count(free)
+    for each in free:
         borders = each.borders
         if (
             len(each.members) > MAX_SET
@@ -103,11 +118,27 @@ def check_sets(sets: Sequence[FreeSet], starts: Sequence[int], end: int) -> None
         at = borders[-1]
 
 
-def members_of(parts: Sequence[_P], of: FreeSet) -> list[tuple[_P, ...]]:
-    """The parts of each member. parts: of the prompt, none of which stands across a border of the set."""
-    borders = of.borders
-    inside = [part for part in parts if part.ids and borders[0] <= part.start < borders[-1]]
-    return [tuple(part for part in inside if first <= part.start < end) for first, end in pairwise(borders)]
+def in_line(sets: Iterable[FreeSet]) -> list[FreeSet]:
+    """Sets as they stand in a prompt, from first to last."""
+    return sorted(sets, key=lambda each: each.start)
+
+
+def cut_at(parts: Iterable[_P], sets: Sequence[FreeSet]) -> tuple[list[tuple[_P, ...]], list[list[tuple[_P, ...]]]]:
+    """What stands in front of each set and behind the last one, and the parts of each member of each set.
+
+    parts: of the prompt, none of which stands across a border. sets: as ``in_line`` has them.
+    """
+    borders = [each.borders for each in sets]
+    starts = [each[0] for each in borders]
+    between: list[list[_P]] = [[] for _ in range(len(sets) + 1)]
+    inside: list[list[list[_P]]] = [[[] for _ in each.members] for each in sets]
+    for part in parts:
+        number = bisect_right(starts, part.start)
+        if not number or part.start >= borders[number - 1][-1]:
+            between[number].append(part)
+        elif part.ids:
+            inside[number - 1][bisect_right(borders[number - 1], part.start) - 1].append(part)
+    return list(map(tuple, between)), [list(map(tuple, members)) for members in inside]
 
 
 def placed_at(parts: Sequence[_P], start: int) -> list[_P]:
@@ -119,19 +150,25 @@ def placed_at(parts: Sequence[_P], start: int) -> list[_P]:
     return made
 
 
-def reordered(parts: Sequence[_P], of: FreeSet, order: Sequence[int]) -> tuple[_P, ...]:
-    """A prompt's parts with the members of one set in this order. order: numbers of members."""
-    members, end = members_of(parts, of), of.start + of.tokens
-    inside = [part for number in order for part in members[number]]
-    before = [part for part in parts if part.start < of.start]
-    behind = [part for part in parts if part.start >= end]
-    return (*before, *placed_at(inside, of.start), *behind)
+def reordered(parts: Iterable[_P], sets: Sequence[FreeSet], orders: Sequence[Sequence[int]]) -> tuple[_P, ...]:
+    """A prompt's parts with the members of each set in its order. sets: as ``in_line`` has them. orders: numbers of
+    members."""
+    between, inside = cut_at(parts, sets)
+    made = list(between[0])
+    for each, order, members, behind in zip(sets, orders, inside, between[1:], strict=True):
+        made += placed_at([part for number in order for part in members[number]], each.start)
+        made += behind
+    return tuple(made)
 
 
-def reordered_text(text: str, of: FreeSet, order: Sequence[int]) -> str:
+def reordered_text(text: str, sets: Sequence[FreeSet], orders: Sequence[Sequence[int]]) -> str:
     """A prompt's text in the same way."""
-    at, pieces = of.text_start, []
-    for member in of.members:
-        pieces.append(text[at : at + member.characters])
-        at += member.characters
-    return text[: of.text_start] + "".join(pieces[number] for number in order) + text[at:]
+    at, pieces = 0, []
+    for each, order in zip(sets, orders, strict=True):
+        pieces.append(text[at : each.text_start])
+        at, members = each.text_start, []
+        for member in each.members:
+            members.append(text[at : at + member.characters])
+            at += member.characters
+        pieces += [members[number] for number in order]
+    return "".join(pieces) + text[at:]

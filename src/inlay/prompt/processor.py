@@ -15,7 +15,7 @@ from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.conversation import ContentSpecs, lay_out_conversation, without_order
-from inlay.prompt.free_order import NOT_IN_PARTS, FreeSet, why_not_free
+from inlay.prompt.free_order import NOT_IN_PARTS, FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import Conversation, as_prompt, check_ids, check_messages, is_conversation, unwrap
 from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
@@ -197,10 +197,12 @@ class PromptProcessor:
         )
 
     def _sets(self, layout: PromptLayout, policy: ReusePolicy, *, scored: bool) -> tuple[FreeSet, ...]:
-        """The sets of a placed prompt, as far as this policy leaves their order free."""
+        """The sets of a placed prompt, as far as this policy leaves their order free. Raises ParameterError."""
         movable = not policy.modular or self.model.why_not_shift is None
         why = why_not_free(policy, scored=scored, movable=movable)
-        return tuple(each.fixed(why) if why else each for each in layout.sets)
+        sets = tuple(each.fixed(why) if why else each for each in layout.sets)
+        check_count(sets)
+        return sets
 
     def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Chat messages as the template writes them, without a schema.

@@ -120,23 +120,25 @@ class EngineRequest:
 
         Raises ParameterError for what is no order of them.
         """
-        parts, text, sets, left = self.parts, self.text, [], list(orders)
-        if len(left) != len(self.free_sets):
-            raise ParameterError(f"there are {len(left)} orders for {len(self.free_sets)} sets; give one for each")
-        for each in self.sets:
-            if each.why_fixed:
-                sets.append(each)
-                continue
-            order = left.pop(0)
+        free = self.free_sets
+        if len(orders) != len(free):
+            raise ParameterError(f"there are {len(orders)} orders for {len(free)} sets; give one for each")
+        for each, order in zip(free, orders, strict=True):
             if sorted(order) != list(range(len(each.members))):
                 raise ParameterError(
                     f"{list(order)} is no order of {len(each.members)} members; name each of them once"
                 )
-            parts = reordered(parts, each, order)
-            text = None if text is None else reordered_text(text, each, order)
-            sets.append(replace(each, members=tuple(each.members[number] for number in order)))
+        line = sorted(zip(free, orders, strict=True), key=lambda one: one[0].start)
+        in_line, taken = [each for each, _ in line], [order for _, order in line]
+        parts = reordered(self.parts, in_line, taken)
+        text = None if self.text is None else reordered_text(self.text, in_line, taken)
+        left = iter(orders)
+        sets = tuple(
+            each if each.why_fixed else replace(each, members=tuple(each.members[number] for number in next(left)))
+            for each in self.sets
+        )
         ids = tuple(token for part in parts for token in part.ids)
-        return replace(self, parts=parts, ids=ids, text=text, sets=tuple(sets))
+        return replace(self, parts=parts, ids=ids, text=text, sets=sets)
 
     def with_forms(self, forms: Callable[[SegmentSpec], Iterable[SegmentSpec]]) -> EngineRequest:
         """This request, each of whose modules may be read in these forms. forms: of a segment, most exact first.
