@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from inlay import AsyncLLM, CapacityError, ParameterError, Schema
+from inlay.kv import lifetimes
 
 from .test_store import BOTH, GREEDY, SCHEMA, Clock, answer, files, make
 
@@ -117,6 +118,47 @@ def test_a_marked_part_has_its_lifetime_under_every_policy(monkeypatch, reuse):
     assert after.cached_tokens < 0.4 * first.prompt_tokens
     if reuse == "exact":
         assert after.cached_tokens > 10, "what stands before the part has no end"
+    llm.shutdown()
+
+
+MARK = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+
+
+def marked(*texts: str) -> list[dict[str, object]]:
+    """A message of marked parts, and a question."""
+    parts = [{"type": "text", "text": text} | MARK for text in texts]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What now?"}]}]
+
+
+@pytest.mark.parametrize("reuse", ["exact", "modular"])
+def test_nobody_has_others_parts_forgotten_by_many_of_their_own(monkeypatch, reuse):
+    monkeypatch.setattr(lifetimes, "MOST_TOKENS", 3000)
+    clock = Clock(monkeypatch)
+    llm = make("off")
+    kept = marked(DOCUMENT)
+    answer(llm, kept, reuse=reuse, cache_salt="bob")
+    before = answer(llm, kept, reuse=reuse, cache_salt="bob").usage.cached_tokens
+    many = marked(*(f"{number} of many. " for number in range(60)))
+    tokens = answer(llm, many, reuse=reuse, cache_salt="ann").usage.prompt_tokens
+    answer(llm, "Anything, since lifetimes are looked at when requests come.")
+    assert answer(llm, kept, reuse=reuse, cache_salt="bob").usage.cached_tokens == before > 100
+    assert answer(llm, many, reuse=reuse, cache_salt="ann").usage.cached_tokens > 0.9 * tokens, "claims go, and no KV"
+    clock.now += 301
+    assert answer(llm, kept, reuse=reuse, cache_salt="bob").usage.cached_tokens < 0.4 * before, "it ends when it should"
+    llm.shutdown()
+
+
+def test_of_a_prompts_parts_those_that_others_still_ask_for_stay(monkeypatch):
+    clock = Clock(monkeypatch)
+    llm = make("off")
+    shared, both = marked(DOCUMENT), marked(DOCUMENT, "Another document, which is of some more words. " * 8)
+    tokens = answer(llm, both, reuse="exact").usage.prompt_tokens
+    clock.now += 200
+    answer(llm, shared, reuse="exact")
+    clock.now += 200
+    assert 100 < answer(llm, both, reuse="exact").usage.cached_tokens < 0.6 * tokens, "the second one alone is over"
+    clock.now += 301
+    assert answer(llm, both, reuse="exact").usage.cached_tokens < 0.2 * tokens
     llm.shutdown()
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
-from inlay.kv.lifetimes import Claimed, Lifetimes, Passage
+from inlay.kv.lifetimes import Claim, Lifetimes, Passage
 from inlay.kv.misses import EVICTED, EXPIRED
 from inlay.kv.pins import Pins
 from inlay.kv.residency import Residency
@@ -45,8 +46,7 @@ class Retention:
             if part.ttl_s is None:
                 continue
             self._claim(request, part.candidates, part.ttl_s, now)
-            if not part.candidates:
-                self._claim_text(request, part.start, part.start + len(part.ids), part.ttl_s, now)
+        self._claim_text(request, now)
 
     def claim_encoded(self, encoding: Encoding) -> None:
         """Have what an encoding has found or stored by now found for as long as it says."""
@@ -59,20 +59,19 @@ class Retention:
     def expire(self) -> None:
         """Forget what is past its time, here and below; what is still read, as soon as it no longer is."""
         now = time.monotonic()
-        over = list(islice(self._lifetimes.expired(now), _EXPIRED_AT_ONCE))
-        gone = frozenset(
-            thing.key for thing in over if isinstance(thing, SegmentSpec) and not self.pins.is_pinned(thing)
-        )
+        over = self._lifetimes.expired(now, _EXPIRED_AT_ONCE)
+        segments = (claim.thing for claims in over for claim in claims if isinstance(claim.thing, SegmentSpec))
+        gone = frozenset(spec.key for spec in segments if not self.pins.is_pinned(spec))
         if gone:
             self.over(gone)
-        for thing in sorted(over, key=_depth, reverse=True):
+        for claims in sorted(over, key=_depth, reverse=True):
+            thing, salt = claims[0].thing, claims[0].salt
             if isinstance(thing, Passage):
-                if self._store.forget_behind(thing.run, thing.first):
-                    self._lifetimes.again(thing, now)
+                self._forget_text(claims, now)
             elif self.pins.is_pinned(thing):
-                self._lifetimes.again(thing, now)
+                self._lifetimes.again(thing, now, salt)
             else:
-                self._forget(thing, EXPIRED, now)
+                self._forget(thing, EXPIRED, now, salt)
 
     def pin(self, specs: Sequence[SegmentSpec], owner: str, budget: int | None) -> int:
         """See Pins.pin; returns what the owner's pins take, in bytes. Raises CapacityError."""
@@ -91,7 +90,7 @@ class Retention:
         """
         now, tokens = time.monotonic(), 0
         self.over(frozenset(form.key for spec in specs for form in self._residency.forms(spec)))
-        for spec in sorted(specs, key=_depth, reverse=True):
+        for spec in sorted(specs, key=lambda spec: spec.before.tokens, reverse=True):
             for form in self._residency.forms(spec):
                 found = self._store.longest(form).tokens
                 tokens += len(form.ids) if self._residency.holders(form.key) else found
@@ -137,21 +136,41 @@ class Retention:
             self._lifetimes.claim(spec, left_s, time.monotonic())
 
     def _claim(self, task: Request | Encoding, specs: Iterable[SegmentSpec], ttl_s: float, now: float) -> None:
-        longer = [spec for spec in specs if self._lifetimes.claim(spec, ttl_s, now)]
+        longer = [spec for spec in specs if self._lifetimes.claim(spec, ttl_s, now, _owner(task, spec))]
         below = [spec.key for spec in longer if task.may_be_kept(spec, private=self._private)]
         self._residency.expire_at(below, ttl_s)
 
-    def _claim_text(self, request: Request, start: int, end: int, ttl_s: float, now: float) -> None:
-        """Of a run of the request's own text, the tokens at these positions, which are kept as they stand there."""
-        for part in request.prompt.splice:
-            if isinstance(part, Fresh) and part.run is not None and part.start <= start < part.start + len(part.ids):
-                run = part.run.beginning(end - part.start)
-                self._lifetimes.claim(Passage.of(run, start - part.start, self._store.keys), ttl_s, now)
+    def _claim_text(self, request: Request, now: float) -> None:
+        """The same for those parts that are its own text, which is kept as it stands there."""
+        fresh = [part for part in request.prompt.splice if isinstance(part, Fresh) and part.run is not None]
+        fresh.sort(key=_start)
+        ranges: dict[int, list[tuple[int, int, float]]] = defaultdict(list)  # by the number of what holds them
+        for part in request.prompt.request.parts:
+            at = bisect_right(fresh, part.start, key=_start) - 1
+            if part.ttl_s is None or part.candidates or not part.ids or at < 0:
+                continue
+            first, whole = part.start - fresh[at].start, len(fresh[at].ids)
+            if first < whole:
+                ranges[at].append((min(first + len(part.ids), whole), first, part.ttl_s))
+        for at, found in ranges.items():
+            run = fresh[at].run
+            assert run is not None, "only what may be found is looked for"
+            found.sort()
+            passages = Passage.all_of(run, [(first, end) for end, first, _ in found], self._store.keys)
+            for passage, (_, _, ttl_s) in zip(passages, found, strict=True):
+                self._lifetimes.claim(passage, ttl_s, now, request.prompt.request.salt)
 
-    def _forget(self, spec: SegmentSpec, reason: str, now: float) -> None:
+    def _forget_text(self, claims: Sequence[Claim], now: float) -> None:
+        """Forget passages of one run: behind the first of them, so with all that was said behind each."""
+        first, end = _range(claims)
+        if self._store.forget_behind(claims[0].run.beginning(end), first):
+            for claim in claims:
+                self._lifetimes.again(claim.thing, now, claim.salt)
+
+    def _forget(self, spec: SegmentSpec, reason: str, now: float, salt: str = "") -> None:
         self._store.discard(self._store.own_ends(spec))
         if self._store.get(spec) is not None and self._store.held(spec):
-            self._lifetimes.again(spec, now)
+            self._lifetimes.again(spec, now, salt)
             if reason == EXPIRED:
                 return
         self._residency.misses.failed(spec, reason)
@@ -162,6 +181,24 @@ def _nobody(keys: frozenset[bytes]) -> None:
     """Nobody has to hear of it."""
 
 
-def _depth(thing: Claimed) -> int:
-    """How much stands before it: what is forgotten first is what others are not encoded behind."""
-    return thing.run.before.tokens + thing.first if isinstance(thing, Passage) else thing.before.tokens
+def _start(part: Fresh) -> int:
+    return part.start
+
+
+def _owner(task: Request | Encoding, spec: SegmentSpec) -> str:
+    """Whose claim on a segment it is: "" where the segment is everybody's."""
+    if not spec.before.private:
+        return ""
+    return task.prompt.request.salt if isinstance(task, Request) else task.tenant
+
+
+def _range(claims: Sequence[Claim]) -> tuple[int, int]:
+    """From where to where passages of one run go, all together."""
+    passages = [claim.thing for claim in claims if isinstance(claim.thing, Passage)]
+    return min(passage.first for passage in passages), max(passage.end for passage in passages)
+
+
+def _depth(claims: Sequence[Claim]) -> int:
+    """How much stands before them: what is forgotten first is what others are not encoded behind."""
+    first = _range(claims)[0] if isinstance(claims[0].thing, Passage) else 0
+    return claims[0].run.before.tokens + first
