@@ -179,7 +179,7 @@ def digit(text: str) -> str:
         lambda text: "[" * 100_000,
         lambda text: "[1]",
         lambda text: '{"weights": 1}',
-        lambda text: json.dumps({**json.loads(text), "version": 2}),
+        lambda text: json.dumps({**json.loads(text), "version": 1}),
         digit,
     ],
 )

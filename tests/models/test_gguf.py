@@ -184,6 +184,10 @@ def test_llama3s_scaling_is_told_from_its_factors(tmp_path):
     odd = write_gguf(tmp_path / "odd.gguf", model, "llama", extra={"rope_freqs.weight": torch.full_like(factors, 3.0)})
     with pytest.raises(ModelError, match=r"odd\.gguf: its rope_freqs are not those of a rotary scaling"):
         load_model(odd)
+    extra, more = {"rope_freqs.weight": factors}, {"llama.rope.scaling.factor": 2.0}
+    twice = write_gguf(tmp_path / "twice.gguf", model, "llama", extra=extra, more=more)
+    with pytest.raises(ModelError, match=r"twice\.gguf: scales its rotary embedding twice, .* by the factor 2, which"):
+        load_model(twice)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +199,11 @@ def test_llama3s_scaling_is_told_from_its_factors(tmp_path):
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
         ),
         ({"scaling.type": "none"}, {"rope_type": "default"}),
+        ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale_linear": 4.0, "scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"scale_linear": 4.0, "scaling.type": "none"}, {"rope_type": "default"}),
+        ({"scale_linear": 4.0, "scaling.type": "yarn"}, {"rope_type": "yarn", "factor": 4.0}),
     ],
 )
 def test_other_scalings_are_those_of_the_file(tmp_path, more, expected):
@@ -233,6 +242,32 @@ def test_wrong_files_are_told_with_the_remedy(tmp_path):
         with pytest.raises(ModelError, match=sentence) as told:
             load_model(path)
         assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("named", "more", "sentence"),
+    [
+        (
+            "llama",
+            {"general.type": "adapter"},
+            r"\(general\.type 'adapter', general\.architecture 'llama'\); give the GGUF file of the model itself, .* "
+            "and the adapter with --adapter as PEFT saves it$",
+        ),
+        (
+            "clip",
+            {"general.type": "mmproj"},
+            r"\(general\.type 'mmproj', general\.architecture 'clip'\); give the GGUF file of the model itself, or the "
+            "folder of its Hugging Face checkpoint$",
+        ),
+        ("llama", {}, r"\(general\.architecture 'llama'\); give the GGUF file of the model itself, or the folder"),
+    ],
+)
+def test_a_file_that_is_no_model_says_what_it_is(tmp_path, named, more, sentence):
+    path = tmp_path / "other.gguf"
+    model = random_model("llama")
+    write_gguf(path, model, "llama", named=named, more=more, part=lambda name: "attn_q" in name, tokens=False)
+    with pytest.raises(ModelError, match=r"other\.gguf: holds no embeddings of tokens .*" + sentence):
+        load_model(path)
 
 
 def test_a_tensor_without_a_place_is_not_dropped(tmp_path):
@@ -304,11 +339,15 @@ print(json.dumps([np.ctypeslib.as_array(row, words).tolist() for row in rows]))
 
 
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama.cpp is not installed")
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
-def test_llama_cpp_computes_the_same_model(tmp_path, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [("llama", {}), ("qwen3", {}), ("gemma3", {}), ("llama", {"scale_linear": 4.0}), ("llama", {"scaling.factor": 4.0})],
+)
+def test_llama_cpp_computes_the_same_model(tmp_path, architecture, more):
     """In a process of its own, because two OpenMP runtimes in one would fight for the cores."""
     model = random_model(architecture)
-    path = write_gguf(tmp_path / "model.gguf", model, architecture, "F16")
+    rope = {f"{architecture}.rope.{key}": value for key, value in more.items()}
+    path = write_gguf(tmp_path / "model.gguf", model, architecture, "F16", more=rope)
     ids = json.dumps(IDS[0].tolist())
     said = subprocess.run([sys.executable, "-c", _BY_LLAMA, path, ids], capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stderr

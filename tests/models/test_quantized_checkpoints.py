@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay import LLM, ModelError, SamplingParams
 from inlay.models.load import load_model
+from inlay.models.packings import PackQuantized
 from inlay.models.quantize import Int4Linear, Int8Linear
 from inlay.models.random import bytes_tokenizer
 
@@ -66,9 +67,9 @@ def words(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> T
     return torch.where(packed >= 2**31, packed - 2**32, packed).int()
 
 
-def awq(weight: Tensor):
+def awq(weight: Tensor, group: int = GROUP):
     order = (0, 2, 4, 6, 1, 3, 5, 7)
-    numbers, scales, zeros, meant = numbers_of(weight, 4, GROUP, symmetric=False)
+    numbers, scales, zeros, meant = numbers_of(weight, 4, group, symmetric=False)
     return {
         "qweight": words(numbers.t(), 4, order),
         "qzeros": words(zeros.t(), 4, order),
@@ -76,24 +77,33 @@ def awq(weight: Tensor):
     }, meant
 
 
-def gptq(weight: Tensor, bits: int = 4, less: int = 1, symmetric: bool = False, shuffled: bool = False):
-    order = torch.arange(weight.shape[1]) // GROUP
+def gptq(
+    weight: Tensor,
+    bits: int = 4,
+    less: int = 1,
+    symmetric: bool = False,
+    shuffled: bool = False,
+    group: int = GROUP,
+    said: bool = True,
+):
+    """said: whether the file has the group of each input."""
+    order = torch.arange(weight.shape[1]) // group
     if shuffled:
         order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(1))]
-    numbers, scales, zeros, meant = numbers_of(weight, bits, GROUP, symmetric=symmetric, order=order)
-    return {
+    numbers, scales, zeros, meant = numbers_of(weight, bits, group, symmetric=symmetric, order=order)
+    tensors = {
         "qweight": words(numbers, bits).t().contiguous(),
         "qzeros": words((zeros - less).t(), bits),
         "scales": scales.t().contiguous().half(),
-        "g_idx": order.int(),
-    }, meant
+    }
+    return tensors | ({"g_idx": order.int()} if said else {}), meant
 
 
-def packed(weight: Tensor, bits: int = 4, symmetric: bool = True, shuffled: bool = False):
-    order = torch.arange(weight.shape[1]) // GROUP
+def packed(weight: Tensor, bits: int = 4, symmetric: bool = True, shuffled: bool = False, group: int = GROUP):
+    order = torch.arange(weight.shape[1]) // group
     if shuffled:
         order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(1))]
-    numbers, scales, zeros, meant = numbers_of(weight, bits, GROUP, symmetric=symmetric, order=order)
+    numbers, scales, zeros, meant = numbers_of(weight, bits, group, symmetric=symmetric, order=order)
     tensors = {
         "weight_packed": words(numbers, bits),
         "weight_shape": torch.tensor(weight.shape),
@@ -106,9 +116,26 @@ def packed(weight: Tensor, bits: int = 4, symmetric: bool = True, shuffled: bool
     return tensors, meant
 
 
-def whole_bytes(weight: Tensor):
-    numbers, scales, zeros, meant = numbers_of(weight, 8, weight.shape[1], symmetric=True)
-    return {"weight": (numbers - zeros).to(torch.int8), "weight_scale": scales}, meant
+def whole_bytes(weight: Tensor, group: int | None = None, symmetric: bool = True, shuffled: bool = False):
+    order = torch.arange(weight.shape[1]) // (group or weight.shape[1])
+    if shuffled:
+        order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(1))]
+    numbers, scales, zeros, meant = numbers_of(weight, 8, 0, symmetric=symmetric, order=order)
+    tensors = {"weight": (numbers - 128).to(torch.int8), "weight_scale": scales}
+    if not symmetric:
+        tensors["weight_zero_point"] = (zeros - 128).to(torch.int8)
+    if shuffled:
+        tensors["weight_g_idx"] = order.int()
+    return tensors, meant
+
+
+def float8_groups(weight: Tensor, group: int):
+    """A scale for each run of inputs of an output; the last run may be a part of one."""
+    runs = weight.split(group, 1)
+    scales = torch.stack([run.abs().amax(1) for run in runs], 1) / 448
+    spread = scales.repeat_interleave(group, 1)[:, : weight.shape[1]]
+    numbers = (weight / spread).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": scales}, numbers.float() * spread
 
 
 def float8(weight: Tensor, name: str = "weight_scale", block: int | None = None):
@@ -135,7 +162,7 @@ def one_scale(weight: Tensor):
 
 
 def compressed(layout: str, **weights: Any) -> dict[str, Any]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"group_size": GROUP} | weights}}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups, "ignore": ["lm_head"]}
 
 
@@ -176,7 +203,52 @@ CASES: dict[str, tuple[dict[str, Any], Packing, type[nn.Module]]] = {
         lambda weight: packed(weight, bits=8),
         Int8Linear,
     ),
-    "bytes": (compressed("int-quantized", num_bits=8, symmetric=True), whole_bytes, Int8Linear),
+    "bytes": (compressed("int-quantized", num_bits=8, symmetric=True, group_size=None), whole_bytes, Int8Linear),
+    "bytes, in the order of activations": (
+        compressed("int-quantized", num_bits=8, symmetric=True, actorder="group"),
+        lambda weight: whole_bytes(weight, GROUP, shuffled=True),
+        Int8Linear,
+    ),
+    "bytes, in the order of activations, with zeros": (
+        compressed("int-quantized", num_bits=8, symmetric=False, actorder="group"),
+        lambda weight: whole_bytes(weight, GROUP, symmetric=False, shuffled=True),
+        Int8Linear,
+    ),
+    "bytes, a part of a group": (
+        compressed("int-quantized", num_bits=8, symmetric=False, group_size=80),
+        lambda weight: whole_bytes(weight, 80, symmetric=False),
+        Int8Linear,
+    ),
+    "awq, a part of a group": (
+        {"quant_method": "awq", "bits": 4, "group_size": 160, "version": "gemm"},
+        lambda weight: awq(weight, 160),
+        Int4Linear,
+    ),
+    "gptq, a part of a group": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 160},
+        lambda weight: gptq(weight, group=160, said=False),
+        Int4Linear,
+    ),
+    "packed, a part of a group": (
+        compressed("pack-quantized", num_bits=4, symmetric=False, group_size=96),
+        lambda weight: packed(weight, symmetric=False, group=96),
+        Int4Linear,
+    ),
+    "packed, a part of a group that is no multiple of ours": (
+        compressed("pack-quantized", num_bits=4, symmetric=False, group_size=80),
+        lambda weight: packed(weight, symmetric=False, group=80),
+        Int8Linear,
+    ),
+    "floats, in groups": (
+        compressed("float-quantized", num_bits=8, type="float"),
+        lambda weight: float8_groups(weight, GROUP),
+        nn.Module,
+    ),
+    "floats, a part of a group": (
+        compressed("float-quantized", num_bits=8, type="float", group_size=80),
+        lambda weight: float8_groups(weight, 80),
+        nn.Module,
+    ),
     "floats": (compressed("float-quantized", num_bits=8, type="float"), float8, nn.Module),
     "fp8 blocks": (
         {"quant_method": "fp8", "weight_block_size": [48, 48], "activation_scheme": "dynamic"},
@@ -187,7 +259,10 @@ CASES: dict[str, tuple[dict[str, Any], Packing, type[nn.Module]]] = {
     "fbgemm": ({"quant_method": "fbgemm_fp8"}, float8, nn.Module),
 }
 #: Those that our layout rounds anew.
-ROUNDED = ("in the order of activations", "gptq, 8 bits", "gptq, 2 bits", "packed, 8 bits")
+ROUNDED = (
+    *("in the order of activations", "gptq, 8 bits", "gptq, 2 bits", "packed, 8 bits", "bytes, a part of a group"),
+    "no multiple of ours",
+)
 
 
 def stock(**settings: Any) -> nn.Module:
@@ -328,3 +403,70 @@ def test_incomplete_checkpoints_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": entry}))
     with pytest.raises(ModelError, match="its configuration says that it is quantized, and none of its weights are"):
         load_model(tmp_path)
+
+
+def changed(packing: Packing, **tensors: Tensor | None) -> Packing:
+    """A packing with other tensors, or without some."""
+
+    def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        found, meant = packing(weight)
+        found |= {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+        return {name: tensor for name, tensor in found.items() if tensors.get(name, tensor) is not None}, meant
+
+    return pack
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "tensors", "sentence"),
+    [
+        ("bytes", {}, {"weight_bit_map": torch.ones(1)}, "is packed with a weight_bit_map, which inlay does not know"),
+        ("awq", {}, {"g_idx": torch.zeros(1)}, "is packed with a g_idx, which inlay does not know"),
+        ("gptq", {}, {"perm": torch.zeros(1)}, "is packed with a perm, which inlay does not know"),
+        ("packed", {}, {"weight_global_scale": torch.ones(1)}, "is packed with a weight_global_scale, which"),
+        (
+            "fp8 blocks",
+            {},
+            {"weight_scale": torch.ones(1)},
+            "has both a weight_scale and a weight_scale_inv, and nothing",
+        ),
+        (
+            "floats",
+            {},
+            {"weight_scale": torch.ones(7, 2)},
+            r"has scales or zeros of the shape \(7, 2\), which are not of",
+        ),
+        ("floats", {}, {"weight_zero_point": torch.ones(1)}, "has floats of 8 bits with zeros"),
+        ("fp8 blocks", {"weight_block_size": [32, 48]}, {}, "has scales or zeros of the shape"),
+        ("awq", {"group_size": 128}, {}, "has 3 groups for 192 inputs, and its configuration names 128 as"),
+        ("awq", {"group_size": None}, {}, "has 3 groups for 192 inputs, and its configuration names none as"),
+        ("gptq", {}, {"g_idx": torch.full((128,), 7)}, "has an order of activations that is not of 192 inputs in 3"),
+        ("gptq", {"group_size": 32}, {"g_idx": None}, "has 3 groups for 192 inputs, and its configuration names 32 as"),
+        (
+            "packed",
+            {},
+            {"weight_shape": torch.tensor([128, 160])},
+            r"has numbers of the shape \(128, 24\), where \(128, 40\) fits",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place(tmp_path, name, settings, tensors, sentence):
+    entry, packing, _ = CASES[name]
+    write(tmp_path, entry | settings, changed(packing, **tensors))
+    with pytest.raises(ModelError, match=sentence) as told:
+        load_model(tmp_path)
+    assert str(told.value).startswith(f"{tmp_path / 'model.safetensors'}: model.layers.0.")
+    assert str(told.value).endswith("; give the original weights, with quantization int8 or int4")
+
+
+def test_bounds_of_activations_are_left_out(tmp_path):
+    entry, packing, _ = CASES["fbgemm"]
+    meant = write(tmp_path, entry, changed(packing, input_scale_ub=torch.tensor([1200.0]), bias=None))
+    torch.testing.assert_close(logits(load_model(tmp_path).model), logits(meant), atol=1e-4, rtol=0)
+
+
+def test_the_size_of_groups_is_in_the_fingerprint():
+    """The same bytes with other runs are another model: 128 inputs in two groups may be 96 and 32, or 80 and 48."""
+    tensors, _ = packed(torch.arange(8 * 128.0).reshape(8, 128))
+    arguments = (tensors["weight_packed"], (8, 128), tensors["weight_scale"], None, None, 4)
+    names = {frozenset(PackQuantized(*arguments, [size]).tensors()) for size in (96, 80, 64)}
+    assert len(names) == 3

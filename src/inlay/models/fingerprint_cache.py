@@ -27,7 +27,7 @@ from inlay.models.location import gguf_parts
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # of the records, and of what the digest of the weights is made of
+VERSION = 2  # of the records, and of what the digest of the weights is made of
 _SUFFIXES = (".json", ".safetensors", ".bin", ".gguf")
 _ADAPTER = "adapter_config.json"  # transformers would take the weights from elsewhere
 _MOST_FILES = 4096

@@ -81,8 +81,14 @@ def _window(config: PretrainedConfig, file: Metadata) -> None:
 
 
 def _rotary(config: PretrainedConfig, file: Metadata) -> None:
-    """Scalings of the rotary embedding, which transformers leaves out."""
-    kind, factor = file.said("{arch}.rope.scaling.type"), file.said("{arch}.rope.scaling.factor")
+    """Scalings of the rotary embedding, which transformers leaves out.
+
+    As in llama.cpp, a factor without a type is a linear one, and older files have it as ``rope.scale_linear``.
+    """
+    kind, factor = file.said("{arch}.rope.scaling.type") or "linear", file.said("{arch}.rope.scaling.factor")
+    if factor is None:
+        factor = file.said("{arch}.rope.scale_linear")
+    scaled = kind != "none" and factor not in (None, 0.0, 1.0)
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None:
         return
@@ -96,9 +102,15 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
             f"{file.name}: rotary scaling 'longrope' is not supported: it chooses its frequencies from the longest "
             "position in a forward pass, so stored attention states would not fit later ones"
         )
-    if "rope_freqs.weight" in file.tensors:
-        config.rope_parameters = parameters | _llama3(config, file)
-    elif kind in (None, "none") or factor in (None, 0.0, 1.0):
+    divided = _llama3(config, file) if "rope_freqs.weight" in file.tensors else {}
+    if divided and scaled:
+        raise ModelError(
+            f"{file.name}: scales its rotary embedding twice, by rope_freqs and by the factor {factor:g}, which is not "
+            "supported; give the folder of its Hugging Face checkpoint"
+        )
+    if divided:
+        config.rope_parameters = parameters | divided
+    elif not scaled:
         return
     elif kind == "linear":
         rotated |= {"rope_type": "linear", "factor": float(factor)}

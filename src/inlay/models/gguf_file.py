@@ -33,6 +33,9 @@ ARCHITECTURES = (
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _MOVED = ("bloom", "gpt2")  # their matrices are turned or cut on the way, which blocks cannot be
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_MODEL = "give the GGUF file of the model itself, or the folder of its Hugging Face checkpoint"
+#: What to give in place of a file that is of such a type and no model.
+_INSTEAD = {"adapter": f"{_MODEL}, and the adapter with --adapter as PEFT saves it"}
 _EXPERTS = re.compile(r"\.ffn_(gate|up|down)_exps\.weight$")
 
 
@@ -73,6 +76,7 @@ class GGUFFile:
 
     def config(self) -> PretrainedConfig:
         """The configuration that the file describes. Raises ModelError."""
+        self._check_whole()
         if self.architecture not in ARCHITECTURES:
             raise ModelError(
                 f"{self.name}: holds a model of the architecture '{self.architecture}', which inlay does not read from "
@@ -90,6 +94,17 @@ class GGUFFile:
         except Exception as error:
             raise ModelError(f"{self.name}: its configuration cannot be read: {error}") from error
         return completed(config, self)
+
+    def _check_whole(self) -> None:
+        """Raise ModelError for a file of something else than a model: an adapter, a projector, a vocabulary."""
+        table = self.tensors.get("token_embd.weight")
+        if table is None or len(table.shape) != 2:
+            said = {key: self.said(key) for key in ("general.type", "general.architecture")}
+            told = ", ".join(f"{key} '{value}'" for key, value in said.items() if value) or "without a general.type"
+            raise ModelError(
+                f"{self.name}: holds no embeddings of tokens (token_embd.weight), so it is no whole language model "
+                f"({told}); {_INSTEAD.get(said['general.type'], _MODEL)}"
+            )
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer in the file, with its chat template. Raises ModelError."""

@@ -7,11 +7,12 @@ times a scale. Those in 4 bits whose groups are whole multiples of ours are on i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
+from inlay.models.scale_groups import Grouping, MisfitError
 from inlay.models.stored import GROUP, Grid, StoredWeight
 
 #: Where a word of AWQ has the numbers of eight outputs, one behind the other.
@@ -22,15 +23,21 @@ class Groups(StoredWeight):
     """Whole numbers, with a scale and a zero for each group of inputs of an output.
 
     shape, bits: of the weight. scales: (out_features, groups), a view in any dtype.
-    order: the group of each input, (in_features,), where groups are no runs of inputs; None where they are.
+    sizes, order: as for Grouping.
     """
 
-    def __init__(self, shape: tuple[int, int], bits: int, scales: Tensor, order: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        bits: int,
+        scales: Tensor,
+        sizes: Collection[int] = (),
+        order: Tensor | None = None,
+    ) -> None:
         self.shape, self._bits, self._scales = shape, bits, scales
-        self._size = shape[1] // scales.shape[1]
-        runs = torch.arange(shape[1]) // self._size
-        self._order = None if order is None or torch.equal(order.long(), runs) else order.long()
-        self.on_grid = bits == 4 and self._order is None and self._size % GROUP == 0
+        _expect("scales", scales, (shape[0], scales.shape[-1]))
+        self._grouping = Grouping(shape[1], scales.shape[1], sizes, order)
+        self.on_grid = bits == 4 and shape[1] % GROUP == 0 and self._grouping.runs_of(GROUP)
 
     @abstractmethod
     def numbers(self, first: int, last: int) -> Tensor:
@@ -42,58 +49,69 @@ class Groups(StoredWeight):
 
     def dense(self, first: int, last: int) -> Tensor:
         numbers, zeros = self.numbers(first, last).float(), self.zeros(first, last).float()
-        scales = self._scales[first:last].float()
-        if self._order is not None:
-            return (numbers - zeros[:, self._order]) * scales[:, self._order]
-        groups = numbers.unflatten(1, (-1, self._size)).sub_(zeros.unsqueeze(2))
-        return groups.mul_(scales.unsqueeze(2)).flatten(1)
+        return self._grouping.scaled(numbers, self._scales[first:last].float(), zeros)
 
     def grid(self, first: int, last: int) -> Grid:
         scales = self._scales[first:last].float()
         zeros = (8 - self.zeros(first, last).float()) * scales
-        more = self._size // GROUP
+        more, count = self._grouping.size // GROUP, self.shape[1] // GROUP
         numbers = self.numbers(first, last).to(torch.uint8)
-        return Grid(numbers, scales.repeat_interleave(more, 1), zeros.repeat_interleave(more, 1))
+        scales, zeros = (each.repeat_interleave(more, 1)[:, :count] for each in (scales, zeros))
+        return Grid(numbers, scales, zeros)
 
 
 class AWQ(Groups):
     """AutoAWQ's "gemm" layout, 4 bits.
 
     numbers: (in_features, out_features / 8), int32; zeros: (groups, out_features / 8), int32.
-    scales: (groups, out_features).
+    scales: (groups, out_features). sizes: as for Grouping.
     """
 
-    def __init__(self, numbers: Tensor, zeros: Tensor, scales: Tensor) -> None:
-        super().__init__((scales.shape[1], numbers.shape[0]), 4, scales.t())
-        self._files = {"awq_numbers": numbers, "awq_zeros": zeros, "awq_scales": scales}
+    def __init__(self, numbers: Tensor, zeros: Tensor, scales: Tensor, sizes: Collection[int] = ()) -> None:
+        super().__init__((scales.shape[-1], numbers.shape[0]), 4, scales.t(), sizes)
+        words = -(-self.shape[0] // 8)
+        _expect("numbers", numbers, (self.shape[1], words))
+        _expect("zeros", zeros, (len(scales), words))
+        kind = f"awq{self._grouping.name}"
+        self._numbers, self._zeros = numbers, zeros
+        self._files = {f"{kind}_numbers": numbers, f"{kind}_zeros": zeros, f"{kind}_scales": scales}
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._files
 
     def numbers(self, first: int, last: int) -> Tensor:
-        return _columns(self._files["awq_numbers"], first, last, 4, _AWQ_PLACES).t()
+        return _columns(self._numbers, first, last, 4, _AWQ_PLACES).t()
 
     def zeros(self, first: int, last: int) -> Tensor:
-        return _columns(self._files["awq_zeros"], first, last, 4, _AWQ_PLACES).t()
+        return _columns(self._zeros, first, last, 4, _AWQ_PLACES).t()
 
 
 class GPTQ(Groups):
     """GPTQ's layout, in 2, 4 or 8 bits.
 
     numbers: (in_features · bits / 32, out_features), int32; zeros: (groups, out_features · bits / 32), int32.
-    scales: (groups, out_features). order: the group of each input, or None.
+    scales: (groups, out_features). order, sizes: as for Grouping.
     less: what is taken off the zeros in the file: 1 in its first version, 0 in the second.
     """
 
     def __init__(
-        self, numbers: Tensor, zeros: Tensor, scales: Tensor, order: Tensor | None, bits: int, less: int
+        self,
+        numbers: Tensor,
+        zeros: Tensor,
+        scales: Tensor,
+        order: Tensor | None,
+        bits: int,
+        less: int,
+        sizes: Collection[int] = (),
     ) -> None:
-        super().__init__((scales.shape[1], numbers.shape[0] * 32 // bits), bits, scales.t(), order)
-        kind = f"gptq{bits}_{less}"
+        super().__init__((scales.shape[-1], numbers.shape[0] * 32 // bits), bits, scales.t(), sizes, order)
+        _expect("numbers", numbers, (numbers.shape[0], self.shape[0]))
+        _expect("zeros", zeros, (len(scales), -(-self.shape[0] * bits // 32)))
+        kind = f"gptq{bits}_{less}{self._grouping.name}"
         self._numbers, self._zeros, self._less = numbers, zeros, less
         self._files = {f"{kind}_numbers": numbers, f"{kind}_zeros": zeros, f"{kind}_scales": scales}
-        if self._order is not None:
-            self._files[f"{kind}_order"] = self._order
+        if self._grouping.order is not None:
+            self._files[f"{kind}_order"] = self._grouping.order
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._files
@@ -111,7 +129,7 @@ class PackQuantized(Groups):
 
     numbers: (out_features, in_features · bits / 32), int32, rounded up; shape: of the weight.
     scales: (out_features, groups). zeros: (out_features · bits / 32, groups), int32, or None where 0 is in the middle.
-    order: the group of each input, or None.
+    order, sizes: as for Grouping.
     """
 
     def __init__(
@@ -122,11 +140,16 @@ class PackQuantized(Groups):
         zeros: Tensor | None,
         order: Tensor | None,
         bits: int,
+        sizes: Collection[int] = (),
     ) -> None:
-        super().__init__(shape, bits, scales, order)
+        super().__init__(shape, bits, _by_output(scales, shape[0]), sizes, order)
+        _expect("numbers", numbers, (shape[0], -(-shape[1] * bits // 32)))
+        if zeros is not None:
+            _expect("zeros", zeros, (-(-shape[0] * bits // 32), self._scales.shape[1]))
         self._numbers, self._zeros = numbers, zeros
-        named = {"numbers": numbers, "scales": scales, "zeros": zeros, "order": self._order}
-        self._files = {f"packed{bits}_{name}": tensor for name, tensor in named.items() if tensor is not None}
+        kind = f"packed{bits}{self._grouping.name}"
+        named = {"numbers": numbers, "scales": scales, "zeros": zeros, "order": self._grouping.order}
+        self._files = {f"{kind}_{name}": tensor for name, tensor in named.items() if tensor is not None}
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._files
@@ -144,56 +167,87 @@ class Int8(StoredWeight):
     """compressed-tensors' "int-quantized" layout: a byte for each number.
 
     numbers: (out_features, in_features), int8. scales: (out_features, groups), or one for all.
-    zeros: of the same shape, whole, or None where 0 means 0.
+    zeros: of the same shape, whole, or None where 0 means 0. order, sizes: as for Grouping.
     """
 
-    def __init__(self, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        self.shape = (numbers.shape[0], numbers.shape[1])
+    def __init__(
+        self,
+        numbers: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        order: Tensor | None = None,
+        sizes: Collection[int] = (),
+    ) -> None:
+        self.shape = _matrix(numbers)
         self._numbers = numbers
         self._scales = _by_output(scales, self.shape[0])
         self._zeros = None if zeros is None or not zeros.any() else _by_output(zeros, self.shape[0])
+        if self._zeros is not None:
+            _expect("zeros", self._zeros, tuple(self._scales.shape))
+        self._grouping = Grouping(self.shape[1], self._scales.shape[1], sizes, order)
         self.by_output = self._scales.shape[1] == 1 and self._zeros is None
-        named = {"numbers": numbers, "scales": scales, "zeros": self._zeros}
-        self._files = {f"int8_{name}": tensor for name, tensor in named.items() if tensor is not None}
+        kind = f"int8{self._grouping.name}"
+        named = {"numbers": numbers, "scales": scales, "zeros": self._zeros, "order": self._grouping.order}
+        self._files = {f"{kind}_{name}": tensor for name, tensor in named.items() if tensor is not None}
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._files
 
     def dense(self, first: int, last: int) -> Tensor:
-        groups = self._numbers[first:last].float().unflatten(1, (self._scales.shape[1], -1))
-        if self._zeros is not None:
-            groups.sub_(self._zeros[first:last].float().unsqueeze(2))
-        return groups.mul_(self._scales[first:last].float().unsqueeze(2)).flatten(1)
+        zeros = None if self._zeros is None else self._zeros[first:last].float()
+        return self._grouping.scaled(self._numbers[first:last].float(), self._scales[first:last].float(), zeros)
 
     def bytes(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         return self._numbers[first:last], self._scales[first:last, 0].float()
 
 
 class Float8(StoredWeight):
-    """Floats of 8 bits with a scale for all, for each output, or for each block of outputs and inputs.
+    """Floats of 8 bits with a scale for all, for each output, for each group of inputs of one, or for each block.
 
-    numbers: (out_features, in_features), e4m3 or e5m2. scales: of any of these shapes.
-    block: outputs and inputs of a block; None where there are none.
+    numbers: (out_features, in_features), e4m3 or e5m2.
+    scales: one, (out_features,), (out_features, groups), or (blocks of outputs, blocks of inputs).
+    block: outputs and inputs of a block; None where there are none. order, sizes: as for Grouping.
     """
 
     narrow = False  # bfloat16 holds each of them, and whole numbers would not
 
-    def __init__(self, numbers: Tensor, scales: Tensor, block: tuple[int, int] | None) -> None:
-        self.shape = (numbers.shape[0], numbers.shape[1])
-        self._numbers, self._scales = numbers, scales.float().reshape(-1, scales.shape[-1] if scales.dim() == 2 else 1)
-        self._files = {"float8_numbers": numbers, "float8_scales": scales}
-        self._block = block if self._scales.shape[1] > 1 or (block and self._scales.shape[0] > 1) else None
+    def __init__(
+        self,
+        numbers: Tensor,
+        scales: Tensor,
+        block: tuple[int, int] | None,
+        order: Tensor | None = None,
+        sizes: Collection[int] = (),
+    ) -> None:
+        self.shape = _matrix(numbers)
+        self._numbers = numbers
+        self._block = None
+        if block is not None and scales.numel() > 1:
+            counts = tuple(-(-size // each) for size, each in zip(self.shape, block, strict=True))
+            self._block = block if tuple(scales.shape) == counts else None
+        self._scales = scales.float() if self._block else _by_output(scales, self.shape[0]).float()
+        kind, grouping = "float8", None
+        if self._block is None:
+            grouping = Grouping(self.shape[1], self._scales.shape[1], sizes, order)
+            kind += grouping.name
+        elif order is not None:
+            raise MisfitError("has an order of activations and scales of blocks, which do not go together")
+        self._grouping = grouping
+        self._files = {f"{kind}_numbers": numbers, f"{kind}_scales": scales}
+        if grouping is not None and grouping.order is not None:
+            self._files[f"{kind}_order"] = grouping.order
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._files
 
     def dense(self, first: int, last: int) -> Tensor:
         rows = self._numbers[first:last].float()
-        if self._block is not None:
-            outputs, inputs = self._block
-            scales = self._scales[torch.arange(first, last) // outputs]
-            return rows.mul_(scales.repeat_interleave(inputs, 1)[:, : rows.shape[1]])
-        return rows.mul_(self._scales if len(self._scales) == 1 else self._scales[first:last])
+        if self._grouping is not None:
+            return self._grouping.scaled(rows, self._scales[first:last])
+        assert self._block is not None
+        outputs, inputs = self._block
+        scales = self._scales[torch.arange(first, last) // outputs]
+        return rows.mul_(scales.repeat_interleave(inputs, 1)[:, : rows.shape[1]])
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
@@ -213,5 +267,24 @@ def _columns(words: Tensor, first: int, last: int, bits: int, places: tuple[int,
 
 
 def _by_output(values: Tensor, outputs: int) -> Tensor:
-    """Values of all outputs, or of each, as (out_features, groups)."""
-    return values.reshape(1, 1).expand(outputs, 1) if values.numel() == 1 else values.reshape(outputs, -1)
+    """Values of all outputs, or of each, as (out_features, groups). Raises MisfitError."""
+    if values.numel() == 1:
+        return values.reshape(1, 1).expand(outputs, 1)
+    if values.dim() not in (1, 2) or len(values) != outputs:
+        raise MisfitError(
+            f"has scales or zeros of the shape {tuple(values.shape)}, which are not of {outputs:,} outputs"
+        )
+    return values.reshape(outputs, -1)
+
+
+def _matrix(numbers: Tensor) -> tuple[int, int]:
+    """The shape of a weight. Raises MisfitError for what is no matrix."""
+    if numbers.dim() != 2:
+        raise MisfitError(f"is of the shape {tuple(numbers.shape)}, which is no matrix")
+    return numbers.shape[0], numbers.shape[1]
+
+
+def _expect(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise MisfitError for a tensor of another shape."""
+    if tuple(tensor.shape) != shape:
+        raise MisfitError(f"has {what} of the shape {tuple(tensor.shape)}, where {shape} fits the others")

@@ -21,13 +21,18 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from inlay.errors import ModelError
 from inlay.models.fill import Lazy, fill, on_meta
 from inlay.models.packings import AWQ, GPTQ, Float8, Int8, PackQuantized
+from inlay.models.scale_groups import MisfitError
 from inlay.models.stored import StoredWeight
 
 _READ = "awq, gptq, compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 and GGUF"
 _INSTEAD = "give the original weights, with quantization int8 or int4, or one of these"
+_ORIGINAL = "give the original weights, with quantization int8 or int4"
 _LAYOUTS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "dense")
 #: What tells how activations, or attention states, were to be rounded.
-_OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".activation_scale", ".k_scale", ".v_scale")
+_OF_ACTIVATIONS = (
+    *(".input_scale", ".input_zero_point", ".input_scale_ub", ".output_scale", ".output_zero_point"),
+    *(".activation_scale", ".k_scale", ".v_scale"),
+)
 _FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 Settings = Mapping[str, Any]
@@ -92,7 +97,10 @@ def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: tor
     weights: dict[str, Lazy] = {}
     stored: dict[str, StoredWeight] = {}
     for stem, parts in files.stems.items():
-        packed = _packed(files, stem, parts, settings)
+        try:
+            packed = _packed(files, stem, parts, settings)
+        except MisfitError as error:
+            raise ModelError(f"{files.place(stem, parts)}: {stem}.weight {error}; {_ORIGINAL}") from error
         if packed is not None:
             stored[f"{stem}.weight"] = packed
             weights[f"{stem}.weight"] = Lazy(partial(packed.whole, dtype))
@@ -110,34 +118,56 @@ def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: tor
 
 
 def _packed(files: _Files, stem: str, parts: set[str], settings: Settings) -> StoredWeight | None:
-    """The weight of a layer whose tensors are such and such parts; None where it is not packed."""
+    """The weight of a layer whose tensors are such and such parts; None where it is not packed.
+
+    Raises MisfitError for parts that do not fit together, or that nothing here understands.
+    """
     get = partial(files.part, stem)
+    sizes = _sizes(settings)
     if "qweight" in parts and settings["quant_method"] == "awq":
-        return AWQ(get("qweight"), get("qzeros"), get("scales"))
+        _know(parts, "qweight", "qzeros", "scales")
+        return AWQ(get("qweight"), get("qzeros"), get("scales"), sizes)
     if "qweight" in parts:
+        _know(parts, "qweight", "qzeros", "scales", "g_idx")
         less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
         order = get("g_idx") if "g_idx" in parts else None
-        return GPTQ(get("qweight"), get("qzeros"), get("scales"), order, int(settings["bits"]), less)
-    if "weight_packed" in parts:
-        return _pack_quantized(get, parts)
-    if "weight" not in parts or not (scale := parts & {"weight_scale", "weight_scale_inv"}):
-        return None
-    weight, scales = get("weight"), get(scale.pop())
-    if weight.dtype in _FLOATS8:
-        return Float8(weight, scales, _block(settings))
-    if weight.dtype == torch.int8:
-        return Int8(weight, scales, get("weight_zero_point") if "weight_zero_point" in parts else None)
-    return None
-
-
-def _pack_quantized(get: Any, parts: set[str]) -> StoredWeight:
-    numbers, shape = get("weight_packed"), tuple(get("weight_shape").tolist())
-    bits = 4 if -(-shape[1] // 8) == numbers.shape[1] else 8
+        return GPTQ(get("qweight"), get("qzeros"), get("scales"), order, int(settings["bits"]), less, sizes)
     zeros = get("weight_zero_point") if "weight_zero_point" in parts else None
     order = get("weight_g_idx") if "weight_g_idx" in parts else None
     if order is not None and (order < 0).any():  # there is none
         order = None
-    return PackQuantized(numbers, shape, get("weight_scale"), zeros, order, bits)
+    if "weight_packed" in parts:
+        _know(parts, "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+        numbers, shape = get("weight_packed"), get("weight_shape").tolist()
+        if len(shape) != 2 or numbers.dim() != 2:
+            raise MisfitError(f"is of the shape {tuple(shape)}, which is no matrix")
+        bits = 4 if -(-shape[1] // 8) == numbers.shape[1] else 8
+        return PackQuantized(numbers, (shape[0], shape[1]), get("weight_scale"), zeros, order, bits, sizes)
+    names = sorted(parts & {"weight_scale", "weight_scale_inv"})
+    if "weight" not in parts or not names or (weight := get("weight")).dtype not in (*_FLOATS8, torch.int8):
+        return None
+    if len(names) > 1:
+        raise MisfitError("has both a weight_scale and a weight_scale_inv, and nothing says which of them is meant")
+    _know(parts, "weight", *names, "weight_zero_point", "weight_g_idx")
+    if weight.dtype == torch.int8:
+        return Int8(weight, get(names[0]), zeros, order, sizes)
+    if zeros is not None and zeros.float().any():
+        raise MisfitError("has floats of 8 bits with zeros (weight_zero_point)")
+    return Float8(weight, get(names[0]), _block(settings), order, sizes)
+
+
+def _know(parts: set[str], *known: str) -> None:
+    """Raise MisfitError for parts of a packed layer that would be dropped, and may change what its numbers mean."""
+    rest = parts - {*known, "bias"}
+    if unknown := sorted(part for part in rest if f".{part}" not in _OF_ACTIVATIONS):
+        raise MisfitError(f"is packed with a {' and a '.join(unknown)}, which inlay does not know")
+
+
+def _sizes(settings: Settings) -> set[int]:
+    """The sizes of groups that a configuration names, for all layers or for some; -1 is for a whole row."""
+    named = [settings, *(settings.get("config_groups") or {}).values(), *(settings.get("dynamic") or {}).values()]
+    weights = (each.get("weights") or each for each in named)
+    return {int(each["group_size"]) for each in weights if each.get("group_size") is not None}
 
 
 def _block(settings: Settings) -> tuple[int, int] | None:
@@ -157,19 +187,21 @@ class _Files:
     def __init__(self, name: str, folder: Path) -> None:
         self._name = name
         self._places: dict[str, Any] = {}
-        for path in self._paths(name, folder):
+        self._paths: dict[str, Path] = {}
+        for path in self._found(name, folder):
             try:
                 opened = safe_open(path, framework="pt")
             except Exception as error:  # of the library's own
                 raise ModelError(f"{path}: cannot be read: {error}") from error
             self._places |= dict.fromkeys(opened.keys(), opened)
+            self._paths |= dict.fromkeys(opened.keys(), path)
         self.stems: dict[str, set[str]] = {}
         for full in self._places:
             stem, _, part = full.rpartition(".")
             self.stems.setdefault(stem, set()).add(part)
 
     @staticmethod
-    def _paths(name: str, folder: Path) -> list[Path]:
+    def _found(name: str, folder: Path) -> list[Path]:
         index = folder / "model.safetensors.index.json"
         if index.is_file():
             named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
@@ -179,6 +211,10 @@ class _Files:
         if not paths:
             raise ModelError(f"{name}: holds no weights in safetensors; give a checkpoint that does")
         return paths
+
+    def place(self, stem: str, parts: set[str]) -> Path:
+        """The file that a layer is in, or one of its files."""
+        return self._paths[f"{stem}.{min(parts)}"]
 
     def tensor(self, full: str) -> Tensor:
         return self._places[full].get_tensor(full)
