@@ -148,7 +148,7 @@ class AutoReuse:
         """Say what is taken and why: each sentence once, and again for a schema that was just added."""
         assert within is not None
         say: Callable[..., None] = logger.warning
-        row = taken.row(rows)
+        row = taken.settled(self._model.why_not_shift).row(rows)
         if differs := self._differs():
             why = f"what is measured on a model does not hold with {differs}"
         elif row is not None and within.allows(row):
