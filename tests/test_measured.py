@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from inlay import LLM, Prompt, Schema
-from inlay.measured import Measurements
+from inlay.config import EngineConfig
+from inlay.measured import AutoReuse, Measurements
+from inlay.policy import ReusePolicy
 from inlay.tolerance import Measured
 
 from .conftest import tiny
@@ -75,6 +78,32 @@ def test_a_damaged_file_is_told_and_ignored(how):
     assert found.problem == f"{path} is damaged and is ignored: what was measured is not known"
     assert found.keep(None, [row("modular", 2.0)]) is None  # in its place
     assert Measurements.of(MODEL).about(None) == (row("modular", 2.0),)
+
+
+def test_a_damaged_file_is_replaced_whatever_its_folder_is_called(tmp_path, monkeypatch):
+    monkeypatch.setenv("INLAY_CACHE_ROOT", str(tmp_path / "of version 2"))
+    Measurements.of(MODEL).keep(None, [row("modular", 1.0)])
+    damage(Measurements.of(MODEL).path, "cut")
+    assert Measurements.of(MODEL).keep(None, [row("modular", 2.0)]) is None
+    assert Measurements.of(MODEL).about(None) == (row("modular", 2.0),)
+
+
+def test_a_file_that_cannot_be_read_is_told_once_and_nothing_is_known(monkeypatch, caplog):
+    Measurements.of(small_model().fingerprint).keep(None, [row("modular", 0.01)])
+    path = Measurements.of(small_model().fingerprint).path
+
+    def refused(*_arguments, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("exists", "stat", "open"):
+        monkeypatch.setattr(type(path), name, refused)
+    problem = f"{path} cannot be read (Permission denied): what was measured is not known"
+    found = Measurements.of(small_model().fingerprint)
+    assert (found.rows, found.problem) == ({}, problem)
+    auto = AutoReuse("small", SimpleNamespace(measured_as=lambda _: bytes(32), why_not_shift=None), EngineConfig())
+    assert [str(auto.resolve(ReusePolicy.parse("auto"))) for _ in range(2)] == ["exact"] * 2
+    assert len(said(caplog)) == 1
+    assert "cannot be read (Permission denied)" in said(caplog)[0]
 
 
 def test_a_newer_file_is_told_ignored_and_left_alone():

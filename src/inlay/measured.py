@@ -42,28 +42,36 @@ class Measurements:
     """What is known of one model.
 
     fingerprint: of the model. path: of the file; None where there is no home. rows: by the digest of a schema, "" for
-    what was measured on generated prompts. problem: why the file was ignored; None where it was not.
+    what was measured on generated prompts. problem: why the file was ignored; None where it was not. newer: whether
+    that is because it is of a newer version.
     """
 
     fingerprint: bytes
     path: Path | None
     rows: dict[str, tuple[Measured, ...]] = field(default_factory=dict)
     problem: str | None = None
+    newer: bool = False
 
     @classmethod
     def of(cls, fingerprint: bytes) -> Measurements:
         """What the file of a model has."""
         root = cache_root()
         path = None if root is None else root / "checks" / f"{fingerprint.hex()[:32]}.json"
-        if path is None or not path.exists():
+        if path is None:
             return cls(fingerprint, path)
         try:
             with path.open("rb") as file:
                 rows = _read(json.loads(file.read(_MOST_BYTES)), fingerprint)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (FileNotFoundError, NotADirectoryError):
+            return cls(fingerprint, path)
+        except OSError as error:
+            why = error.strerror or error
+            return cls(fingerprint, path, problem=f"{path} cannot be read ({why}): what was measured is not known")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             newer = isinstance(error, _NewerError)
             what = f"is of version {error}, which this inlay does not know," if newer else "is damaged"
-            return cls(fingerprint, path, problem=f"{path} {what} and is ignored: what was measured is not known")
+            problem = f"{path} {what} and is ignored: what was measured is not known"
+            return cls(fingerprint, path, problem=problem, newer=newer)
         return cls(fingerprint, path, rows)
 
     def about(self, schema: Schema | None) -> tuple[Measured, ...]:
@@ -81,7 +89,7 @@ class Measurements:
         now = Measurements.of(self.fingerprint)  # somebody else may have written meanwhile
         if now.path is None:
             return "there is no home directory; set INLAY_CACHE_ROOT to a folder"
-        if now.problem is not None and "version" in now.problem:
+        if now.newer:
             return f"{now.path} was written by a newer inlay; use that, or delete the file"
         key = _GENERAL if schema is None else schema.digest
         known = {(row.policy, row.positions): row for row in now.rows.get(key, ())}
@@ -148,7 +156,7 @@ class AutoReuse:
         """Say what is taken and why: each sentence once, and again for a schema that was just added."""
         assert within is not None
         say: Callable[..., None] = logger.warning
-        row = taken.row(rows)
+        row = taken.settled(self._model.why_not_shift).row(rows)
         if differs := self._differs():
             why = f"what is measured on a model does not hold with {differs}"
         elif row is not None and within.allows(row):

@@ -279,7 +279,8 @@ class ReusePolicy:
         """Whether it accepts no more approximation than another one, by its level: a repair only takes from that, and
         of all that read modules none is bounded.
 
-        measured: what is known of the model, by which a policy may be within the tolerance of ``auto``.
+        measured: what is known of the model, by which a policy that is ``settled`` may be within the tolerance of
+            ``auto``.
         """
         if ceiling.tolerance is None or self._rank <= LEVELS.index("exact"):
             return self._rank <= ceiling._rank
@@ -310,9 +311,13 @@ class ReusePolicy:
         return replace(taken, positions=self.positions)
 
     def row(self, measured: Sequence[Measured]) -> Measured | None:
-        """What was measured of this policy, which is without healing what it is with it at worst; None for nothing."""
+        """What was measured of this policy, which is without healing what it is with it at worst; None for nothing.
+
+        What was measured where modules stand elsewhere says nothing of it, and nothing is known of one whose positions
+        are not settled.
+        """
         named = str(replace(self, healing=True))
-        return next((row for row in measured if row.policy == named and self.positions in (None, row.positions)), None)
+        return next((row for row in measured if row.policy == named and row.positions == self.positions), None)
 
     def settled(self, why_not_shift: str | None) -> ReusePolicy:
         """This policy with positions. why_not_shift: the reason why a model reads nothing at a shift, or None.

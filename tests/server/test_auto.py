@@ -63,6 +63,30 @@ def test_a_ceiling_of_auto(ceiled):
     assert (status, "tolerance is 'much'" in error["message"]) == (400, True)
 
 
+def test_a_ceiling_of_auto_holds_for_the_positions_that_were_measured(ceiled):
+    asked = {"prompt": prompt("known"), "reuse": "modular+linked:1"}
+    assert taken(ceiled, "known", reuse=asked["reuse"], positions="packed") == "modular+linked:1"
+    status, error = ceiled.refusal(COMPLETIONS, {**asked, "positions": "schema"})
+    assert (status, error["code"]) == (403, "reuse_not_allowed")
+    assert error["message"] == (
+        "reuse is 'modular+linked:1' with positions 'schema' and this server allows no more than 'auto:0.05'; ask for "
+        "that, or leave it out"
+    )
+    assert taken(ceiled, "known", positions="schema") == "exact"
+    assert taken(ceiled, "known", reuse="auto", positions="schema") == "exact"
+    assert taken(ceiled, "known", reuse="exact", positions="schema") == "exact"
+
+
+def test_a_ceiling_of_auto_holds_for_the_engines_positions(measured):
+    llm = small_model(reuse=None, tolerance=0.05, positions="schema")
+    with running(llm, [KNOWN], max_reuse="auto", reuse="auto") as site:
+        assert taken(site, "known") == "exact"
+        status, error = site.refusal(COMPLETIONS, {"prompt": prompt("known"), "reuse": "modular+linked:1"})
+        assert (status, error["code"]) == (403, "reuse_not_allowed")
+        assert taken(site, "known", reuse="modular+linked:1", positions="packed") == "modular+linked:1"
+    llm.shutdown()
+
+
 def test_auto_as_the_default(measured):
     llm = small_model(reuse=None)
     with running(llm, [KNOWN, OTHER], reuse="auto") as site:

@@ -325,12 +325,12 @@ def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
 def _recommended(llm: LLM, rows: Sequence[Measured], tolerance: Tolerance, meaningless: str | None) -> tuple[str, str]:
     """What ``auto`` would take, and why."""
     why_not_shift = llm.client.model.why_not_shift
-    auto = ReusePolicy.parse(f"auto:{tolerance}")
+    auto = ReusePolicy.parse(f"auto:{tolerance}", llm.config.positions)
     taken = auto.resolved(rows, why_not_shift)
-    row = taken.row(rows)
+    row = taken.settled(why_not_shift).row(rows)
     only = "" if meaningless is None else f"; {meaningless}, and only distributions were compared"
     others = [each for each in rows if ReusePolicy.parse(each.policy).modular]
-    if taken == EXACT or row is None:
+    if not taken.modular or row is None:
         if not others:
             return str(EXACT), f"no policy that reads modules was compared{only}"
         nearest = min(others, key=lambda each: each.kl_high)

@@ -176,20 +176,30 @@ def _bounded(call: Call, tenant: Tenant) -> Call:
 def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
     """The policy of a request; one that does not say gets the server's default, or less where less is allowed.
 
-    Under a ceiling of ``auto`` that is what was measured to be within the server's tolerance, for all its prompts.
+    Under a ceiling of ``auto`` that is what was measured to be within the server's tolerance, for all its prompts and
+    where its modules stand. Raises BodyError for more, status 403, and ParameterError for what is no policy.
     """
     settings, auto = service.settings, service.llm.auto
     words = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
     ceiling = auto.tolerating(words)
-    asked = None if call.reuse is None else auto.tolerating(ReusePolicy.parse(call.reuse))
-    default = auto.tolerating(_default(call, settings))
+    asked = None if call.reuse is None else auto.tolerating(_placed(call.reuse, call, service))
+    default = auto.tolerating(_placed(str(_default(call, settings)), call, service))
     measured = _measured(call, tenant, service) if ceiling.auto else [()]
     found = {ReusePolicy.bounded(asked, default, ceiling, rows) for rows in measured}
     if None not in found:
         return str(found.pop() if len(found) == 1 else ceiling)
     whose = "this server" if words == ReusePolicy.parse(settings.max_reuse) else "your key"
-    message = f"reuse is {call.reuse!r:.100} and {whose} allows no more than '{ceiling}'; ask for that, or leave it out"
-    raise BodyError(message, param="reuse", code="reuse_not_allowed", status=403)
+    where = "" if call.positions is None else f" with positions {call.positions!r:.100}"
+    asks = f"reuse is {call.reuse!r:.100}{where} and {whose} allows no more than '{ceiling}'"
+    raise BodyError(f"{asks}; ask for that, or leave it out", param="reuse", code="reuse_not_allowed", status=403)
+
+
+def _placed(reuse: str, call: Call, service: Service) -> ReusePolicy:
+    """The policy that is written so, at the positions that the request is answered at."""
+    llm = service.llm
+    policy = ReusePolicy.parse(reuse, llm.config.positions if call.positions is None else call.positions)
+    # What cannot be done at positions that are given is told where that is tried: it may be no more than a default.
+    return policy if policy.auto or policy.positions is not None else policy.settled(llm.client.model.why_not_shift)
 
 
 def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measured, ...]]:
