@@ -88,6 +88,21 @@ def test_pins_and_evictions(site):
     assert site.call("DELETE", f"{SEGMENTS}/{public['key']}", key="root")[0] == 200
 
 
+def test_a_pin_by_key_and_one_of_the_schema_are_let_go_each_by_itself(site):
+    row = next(row for row in listed(site, "ann") if row["module"] == "lima")
+    one = site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"]
+    both = site.call("PUT", f"{SCHEMAS}/trip/pin", key="ann")[2]["pinned_bytes"]
+    assert both > one
+    assert site.call("DELETE", f"{SCHEMAS}/trip/pin", key="ann")[2]["was_pinned"]
+    assert site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"] == one
+    site.call("PUT", f"{SCHEMAS}/trip/pin", key="ann")
+    assert site.call("DELETE", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"] == both
+    for segment in listed(site, "ann"):
+        if segment["pinned"]:
+            site.call("DELETE", f"{SEGMENTS}/{segment['key']}", key="ann")
+    assert site.call("GET", f"{SCHEMAS}/trip", key="ann")[2]["pinned"] is False
+
+
 def test_what_is_of_all_is_for_admins(site):
     refused(site.call("POST", "/v1/cache/verify", {}, key="ann"), 403, "admin_only")
     file = {"Content-Type": "application/octet-stream"}

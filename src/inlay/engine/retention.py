@@ -74,15 +74,21 @@ class Retention:
             else:
                 self._forget(thing, EXPIRED, now)
 
-    def pin(self, specs: Sequence[SegmentSpec], owner: str, budget: int | None) -> int:
+    def pin(
+        self, specs: Sequence[SegmentSpec], owner: str, reason: str, budget: int | None, instead: str | None
+    ) -> int:
         """See Pins.pin; returns what the owner's pins take, in bytes. Raises CapacityError."""
-        self.pins.pin(specs, owner, budget)
+        self.pins.pin(specs, owner, reason, budget, instead=instead)
         return self.pins.bytes_of(owner)
 
-    def unpin(self, specs: Sequence[SegmentSpec], owner: str) -> int:
-        """Let an owner's pins of these go; returns what the others take, in bytes."""
-        self.pins.unpin(specs, owner)
-        return self.pins.bytes_of(owner)
+    def unpin(self, specs: Sequence[SegmentSpec], owner: str | None, reason: str) -> int:
+        """See Pins.unpin; returns what the owner's other pins take, in bytes, or everybody's."""
+        self.pins.unpin(specs, owner, reason)
+        return self.pins.bytes if owner is None else self.pins.bytes_of(owner)
+
+    def pinned(self, owner: str | None) -> list[SegmentSpec]:
+        """What an owner has pinned; for None, what anybody has pinned by key."""
+        return self.pins.by_key() if owner is None else self.pins.of(owner)
 
     def evict(self, specs: Sequence[SegmentSpec]) -> int:
         """Forget segments, pinned ones too, here and below, and all that was said behind them.

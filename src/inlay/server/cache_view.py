@@ -16,6 +16,7 @@ from typing import Any
 from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
 from inlay.kv.identity import SegmentSpec, made_under
+from inlay.kv.pins import BY_KEY
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import Miss, TierMissError
@@ -86,16 +87,17 @@ class CacheView:
         if not segment.private and not tenant.admin:
             message = "the segment is of a public schema, and only an admin may evict it; evict your own"
             raise BodyError(message, code="admin_only", status=403)
-        return await asyncio.wrap_future(self._llm.client.evict(self._request([segment.spec])))
+        return await asyncio.wrap_future(self._llm.schemas.evict(self._request([segment.spec])))
 
     async def pin(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Keep a segment in the pool, from when it is there; returns what the tenant's pins take. Raises PinError."""
         request, most = self._request([segment.spec]), tenant.limits.max_pinned_bytes
-        return await asyncio.wrap_future(self._llm.client.pin(request, tenant.name, most))
+        return await asyncio.wrap_future(self._llm.client.pin(request, tenant.name, BY_KEY, most))
 
     async def unpin(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Let a tenant's pin of a segment go; returns what its other pins take."""
-        return await asyncio.wrap_future(self._llm.client.unpin(self._request([segment.spec]), tenant.name))
+        request = self._request([segment.spec])
+        return await asyncio.wrap_future(self._llm.client.unpin(request, tenant.name, BY_KEY))
 
     def row(self, segment: StoredSegment) -> dict[str, Any]:
         """A segment as the API shows it in a list."""
