@@ -8,6 +8,7 @@ import pytest
 
 from inlay import AsyncLLM, CapacityError, ParameterError, Schema
 from inlay.errors import PinError
+from inlay.kv.pins import BY_KEY
 
 from .test_store import BOTH, GREEDY, SCHEMA, Clock, answer, files, make
 
@@ -261,6 +262,19 @@ def test_a_pin_that_is_given_up_leaves_nothing_pinned_that_nobody_can_let_go():
         llm.shutdown()
 
     asyncio.run(main())
+
+
+def test_what_is_pinned_is_shown_though_it_is_nowhere_yet():
+    llm = make("off")
+    llm.add_schema(SCHEMA, encode=False)
+    segments = llm.segments_of("s", (), None, None, "", None)
+    assert set(llm.client.look(segments, "me").result()) == {None}
+    llm.client.pin(segments, "me", BY_KEY).result()
+    assert [(one.pinned, one.tiers) for one in llm.client.look(segments, "me").result()] == [(True, ())] * 3
+    assert set(llm.client.look(segments, "you").result()) == {None}
+    llm.add_schema(SCHEMA)
+    assert [(one.pinned, one.tiers) for one in llm.client.look(segments, "me").result()] == [(True, ("pool",))] * 3
+    llm.shutdown()
 
 
 def test_what_is_evicted_is_pinned_no_more():

@@ -118,8 +118,11 @@ class EngineClient(Protocol):
         """The keys of those of its segments that are stored, as of the end of the step under way."""
         ...
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
-        """Of each of its segments, where it and its forms lie, and what is said of them. owner: see ``pin``."""
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
+        """Of each of its segments, or forms of them, where it lies and what is said of it; None where it is nowhere.
+
+        What an owner has pinned, see ``pin``, is shown wherever it is.
+        """
         ...
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
@@ -322,7 +325,7 @@ class InProcessClient:
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         return self.call(lambda: self.engine.stored(request.specs))
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
         return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:

@@ -116,7 +116,7 @@ class RemoteClient:
 
         return self._future(ask())
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
         raise ParameterError("what replicas of a cluster hold is not listed; ask a server of one engine")
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:

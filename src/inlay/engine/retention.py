@@ -107,19 +107,23 @@ class Retention:
                 self._forget(form, EVICTED, now)
         return tokens
 
-    def look(self, specs: Sequence[SegmentSpec], owner: str) -> list[list[SegmentState]]:
-        """Of each segment, where it and its forms lie, and what is said of them; none that is nowhere."""
+    def look(self, specs: Sequence[SegmentSpec], owner: str) -> list[SegmentState | None]:
+        """Of each segment or form of one, where it lies and what is said of it.
+
+        None where it is nowhere, unless the owner has pinned the segment and no form of it is anywhere either.
+        """
         now = time.monotonic()
-        return [
-            [state for form in self._residency.forms(spec) if (state := self._state(form, owner, now))]
-            for spec in specs
-        ]
+        return [self._state(spec, owner, now) for spec in specs]
 
     def _state(self, spec: SegmentSpec, owner: str, now: float) -> SegmentState | None:
         found = self._store.get(spec)
         tiers = self._residency.holders(spec.key)
         if found is None and not tiers:
-            return None
+            if spec.source is not None or not self.pins.is_pinned(spec, owner):
+                return None
+            forms = self._residency.forms(spec)
+            if any(self._residency.holders(form.key) or self._store.get(form) is not None for form in forms):
+                return None
         left_s = self._lifetimes.left_s(spec, now)
         return SegmentState(
             key=spec.key,
