@@ -283,7 +283,11 @@ def test_what_is_evicted_is_pinned_no_more():
     whole = llm.pin("s")
     llm.evict("s", modules=["a"])
     assert 0 < llm.stats().pinned_bytes < whole
-    assert llm.schemas.has_pinned("s", "", ""), "the rest of it is"
+    assert not llm.schemas.has_pinned("s", "", ""), "the rest of it alone is"
+    assert llm.unpin("s")
+    assert llm.stats().pinned_bytes == 0
+    assert llm.pin("s") == whole
+    assert llm.schemas.has_pinned("s", "", "")
     llm.evict("s")
     assert llm.stats().pinned_bytes == 0
     assert not llm.schemas.has_pinned("s", "", "")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from inlay.client import EngineClient
@@ -116,7 +116,9 @@ class SchemaManager:
                 self.unpin_segments(segments, owner)
                 raise removed(segments)
             before = self._pins.get((name, known.owner, owner))
-            self._pins[name, known.owner, owner] = _Pinned(segments, known.layout)
+            self._pins[name, known.owner, owner] = _Pinned(
+                segments, known.layout, {spec.key for spec in segments.specs}
+            )
             if before is not None:  # by this pin, if it was there when this one was asked for
                 self.unpin_segments(before.segments, owner)
 
@@ -131,7 +133,7 @@ class SchemaManager:
     def evict(self, segments: EncodeRequest) -> Future[int]:
         """Forget segments; see EngineClient.evict. What is evicted of a pin is pinned no more; the rest stays."""
         future = self._client.evict(segments)
-        gone = {spec.lossless.key for spec in segments.specs}
+        gone = {spec.key for spec in segments.specs}
         with self._lock:
             for pin, pinned in list(self._pins.items()):
                 pinned.keys -= gone
@@ -140,8 +142,9 @@ class SchemaManager:
         return future
 
     def has_pinned(self, name: str, salt: str, owner: str) -> bool:
-        """Whether an owner has pinned any of a schema that has not been evicted since."""
-        return (name, salt, owner) in self._pins
+        """Whether an owner has pinned a schema, or some of its modules, and nothing of that was evicted since."""
+        pinned = self._pins.get((name, salt, owner))
+        return pinned is not None and len(pinned.keys) == len(pinned.segments.specs)
 
     def unpin_segments(self, segments: EncodeRequest, owner: str) -> None:
         """Let one pin of an owner's go, if there is such a one."""
@@ -177,10 +180,7 @@ class _Pinned:
 
     segments: EncodeRequest
     layout: SchemaLayout
-    keys: set[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.keys = {spec.lossless.key for spec in self.segments.specs}
+    keys: set[bytes]
 
 
 def _same(one: Schema, other: Schema) -> bool:
