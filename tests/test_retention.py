@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from inlay import AsyncLLM, CapacityError, ParameterError, Schema
+from inlay.errors import PinError
 from inlay.kv import lifetimes
+from inlay.kv.pins import BY_KEY
 
 from .test_store import BOTH, GREEDY, SCHEMA, Clock, answer, files, make
 
@@ -194,8 +196,12 @@ def test_one_module_alone_is_pinned_with_what_it_is_encoded_behind():
 @pytest.mark.parametrize(
     ("asked", "settings", "sentence"),
     [
-        ({"max_bytes": "1KiB"}, {}, "these pins take .* MiB beside the 0.0 MiB that you have pinned, and 0.0 MiB are"),
-        ({}, {"pin_memory": 0.001}, "with these, pins take .* MiB of the KV pool, and .* MiB of it may be pinned"),
+        (
+            {"max_bytes": "1KiB"},
+            {},
+            "these pins take 48.0 KiB beside the 0.0 KiB that you have pinned, and 1.0",
+        ),
+        ({}, {"pin_memory": 0.001}, "with these, pins take 48.0 KiB of the KV pool, and .* KiB of it may be pinned"),
     ],
 )
 def test_pins_over_the_budget_are_refused_and_change_nothing(asked, settings, sentence):
@@ -244,6 +250,91 @@ def test_pins_of_several_are_counted_for_each_and_stay_until_all_have_gone():
         llm.shutdown()
 
     asyncio.run(main())
+
+
+def test_two_schemas_that_share_segments_are_pinned_each_for_itself():
+    llm = make("off")
+    llm.add_schema(SCHEMA)
+    one = llm.pin("s")
+    for let_go in (lambda: llm.unpin("t"), lambda: llm.remove_schema("t"), lambda: llm.add_schema(THIRD, replace=True)):
+        llm.add_schema(TWIN, replace=True)
+        assert llm.pin("t", max_bytes=2 * one) > one, "what both share counts once"
+        let_go()
+        assert llm.stats().pinned_bytes == one
+    assert llm.unpin("s")
+    assert llm.stats().pinned_bytes == 0
+    llm.shutdown()
+
+
+def test_a_pin_takes_the_place_of_the_one_before_and_a_refused_one_changes_nothing():
+    llm = make("off", pin_memory=0.03)
+    llm.add_schema(SCHEMA)
+    whole = llm.pin("s", max_bytes="49KiB")
+    for asked in ({"max_bytes": 1}, {"max_bytes": whole - 1, "modules": ()}):
+        with pytest.raises(PinError):
+            llm.pin("s", **asked)
+        assert (llm.stats().pinned_bytes, llm.schemas.has_pinned("s", "", "")) == (whole, True)
+    part = llm.pin("s", modules=["a"], max_bytes=whole)
+    assert part == llm.stats().pinned_bytes < whole
+    other = llm.pin("s", modules=["b"], max_bytes=whole - 1)
+    assert other == llm.stats().pinned_bytes < whole, "the budget does not count what goes"
+    assert llm.unpin("s")
+    assert llm.stats().pinned_bytes == 0
+    llm.shutdown()
+
+
+def test_a_pin_that_is_given_up_leaves_nothing_pinned_that_nobody_can_let_go():
+    async def main() -> None:
+        llm = make("off", AsyncLLM)
+        await llm.add_schema(SCHEMA)
+        for steps in range(1, 8):
+            await llm.pin("s", modules=["a"])
+            asked = asyncio.create_task(llm.pin("s"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.wait([asked])
+            await llm.unpin("s")
+            await llm.stored("s")  # which the engine answers behind what was asked of it before
+            assert llm.stats().pinned_bytes == 0
+        await asyncio.gather(llm.pin("s", modules=["a"]), llm.pin("s", modules=["b"]))
+        assert await llm.unpin("s")
+        await llm.stored("s")
+        assert llm.stats().pinned_bytes == 0
+        llm.shutdown()
+
+    asyncio.run(main())
+
+
+def test_what_is_pinned_is_shown_though_it_is_nowhere_yet():
+    llm = make("off")
+    llm.add_schema(SCHEMA, encode=False)
+    segments = llm.segments_of("s", (), None, None, "", None)
+    assert set(llm.client.look(segments, "me").result()) == {None}
+    llm.client.pin(segments, "me", BY_KEY).result()
+    assert [(one.pinned, one.tiers) for one in llm.client.look(segments, "me").result()] == [(True, ())] * 3
+    assert set(llm.client.look(segments, "you").result()) == {None}
+    llm.add_schema(SCHEMA)
+    assert [(one.pinned, one.tiers) for one in llm.client.look(segments, "me").result()] == [(True, ("pool",))] * 3
+    llm.shutdown()
+
+
+def test_what_is_evicted_is_pinned_no_more():
+    llm = make("off")
+    llm.add_schema(SCHEMA)
+    whole = llm.pin("s")
+    llm.evict("s", modules=["a"])
+    assert 0 < llm.stats().pinned_bytes < whole
+    assert not llm.schemas.has_pinned("s", "", ""), "the rest of it alone is"
+    assert llm.unpin("s")
+    assert llm.stats().pinned_bytes == 0
+    assert llm.pin("s") == whole
+    assert llm.schemas.has_pinned("s", "", "")
+    llm.evict("s")
+    assert llm.stats().pinned_bytes == 0
+    assert not llm.schemas.has_pinned("s", "", "")
+    assert not llm.unpin("s")
+    llm.shutdown()
 
 
 def test_what_is_pinned_outlives_its_lifetime(monkeypatch):
@@ -317,4 +408,8 @@ def test_what_a_request_still_reads_goes_when_it_ends():
     asyncio.run(main())
 
 
+TWIN = Schema.from_string(
+    SCHEMA.to_pml().replace('name="s"', 'name="t"').replace("</schema>", '<module name="c">Third.</module></schema>')
+)
+THIRD = Schema.from_string('<schema name="t"><module name="a">Something else.</module></schema>')
 OTHER = Schema.from_string('<schema name="s"><module name="a">Something else.</module></schema>')

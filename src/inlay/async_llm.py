@@ -216,8 +216,12 @@ class AsyncLLM(Base):
         owner = tenant or salt
         find = partial(self.segments_of, tenant=tenant, weight=weight)
         segments = await self.pools.schemas.run(find, name, modules, reuse, positions, salt, adapter, owner=cache_salt)
-        await self.unpin(name, cache_salt=cache_salt, tenant=tenant)
-        taken = await asyncio.wrap_future(self.client.pin(segments, owner, max_bytes))
+        try:
+            taken = await asyncio.wrap_future(self.schemas.pin(segments, name, salt, owner, max_bytes))
+        except asyncio.CancelledError:  # nobody hears whether this one has taken the place of the one before
+            for pinned in filter(None, (segments, self.schemas.unpinned(name, salt, owner))):
+                self.schemas.unpin_segments(pinned, owner)
+            raise
         self.schemas.pinned(segments, name, salt, owner)
         try:
             await self._encode(segments, None)
@@ -232,7 +236,7 @@ class AsyncLLM(Base):
         owner = tenant or salt
         pinned = self.schemas.unpinned(name, salt, owner)
         if pinned is not None:
-            await asyncio.wrap_future(self.client.unpin(pinned, owner))
+            await asyncio.wrap_future(self.client.unpin(pinned, owner, pinned.request_id))
         return pinned is not None
 
     async def evict(
@@ -251,7 +255,7 @@ class AsyncLLM(Base):
         find = self.processor.schemas.every_spec
         specs = await self.pools.schemas.run(find, name, policy, salt, adapter, modules, owner=cache_salt)
         segments = self.processor.encoding(f"schema '{name}'", specs, salt, adapter=adapter)
-        return await asyncio.wrap_future(self.client.evict(segments))
+        return await asyncio.wrap_future(self.schemas.evict(segments))
 
     async def stored(
         self,

@@ -118,8 +118,11 @@ class EngineClient(Protocol):
         """The keys of those of its segments that are stored, as of the end of the step under way."""
         ...
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
-        """Of each of its segments, where it and its forms lie, and what is said of them. owner: see ``pin``."""
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
+        """Of each of its segments, or forms of them, where it lies and what is said of it; None where it is nowhere.
+
+        What an owner has pinned, see ``pin``, is shown wherever it is.
+        """
         ...
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
@@ -130,15 +133,25 @@ class EngineClient(Protocol):
         """Forget its segments, pinned ones too, and what was said behind them; returns how many tokens there were."""
         ...
 
-    def pin(self, request: EncodeRequest, owner: str, budget: int | None = None) -> Future[int]:
+    def pin(
+        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
+    ) -> Future[int]:
         """Keep its segments in the pool, those that come later too; returns what the owner's pins take, in bytes.
 
+        reason: what ``unpin`` lets go. instead: a reason of the owner's that goes with this. A refusal changes nothing.
         budget: the most bytes that they may take; None for no bound but ``pin_memory``. Raises CapacityError.
         """
         ...
 
-    def unpin(self, request: EncodeRequest, owner: str) -> Future[int]:
-        """Let an owner's pins of its segments go; returns what its others take, in bytes."""
+    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
+        """Let its segments go as far as an owner, or None for anybody, keeps them for this reason.
+
+        Returns what the owner's others take, in bytes.
+        """
+        ...
+
+    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
+        """What an owner has pinned; for None, what anybody has pinned by key."""
         ...
 
     def reset_prefix_cache(self) -> Future[None]:
@@ -312,7 +325,7 @@ class InProcessClient:
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         return self.call(lambda: self.engine.stored(request.specs))
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
         return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
@@ -321,11 +334,16 @@ class InProcessClient:
     def evict(self, request: EncodeRequest) -> Future[int]:
         return self.call(lambda: self.engine.kv_manager.retention.evict(request.specs))
 
-    def pin(self, request: EncodeRequest, owner: str, budget: int | None = None) -> Future[int]:
-        return self.call(lambda: self.engine.kv_manager.retention.pin(request.specs, owner, budget))
+    def pin(
+        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
+    ) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.pin(request.specs, owner, reason, budget, instead))
 
-    def unpin(self, request: EncodeRequest, owner: str) -> Future[int]:
-        return self.call(lambda: self.engine.kv_manager.retention.unpin(request.specs, owner))
+    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.unpin(request.specs, owner, reason))
+
+    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
+        return self.call(lambda: self.engine.kv_manager.retention.pinned(owner))
 
     def reset_prefix_cache(self) -> Future[None]:
         return self.call(self.engine.forget)

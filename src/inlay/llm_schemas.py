@@ -91,13 +91,13 @@ class SchemaCalls(Base):
         max_bytes: the most that all pins under this salt may take, as a number or like "64MiB"; None for no bound but
             ``pin_memory``, a share of the pool for all pins together.
         Returns the bytes that the pins under this salt take: whole chunks for every segment.
-        Raises ParameterError for what is not known, and CapacityError where that is too little; then nothing is pinned.
+        Raises ParameterError for what is not known, and PinError where that is too little: then what was pinned before
+        still is. Where encoding fails, nothing of the schema is.
         """
         budget = None if max_bytes is None else parse_bytes("max_bytes", max_bytes)
         salt = check_salt(cache_salt)
         segments = self.segments_of(name, modules, reuse, positions, salt, adapter)
-        self.unpin(name, cache_salt=cache_salt)
-        taken = self.client.pin(segments, salt, budget).result()
+        taken = self.schemas.pin(segments, name, salt, salt, budget).result()
         self.schemas.pinned(segments, name, salt, salt)
         try:
             self._encode(segments, None)
@@ -111,7 +111,7 @@ class SchemaCalls(Base):
         salt = check_salt(cache_salt)
         pinned = self.schemas.unpinned(name, salt, salt)
         if pinned is not None:
-            self.client.unpin(pinned, salt).result()
+            self.client.unpin(pinned, salt, pinned.request_id).result()
         return pinned is not None
 
     def evict(
@@ -133,7 +133,7 @@ class SchemaCalls(Base):
         salt = check_salt(cache_salt)
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
         specs = self.processor.schemas.every_spec(name, policy, salt, adapter, modules)
-        return self.client.evict(self.processor.encoding(f"schema '{name}'", specs, salt, adapter=adapter)).result()
+        return self.schemas.evict(self.processor.encoding(f"schema '{name}'", specs, salt, adapter=adapter)).result()
 
     def sensitivity(
         self,

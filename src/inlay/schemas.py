@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from inlay.client import EngineClient
@@ -28,7 +30,7 @@ class SchemaManager:
         self._lock = threading.Lock()  # of which schemas are known, and which of them are being encoded
         self.encodings: dict[EncodeRequest, tuple[SchemaLayout, str]] = {}  # of which schema, and whose that is
         # By the name of a schema, whose that is, and who has pinned it.
-        self._pins: dict[tuple[str, str, str], tuple[EncodeRequest, SchemaLayout]] = {}
+        self._pins: dict[tuple[str, str, str], _Pinned] = {}
 
     def add(
         self,
@@ -95,30 +97,59 @@ class SchemaManager:
             self.encodings[encoding] = layout, salt
         return encoding
 
+    def pin(self, segments: EncodeRequest, name: str, salt: str, owner: str, budget: int | None) -> Future[int]:
+        """Pin segments of a schema in place of those that the owner has pinned of it; see EngineClient.pin.
+
+        ``pinned`` or ``unpin_segments`` is to follow when it has ended.
+        """
+        known = self._processor.schemas.find(name, salt)
+        with self._lock:
+            before = None if known is None else self._pins.get((name, known.owner, owner))
+        instead = None if before is None else before.segments.request_id
+        return self._client.pin(segments, owner, segments.request_id, budget, instead=instead)
+
     def pinned(self, segments: EncodeRequest, name: str, salt: str, owner: str) -> None:
         """Note that an owner has pinned segments of a schema: they are let go when it is removed or replaced."""
         known = self._processor.schemas.find(name, salt)
         with self._lock:
             if known is None or not self._knows(known.layout, known.owner):
-                self._unpin(segments, owner)
+                self.unpin_segments(segments, owner)
                 raise removed(segments)
-            self._pins[name, known.owner, owner] = segments, known.layout
+            before = self._pins.get((name, known.owner, owner))
+            self._pins[name, known.owner, owner] = _Pinned(
+                segments, known.layout, {spec.key for spec in segments.specs}
+            )
+            if before is not None:  # by this pin, if it was there when this one was asked for
+                self.unpin_segments(before.segments, owner)
 
     def unpinned(self, name: str, salt: str, owner: str) -> EncodeRequest | None:
         """What an owner has pinned of a schema, which it has no more; None for nothing."""
         with self._lock:
             for whose in dict.fromkeys((salt, PUBLIC)):
                 if (pinned := self._pins.pop((name, whose, owner), None)) is not None:
-                    return pinned[0]
+                    return pinned.segments
         return None
 
-    def has_pinned(self, name: str, salt: str, owner: str) -> bool:
-        """Whether an owner has pinned any of a schema."""
-        return (name, salt, owner) in self._pins
+    def evict(self, segments: EncodeRequest) -> Future[int]:
+        """Forget segments; see EngineClient.evict. What is evicted of a pin is pinned no more; the rest stays."""
+        future = self._client.evict(segments)
+        gone = {spec.key for spec in segments.specs}
+        with self._lock:
+            for pin, pinned in list(self._pins.items()):
+                pinned.keys -= gone
+                if not pinned.keys:
+                    del self._pins[pin]
+        return future
 
-    def _unpin(self, segments: EncodeRequest, owner: str) -> None:
+    def has_pinned(self, name: str, salt: str, owner: str) -> bool:
+        """Whether an owner has pinned a schema, or some of its modules, and nothing of that was evicted since."""
+        pinned = self._pins.get((name, salt, owner))
+        return pinned is not None and len(pinned.keys) == len(pinned.segments.specs)
+
+    def unpin_segments(self, segments: EncodeRequest, owner: str) -> None:
+        """Let one pin of an owner's go, if there is such a one."""
         with suppress(InlayError):  # the engine may have been shut down meanwhile
-            self._client.unpin(segments, owner)
+            self._client.unpin(segments, owner, segments.request_id)
 
     def ended(self, encoding: EncodeRequest, *, complete: bool) -> None:
         """Forget an encoding that is over; its profile is made where it came to its end."""
@@ -128,10 +159,10 @@ class SchemaManager:
 
     def _end_encodings(self) -> None:
         """Give up the encodings and the pins of schemas that are not known any more."""
-        for (name, salt, owner), (segments, layout) in list(self._pins.items()):
-            if not self._knows(layout, salt):
+        for (name, salt, owner), pinned in list(self._pins.items()):
+            if not self._knows(pinned.layout, salt):
                 del self._pins[name, salt, owner]
-                self._unpin(segments, owner)
+                self.unpin_segments(pinned.segments, owner)
         for encoding, (layout, salt) in list(self.encodings.items()):
             if not self._knows(layout, salt):
                 with suppress(InlayError):  # the engine may have been shut down meanwhile
@@ -141,6 +172,15 @@ class SchemaManager:
         """Whether a name still means this schema, laid out now or, by somebody who added it too, at the same time."""
         known = self._processor.schemas.layout(layout.schema.name, salt)
         return known is not None and known.schema is layout.schema
+
+
+@dataclass(eq=False, slots=True)
+class _Pinned:
+    """What an owner has pinned of a schema, laid out so. keys: of those segments that have not been evicted since."""
+
+    segments: EncodeRequest
+    layout: SchemaLayout
+    keys: set[bytes]
 
 
 def _same(one: Schema, other: Schema) -> bool:

@@ -180,7 +180,7 @@ class SegmentState:
 
     Arguments:
         key: of the segment, or of the form of it that is there; codec: what that has passed through.
-        tokens: of it. tiers: where it lies, nearest first: "pool", "disk", "shared".
+        tokens: of it. tiers: where it lies, nearest first: "pool", "disk", "shared"; none where it is pinned alone.
         uses: how often it was computed or read, as far as the pool knows; 0 where it is not there.
         pinned: whether whoever asks has pinned it. ttl_s: for how long it is to be found; None for no end.
     """

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inlay import AsyncLLM
+from inlay.server import cache_view
 from inlay.server.app import build_app
 from inlay.server.keys import editing
 from inlay.server.limits import Limits
@@ -86,6 +87,74 @@ def test_pins_and_evictions(site):
     assert site.call("DELETE", f"{SEGMENTS}/{row['key']}", key="ann")[2]["evicted_tokens"] == row["tokens"]
     assert row["key"] not in {one["key"] for one in listed(site, "ann")}
     assert site.call("DELETE", f"{SEGMENTS}/{public['key']}", key="root")[0] == 200
+
+
+def test_a_pin_by_key_and_one_of_the_schema_are_let_go_each_by_itself(site):
+    row = next(row for row in listed(site, "ann") if row["module"] == "lima")
+    one = site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"]
+    both = site.call("PUT", f"{SCHEMAS}/trip/pin", key="ann")[2]["pinned_bytes"]
+    assert both > one
+    assert site.call("DELETE", f"{SCHEMAS}/trip/pin", key="ann")[2]["was_pinned"]
+    assert site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"] == one
+    site.call("PUT", f"{SCHEMAS}/trip/pin", key="ann")
+    assert site.call("DELETE", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"] == both
+    for segment in listed(site, "ann"):
+        if segment["pinned"]:
+            site.call("DELETE", f"{SEGMENTS}/{segment['key']}", key="ann")
+    assert site.call("GET", f"{SCHEMAS}/trip", key="ann")[2]["pinned"] is False
+
+
+def test_what_is_pinned_by_key_is_let_go_with_the_last_public_schema_that_has_it(site):
+    row = next(row for row in listed(site, "ann") if row["module"] == "oslo")
+    twin = {"pml": OPEN.replace('"open"', '"twin"'), "public": True}
+    assert site.call("POST", SCHEMAS, twin, key="root")[0] == 201
+    taken = site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"]
+    assert site.call("DELETE", f"{SCHEMAS}/open?public=true", key="root")[0] == 200
+    assert pinned_bytes(site) == taken, "twin has it, too"
+    changed = {"pml": twin["pml"].replace("Go to Oslo", "Stay in Oslo"), "public": True}
+    assert site.call("PUT", f"{SCHEMAS}/twin", changed, key="root")[0] == 200
+    assert pinned_bytes(site) == 0
+    assert row["key"] not in {one["key"] for one in listed(site, "ann")}
+    (left,) = [one for one in listed(site, "root") if one["key"] == row["key"]]
+    assert (left["schema"], left["private"], "pool" in left["tiers"]) == (None, False, True)
+    assert site.call("DELETE", f"{SEGMENTS}/{row['key']}", key="root")[2]["evicted_tokens"] == row["tokens"]
+    assert row["key"] not in {one["key"] for one in listed(site, "root")}
+
+
+def test_what_a_tenant_has_pinned_it_sees_and_can_let_go(site):
+    """Whatever became of its schema, and wherever it is."""
+    row = next(row for row in listed(site, "ann") if row["module"] == "oslo")
+    llm = site.app.state.service.llm
+    site.call("PUT", f"{SEGMENTS}/{row['key']}/pin", key="ann")
+    llm.remove_schema("open")  # behind the back of the server, which lets pins by key go
+    (seen,) = [one for one in listed(site, "ann") if one["key"] == row["key"]]
+    assert seen["pinned"]
+    assert row["key"] not in {one["key"] for one in listed(site, "bob")}
+    assert site.call("DELETE", f"{SEGMENTS}/{row['key']}/pin", key="ann")[2]["pinned_bytes"] == 0
+    assert row["key"] not in {one["key"] for one in listed(site, "ann")}
+
+
+def pinned_bytes(site: Site) -> int:
+    return site.call("GET", "/v1/cache", key="ann")[2]["pool"]["pinned_bytes"]
+
+
+def test_no_more_is_looked_at_than_a_page_takes_and_little_at_a_time(site, monkeypatch):
+    llm = site.app.state.service.llm
+    whole, looked, look = [row["key"] for row in listed(site, "ann")], [], llm.client.look
+
+    def counted(request, owner):
+        looked.append(len(request.specs))
+        return look(request, owner)
+
+    monkeypatch.setattr(llm.client, "look", counted)
+    monkeypatch.setattr(cache_view, "_PER_TURN", 2)
+    assert [row["key"] for row in listed(site, "ann")] == whole
+    assert len(looked) > 1
+    assert max(looked) == 2
+    looked.clear()
+    assert site.call("GET", f"{SEGMENTS}?limit=1", key="ann")[2]["has_more"]
+    assert site.call("GET", f"{SEGMENTS}/{whole[-1]}", key="ann")[2]["key"] == whole[-1]
+    assert looked == [2, 1], "one for the page and one to see if there are more; the one that is named"
 
 
 def test_what_is_of_all_is_for_admins(site):

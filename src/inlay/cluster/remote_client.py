@@ -116,7 +116,7 @@ class RemoteClient:
 
         return self._future(ask())
 
-    def look(self, request: EncodeRequest, owner: str) -> Future[list[list[SegmentState]]]:
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
         raise ParameterError("what replicas of a cluster hold is not listed; ask a server of one engine")
 
     def modules(self) -> Future[tuple[SegmentSpec, ...]]:
@@ -131,13 +131,21 @@ class RemoteClient:
 
         return self._future(ask())
 
-    def pin(self, request: EncodeRequest, owner: str, budget: int | None = None) -> Future[int]:
+    def pin(
+        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
+    ) -> Future[int]:
         raise ParameterError("segments cannot be pinned on a cluster, whose replicas come and go; serve one engine")
 
-    def unpin(self, request: EncodeRequest, owner: str) -> Future[int]:
+    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
         """Nothing is pinned."""
         none: Future[int] = Future()
         none.set_result(0)
+        return none
+
+    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
+        """Nothing is pinned."""
+        none: Future[list[SegmentSpec]] = Future()
+        none.set_result([])
         return none
 
     def reset_prefix_cache(self) -> Future[None]:

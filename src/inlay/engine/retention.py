@@ -73,15 +73,21 @@ class Retention:
             else:
                 self._forget(thing, EXPIRED, now, salt)
 
-    def pin(self, specs: Sequence[SegmentSpec], owner: str, budget: int | None) -> int:
+    def pin(
+        self, specs: Sequence[SegmentSpec], owner: str, reason: str, budget: int | None, instead: str | None
+    ) -> int:
         """See Pins.pin; returns what the owner's pins take, in bytes. Raises CapacityError."""
-        self.pins.pin(specs, owner, budget)
+        self.pins.pin(specs, owner, reason, budget, instead=instead)
         return self.pins.bytes_of(owner)
 
-    def unpin(self, specs: Sequence[SegmentSpec], owner: str) -> int:
-        """Let an owner's pins of these go; returns what the others take, in bytes."""
-        self.pins.unpin(specs, owner)
-        return self.pins.bytes_of(owner)
+    def unpin(self, specs: Sequence[SegmentSpec], owner: str | None, reason: str) -> int:
+        """See Pins.unpin; returns what the owner's other pins take, in bytes, or everybody's."""
+        self.pins.unpin(specs, owner, reason)
+        return self.pins.bytes if owner is None else self.pins.bytes_of(owner)
+
+    def pinned(self, owner: str | None) -> list[SegmentSpec]:
+        """What an owner has pinned; for None, what anybody has pinned by key."""
+        return self.pins.by_key() if owner is None else self.pins.of(owner)
 
     def evict(self, specs: Sequence[SegmentSpec]) -> int:
         """Forget segments, pinned ones too, here and below, and all that was said behind them.
@@ -100,19 +106,23 @@ class Retention:
                 self._forget(form, EVICTED, now)
         return tokens
 
-    def look(self, specs: Sequence[SegmentSpec], owner: str) -> list[list[SegmentState]]:
-        """Of each segment, where it and its forms lie, and what is said of them; none that is nowhere."""
+    def look(self, specs: Sequence[SegmentSpec], owner: str) -> list[SegmentState | None]:
+        """Of each segment or form of one, where it lies and what is said of it.
+
+        None where it is nowhere, unless the owner has pinned the segment and no form of it is anywhere either.
+        """
         now = time.monotonic()
-        return [
-            [state for form in self._residency.forms(spec) if (state := self._state(form, owner, now))]
-            for spec in specs
-        ]
+        return [self._state(spec, owner, now) for spec in specs]
 
     def _state(self, spec: SegmentSpec, owner: str, now: float) -> SegmentState | None:
         found = self._store.get(spec)
         tiers = self._residency.holders(spec.key)
         if found is None and not tiers:
-            return None
+            if spec.source is not None or not self.pins.is_pinned(spec, owner):
+                return None
+            forms = self._residency.forms(spec)
+            if any(self._residency.holders(form.key) or self._store.get(form) is not None for form in forms):
+                return None
         left_s = self._lifetimes.left_s(spec, now)
         return SegmentState(
             key=spec.key,

@@ -10,13 +10,18 @@ from inlay.kv.identity import SegmentSpec
 from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
 
+BY_KEY = "key"  # why a segment is pinned that was named by its key
+
 
 @dataclass(eq=False, slots=True)
 class _Pin:
-    """A segment that stays. hold: what keeps it, or a form of it, in the pool, from when it is there."""
+    """A segment that stays. hold: what keeps it, or a form of it, in the pool, from when it is there.
+
+    reasons: by owner, why it stays; it goes with the last of them.
+    """
 
     spec: SegmentSpec
-    owners: set[str] = field(default_factory=set)
+    reasons: dict[str, set[str]] = field(default_factory=dict)
     hold: Hold = field(default_factory=Hold)
 
 
@@ -24,7 +29,8 @@ class Pins:
     """The pins of one store. On the engine's turn.
 
     A segment may be pinned before it is stored, and stays from then on. It counts as the whole chunks that it may lie
-    in, once for each owner, and once for the pool.
+    in, once for each owner, and once for the pool. An owner may have several reasons to keep it, each let go by
+    itself: BY_KEY, or what names one pin of a schema.
 
     forms: a segment and those forms of it that may be in the pool in its place, most exact first.
     share: of the pool, which all pins together may take; 0 to 1.
@@ -57,47 +63,71 @@ class Pins:
 
     def bytes_of(self, owner: str) -> int:
         """What an owner's pins take."""
-        return self._bytes(sum(self._size(pin.spec) for pin in self._pins.values() if owner in pin.owners))
+        return self._bytes(sum(self._size(pin.spec) for pin in self._pins.values() if owner in pin.reasons))
+
+    def of(self, owner: str) -> list[SegmentSpec]:
+        """What an owner has pinned."""
+        return [pin.spec for pin in self._pins.values() if owner in pin.reasons]
+
+    def by_key(self) -> list[SegmentSpec]:
+        """What anybody has pinned by key."""
+        return [pin.spec for pin in self._pins.values() if any(BY_KEY in why for why in pin.reasons.values())]
 
     def is_pinned(self, spec: SegmentSpec, owner: str | None = None) -> bool:
         """Whether a segment stays: by this owner's word, or by anybody's."""
         pin = self._pins.get(spec.lossless.key)
-        return pin is not None and (owner is None or owner in pin.owners)
+        return pin is not None and (owner is None or owner in pin.reasons)
 
-    def pin(self, specs: Iterable[SegmentSpec], owner: str, budget: int | None = None) -> None:
+    def pin(
+        self,
+        specs: Iterable[SegmentSpec],
+        owner: str,
+        reason: str,
+        budget: int | None = None,
+        *,
+        instead: str | None = None,
+    ) -> None:
         """Keep segments, those that are stored from now on and the others from when they are.
 
         budget: the most bytes that this owner's pins may take; None for no bound but the pool's share.
-        Raises PinError where that is too little; then nothing is pinned that was not before.
+        instead: a reason of the owner's that goes, with all that it alone keeps; neither bound counts that.
+        Raises PinError where that is too little; then all is as it was.
         """
         wanted = {spec.lossless.key: spec.lossless for spec in specs}
-        new = [spec for spec in wanted.values() if not self.is_pinned(spec)]
-        own = sum(self._size(spec) for spec in wanted.values() if not self.is_pinned(spec, owner))
-        has, asked = self.bytes_of(owner), self._bytes(own)
+        left = [pin for pin in self._pins.values() if set(pin.reasons) != {owner} or pin.reasons[owner] != {instead}]
+        own = {pin.spec.key for pin in left if pin.reasons.get(owner, set()) - {instead}}
+        has = self._bytes(sum(self._size(self._pins[key].spec) for key in own))
+        asked = self._bytes(sum(self._size(spec) for spec in wanted.values() if spec.key not in own))
         if budget is not None and has + asked > budget:
             raise PinError(
-                f"these pins take {_mib(asked)} beside the {_mib(has)} that you have pinned, and {_mib(budget)} are "
+                f"these pins take {_size(asked)} beside the {_size(has)} that you have pinned, and {_size(budget)} are "
                 "yours to pin; unpin something, or pin fewer modules"
             )
-        all_chunks = sum(self._size(pin.spec) for pin in self._pins.values()) + sum(map(self._size, new))
+        all_pinned = {pin.spec.key: pin.spec for pin in left} | wanted
+        all_chunks = sum(map(self._size, all_pinned.values()))
         if all_chunks > self._most:
             raise PinError(
-                f"with these, pins take {_mib(self._bytes(all_chunks))} of the KV pool, and "
-                f"{_mib(self._bytes(self._most))} of it may be pinned; unpin something, pin fewer modules, or give "
+                f"with these, pins take {_size(self._bytes(all_chunks))} of the KV pool, and "
+                f"{_size(self._bytes(self._most))} of it may be pinned; unpin something, pin fewer modules, or give "
                 "more kv_memory or pin_memory"
             )
         for spec in wanted.values():
-            self._pins.setdefault(spec.key, _Pin(spec)).owners.add(owner)
+            self._pins.setdefault(spec.key, _Pin(spec)).reasons.setdefault(owner, set()).add(reason)
             self.stored(spec)
+        if instead is not None:
+            self.unpin(self.of(owner), owner, instead)
 
-    def unpin(self, specs: Iterable[SegmentSpec], owner: str) -> None:
-        """Let an owner's pins of segments go."""
+    def unpin(self, specs: Iterable[SegmentSpec], owner: str | None, reason: str) -> None:
+        """Let segments go as far as an owner, or None for anybody, keeps them for this reason."""
         for spec in specs:
             pin = self._pins.get(spec.lossless.key)
-            if pin is not None:
-                pin.owners.discard(owner)
-                if not pin.owners:
-                    self.release(pin.spec)
+            if pin is None:
+                continue
+            for each in list(pin.reasons) if owner is None else [owner]:
+                pin.reasons.get(each, set()).discard(reason)
+            pin.reasons = {each: why for each, why in pin.reasons.items() if why}
+            if not pin.reasons:
+                self.release(pin.spec)
 
     def release(self, spec: SegmentSpec) -> None:
         """Let a segment go, whoever has pinned it."""
@@ -130,5 +160,6 @@ def _holds(hold: Hold, found: Found) -> bool:
     return all(hold.tokens.get(each.segment, 0) >= each.end for each in found.ranges)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _size(size: int) -> str:
+    """Bytes, for a message: in KiB where MiB would read as none."""
+    return f"{size / 2**20:,.1f} MiB" if size >= 0.05 * 2**20 else f"{size / 2**10:,.1f} KiB"

@@ -48,9 +48,9 @@ async def segments(request: Request, limit: Limit = 100, after: str = "") -> Res
     """A page of the segments that the tenant may see, by key."""
     service, tenant = _asking(request, "limit", "after")
     async with service.meter.request(tenant, tokens=False):
-        left = [one for one in await service.cache.segments(tenant) if one.key > after]
-    data = [service.cache.row(one) for one in left[:limit]]
-    return JSONBytes({"object": "list", "data": data, "has_more": len(left) > limit})
+        found = await service.cache.segments(tenant, after=after, limit=limit + 1)
+    data = [service.cache.row(one) for one in found[:limit]]
+    return JSONBytes({"object": "list", "data": data, "has_more": len(found) > limit})
 
 
 @router.get("/segments/{key}", responses=RESPONSES)

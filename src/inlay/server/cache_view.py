@@ -1,5 +1,7 @@
 """What a server's cache holds, as one tenant may see it: its own segments, and those of public schemas.
 
+What a tenant has pinned it sees as well, though its schema is gone, and an admin sees all that is public in the pool.
+
 Whose a segment is follows from its key, which is worked out anew with the tenant's salt: nobody else's is ever shown.
 """
 
@@ -8,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
 from inlay.kv.identity import SegmentSpec, made_under
+from inlay.kv.pins import BY_KEY
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import Miss, TierMissError
@@ -24,11 +30,23 @@ from inlay.server.limits import Tenant
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.types import SegmentState
 
+_PER_TURN = 200  # segments that are looked at between two steps of the engine
+_MOST_NAMED = 10  # segments that the beginning of a key is said to name, where it is to name one
+
+
+class _Seen(NamedTuple):
+    """A segment, or a form of one, that may be there: of which schema, and of which of its modules."""
+
+    spec: SegmentSpec
+    schema: str | None = None
+    module: str | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A segment that lies somewhere. schema, module: what it is encoded of; None for a part of a message.
+    """A segment that lies somewhere, or that the tenant has pinned.
 
+    schema, module: what it is encoded of; None for a part of a message, or where that schema is gone.
     private: whether it is the tenant's own.
     """
 
@@ -49,34 +67,49 @@ class CacheView:
     def __init__(self, llm: AsyncLLM, schemas: SchemaCatalog) -> None:
         self._llm = llm
         self._schemas = schemas
-        self._looking = asyncio.Lock()  # each goes through all that a tenant has
+        # By tenant: each goes through all that it has, on threads that others want, too.
+        self._looking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def segments(self, tenant: Tenant) -> list[StoredSegment]:
-        """What a tenant may see, by key. Raises InlayError on a cluster."""
-        async with self._looking:
-            named: dict[bytes, tuple[SegmentSpec, str | None, str | None]] = {}
-            for record in self._schemas.visible(tenant):
-                if record.reuse is not None:
-                    for module, specs in (await self._schemas.segments(record)).items():
-                        named |= {spec.key: (spec, record.name, module) for spec in specs}
-            pool = await asyncio.wrap_future(self._llm.client.modules())
-            own = await self._llm.pools.schemas.run(self._own, pool, tenant, owner=tenant.salt)
-            named = {spec.key: (spec, None, None) for spec in own} | named
-            rows = list(named.values())
-            wanted = self._request(spec for spec, _, _ in rows)
-            states = await asyncio.wrap_future(self._llm.client.look(wanted, tenant.name))
-        found = [
-            StoredSegment(state, spec, schema, module, spec.before.private)
-            for (spec, schema, module), forms in zip(rows, states, strict=True)
-            for state in forms
-        ]
-        return sorted(found, key=lambda segment: segment.key)
+    async def segments(
+        self, tenant: Tenant, *, begun: str = "", after: str = "", limit: int | None = None
+    ) -> list[StoredSegment]:
+        """What a tenant may see, by key, whose keys begin so and stand behind one. Raises InlayError on a cluster.
+
+        limit: how many at most; None for all. No more are looked at than that takes, a few at a time.
+        """
+        found: list[StoredSegment] = []
+        async with self._looking[tenant.name]:
+            seen = await self._seen(tenant, begun, after)
+            for first in range(0, len(seen), _PER_TURN):
+                some = seen[first : first + _PER_TURN]
+                wanted = self._request(one.spec for one in some)
+                states = await asyncio.wrap_future(self._llm.client.look(wanted, tenant.name))
+                for (spec, schema, module), state in zip(some, states, strict=True):
+                    if state is not None:
+                        found.append(StoredSegment(state, spec.lossless, schema, module, spec.before.private))
+                if limit is not None and len(found) >= limit:
+                    return found[:limit]
+        return found
+
+    async def _seen(self, tenant: Tenant, begun: str, after: str) -> list[_Seen]:
+        """What may be there, in the order of keys: see ``segments``."""
+        pool = await asyncio.wrap_future(self._llm.client.modules())
+        pinned = await asyncio.wrap_future(self._llm.client.pinned(tenant.name))
+        own = await self._llm.pools.schemas.run(self._own, pool, pinned, tenant, owner=tenant.salt)
+        named = {spec.key: _Seen(spec) for spec in own}
+        for record in self._schemas.visible(tenant):
+            if record.reuse is not None:
+                for module, specs in (await self._schemas.segments(record)).items():
+                    named |= {spec.key: _Seen(spec, record.name, module) for spec in specs}
+        in_order = partial(_in_order, named.values(), self._llm.local.residency.forms, begun, after)
+        return await self._llm.pools.schemas.run(in_order, owner=tenant.salt)
 
     async def find(self, begun: str, tenant: Tenant) -> StoredSegment:
         """The one segment that a tenant may see whose key begins so. Raises BodyError."""
-        found = [segment for segment in await self.segments(tenant) if segment.key.startswith(begun.lower())]
+        found = await self.segments(tenant, begun=begun.lower(), limit=_MOST_NAMED)
         if len(found) != 1:
-            message = f"{len(found)} segments that you may see have a key that begins with {begun!r:.80}"
+            several = f"{_MOST_NAMED} or more" if len(found) == _MOST_NAMED else f"{len(found)}"
+            message = f"{several} segments that you may see have a key that begins with {begun!r:.80}"
             code, status = ("not_found", 404) if not found else ("ambiguous_key", 409)
             raise BodyError(f"{message}; GET /v1/cache/segments lists them", code=code, status=status)
         return found[0]
@@ -86,16 +119,17 @@ class CacheView:
         if not segment.private and not tenant.admin:
             message = "the segment is of a public schema, and only an admin may evict it; evict your own"
             raise BodyError(message, code="admin_only", status=403)
-        return await asyncio.wrap_future(self._llm.client.evict(self._request([segment.spec])))
+        return await asyncio.wrap_future(self._llm.schemas.evict(self._request([segment.spec])))
 
     async def pin(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Keep a segment in the pool, from when it is there; returns what the tenant's pins take. Raises PinError."""
         request, most = self._request([segment.spec]), tenant.limits.max_pinned_bytes
-        return await asyncio.wrap_future(self._llm.client.pin(request, tenant.name, most))
+        return await asyncio.wrap_future(self._llm.client.pin(request, tenant.name, BY_KEY, most))
 
     async def unpin(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Let a tenant's pin of a segment go; returns what its other pins take."""
-        return await asyncio.wrap_future(self._llm.client.unpin(self._request([segment.spec]), tenant.name))
+        request = self._request([segment.spec])
+        return await asyncio.wrap_future(self._llm.client.unpin(request, tenant.name, BY_KEY))
 
     def row(self, segment: StoredSegment) -> dict[str, Any]:
         """A segment as the API shows it in a list."""
@@ -154,15 +188,32 @@ class CacheView:
             raise BodyError(message, code="no_store", status=409)
         return found
 
-    def _own(self, pool: tuple[SegmentSpec, ...], tenant: Tenant) -> list[SegmentSpec]:
-        """Those that are a tenant's; where there are no keys, or for the operator's, those that are nobody's."""
-        if tenant.salt is None:
-            return [spec for spec in pool if not spec.before.private]
-        keys, salt = self._llm.client.model.keys, tenant.salt.encode()
-        return [spec for spec in pool if spec.before.private and made_under(spec, keys, salt)]
+    def _own(self, pool: Sequence[SegmentSpec], pinned: Sequence[SegmentSpec], tenant: Tenant) -> list[SegmentSpec]:
+        """Of the pool, those that are a tenant's, and for an admin or where there are no keys, those that are nobody's.
+
+        Of what it has pinned, those that are nobody's, too.
+        """
+        keys, salt = self._llm.client.model.keys, tenant.salt
+
+        def may_see(spec: SegmentSpec, public: bool) -> bool:
+            if not spec.before.private:
+                return public
+            return salt is not None and made_under(spec, keys, salt.encode())
+
+        all_public = tenant.admin or salt is None
+        return [spec for spec in pool if may_see(spec, all_public)] + [spec for spec in pinned if may_see(spec, True)]
 
     def _request(self, specs: Any) -> EncodeRequest:
         return self._llm.processor.encoding("segments", specs)
+
+
+def _in_order(
+    named: Iterable[_Seen], forms: Callable[[SegmentSpec], Iterable[SegmentSpec]], begun: str, after: str
+) -> list[_Seen]:
+    """These and their forms, by key, those whose keys begin so and stand behind one."""
+    found = (one._replace(spec=form) for one in named for form in forms(one.spec))
+    chosen = ((key, one) for one in found if (key := one.spec.key.hex()).startswith(begun) and key > after)
+    return [one for _, one in sorted(chosen, key=itemgetter(0))]
 
 
 def _verify(disk: DiskTier) -> tuple[int, list[str]]:

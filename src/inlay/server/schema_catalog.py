@@ -10,13 +10,15 @@ import asyncio
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
-from inlay.errors import ParameterError
+from inlay.errors import InlayError, ParameterError
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.pins import BY_KEY
 from inlay.pml import Schema
 from inlay.policy import BEST
 from inlay.prompt.registry import PUBLIC, SchemaRegistry
@@ -140,7 +142,8 @@ class SchemaCatalog:
         async with self._locks[before.salt]:
             current = await self._current(before, if_match)
             self._check_quota(current.salt, source, current)
-            return await self._keep(source, current.salt, reuse, positions, ttl, self._past(current))
+            async with self._ending(current):
+                return await self._keep(source, current.salt, reuse, positions, ttl, self._past(current))
 
     async def remove(self, before: SchemaRecord, *, if_match: str | None) -> None:
         """Unregister a schema; requests under way finish, its encoding ends. Raises BodyError."""
@@ -148,7 +151,8 @@ class SchemaCatalog:
             record = await self._current(before, if_match)
             if self._keeper is not None and not await asyncio.to_thread(self._keeper.drop, KeptSchema.of(record)):
                 raise _changed_elsewhere(record.name)
-            self._forget(record)
+            async with self._ending(record):
+                self._forget(record)
 
     async def refresh(self) -> None:
         """Take in what other servers with the same keeper have changed."""
@@ -161,7 +165,7 @@ class SchemaCatalog:
             kept = {(one.salt, one.name): one for one in await asyncio.to_thread(keeper.all)}
             for record in list(self._records):
                 if (record.salt, record.name) not in kept:
-                    async with self._locks[record.salt]:
+                    async with self._locks[record.salt], self._ending(record):
                         self._forget(record)
             for one in kept.values():
                 async with self._locks[one.salt]:
@@ -174,17 +178,46 @@ class SchemaCatalog:
             return
         source = await self._llm.pools.schemas.run(of_text, kept.form, kept.text, owner=kept.salt)
         add = self._llm.add_schema
-        layout = await add(source.schema, encode=False, replace=True, cache_salt=kept.salt, ttl=kept.ttl)
-        tokens = sum(len(run.ids) for run in layout.runs)
-        said = kept.reuse, kept.positions, tokens, kept.versions, kept.ttl
-        record = SchemaRecord(kept.name, kept.salt, source, layout, *said)
-        self._prewarms.pop((kept.salt, kept.name), None)
-        self._records.put(kept.name, _owner(kept.salt), record)
+        async with self._ending(known):
+            layout = await add(source.schema, encode=False, replace=True, cache_salt=kept.salt, ttl=kept.ttl)
+            tokens = sum(len(run.ids) for run in layout.runs)
+            said = kept.reuse, kept.positions, tokens, kept.versions, kept.ttl
+            record = SchemaRecord(kept.name, kept.salt, source, layout, *said)
+            self._prewarms.pop((kept.salt, kept.name), None)
+            self._records.put(kept.name, _owner(kept.salt), record)
 
     def _forget(self, record: SchemaRecord) -> None:
         self._llm.remove_schema(record.name, cache_salt=record.salt)
         self._prewarms.pop((record.salt, record.name), None)
         self._records.remove(record.name, _owner(record.salt))
+
+    @asynccontextmanager
+    async def _ending(self, record: SchemaRecord | None) -> AsyncIterator[None]:
+        """While this version of a schema ends: then pins by key go of public segments that no schema has any more.
+
+        Who has pinned such a one might not know of it any more. What is private its tenant goes on seeing.
+        """
+        pinned: dict[bytes, SegmentSpec] = {}
+        if record is not None and record.public:
+            with suppress(InlayError):  # the engine may have been shut down meanwhile, here and below
+                by_key = {spec.key for spec in await asyncio.wrap_future(self._llm.client.pinned(None))}
+                had = await self._keys(record) if by_key else {}
+                pinned = {key: spec for key, spec in had.items() if key in by_key}
+        yield
+        for other in self._records.of(PUBLIC):
+            if not pinned:
+                return
+            kept = await self._keys(other)
+            pinned = {key: spec for key, spec in pinned.items() if key not in kept}
+        if pinned:
+            with suppress(InlayError):
+                request = self._llm.processor.encoding("segments", pinned.values())
+                await asyncio.wrap_future(self._llm.client.unpin(request, None, BY_KEY))
+
+    async def _keys(self, record: SchemaRecord) -> dict[bytes, SegmentSpec]:
+        """The segments of a schema that can be encoded ahead, by key."""
+        modules = {} if record.reuse is None else await self.segments(record)
+        return {spec.key: spec for specs in modules.values() for spec in specs}
 
     async def prewarm(self, record: SchemaRecord, tenant: str = "") -> PrewarmTask:
         """Encode a schema's modules, those that are not; joins whoever does so already. Raises BodyError.
