@@ -341,7 +341,13 @@ print(json.dumps([np.ctypeslib.as_array(row, words).tolist() for row in rows]))
 @pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama.cpp is not installed")
 @pytest.mark.parametrize(
     ("architecture", "more"),
-    [("llama", {}), ("qwen3", {}), ("gemma3", {}), ("llama", {"scale_linear": 4.0}), ("llama", {"scaling.factor": 4.0})],
+    [
+        ("llama", {}),
+        ("qwen3", {}),
+        ("gemma3", {}),
+        ("llama", {"scale_linear": 4.0}),
+        ("llama", {"scaling.factor": 4.0}),
+    ],
 )
 def test_llama_cpp_computes_the_same_model(tmp_path, architecture, more):
     """In a process of its own, because two OpenMP runtimes in one would fight for the cores."""
