@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def write_gguf(
     *,
     tokens: bool = True,
     split: str | None = "llama-bpe",
+    merges: Sequence[str] = (),
     more: Mapping[str, Any] | None = None,
     extra: Mapping[str, torch.Tensor] | None = None,
     named: str | None = None,
@@ -76,7 +77,7 @@ def write_gguf(
     """Write a model.
 
     kind: the type of its matrices, or of those whose names end like a key. tokens: whether with a tokenizer,
-    and split: how that splits text.
+    and split: how that splits text. merges: further ones of its.
     more, extra: further metadata and tensors. named: what the file says its architecture is. part: which tensors.
     """
     import gguf
@@ -86,7 +87,7 @@ def write_gguf(
     for key, value in {**_metadata(model, architecture), **(more or {})}.items():
         _add(writer, key, value)
     if tokens:
-        add_tokens(writer, model.config.vocab_size, split)
+        add_tokens(writer, model.config.vocab_size, split, merges)
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
     state = model.state_dict()
     names = get_gguf_hf_weights_map(model, processor)
@@ -105,19 +106,20 @@ def write_gguf(
     return path
 
 
-def add_tokens(writer: Any, count: int, split: str | None) -> None:
-    """A vocabulary of bytes with one merge, four special tokens, and a chat template."""
+def add_tokens(writer: Any, count: int, split: str | None, merges: Sequence[str] = ()) -> None:
+    """A vocabulary of bytes with one merge and more, special tokens up to a count, and a chat template."""
     from tokenizers import pre_tokenizers
 
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġt", "<bos>", "<eos>", "<pad>"]
-    words += [f"<more{i}>" for i in range(count - len(words))]
-    words[257:260] = ["<bos>", "<eos>", "<pad>"]
+    words += [merge.replace(" ", "") for merge in merges]
+    special = count - len(words)
+    words += [f"<more{i}>" for i in range(special)]
     writer.add_tokenizer_model("gpt2")
     if split is not None:
         writer.add_tokenizer_pre(split)
     writer.add_token_list(words)
-    writer.add_token_types([1] * 257 + [3] * (count - 257))
-    writer.add_token_merges(["Ġ t"])
+    writer.add_token_types([1] * 257 + [3] * 3 + [1] * len(merges) + [3] * special)
+    writer.add_token_merges(["Ġ t", *merges])
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(258)
     writer.add_pad_token_id(259)

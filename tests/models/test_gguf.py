@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM
 
 from inlay import LLM, ModelError, SamplingParams
@@ -370,12 +372,84 @@ def test_llama_cpp_computes_the_same_model(tmp_path, architecture, more):
         ("gpt-2", ["It", "'", "S", "Ġ1234"]),
         ("smollm", ["It", "'", "S", "Ġ", "1", "2", "3", "4"]),
         ("stablelm2", ["It", "'S", "Ġ", "1", "2", "3", "4"]),
+        ("bloom", ["It'S", "Ġ1234"]),
+        ("viking", ["It'S", "Ġ", "1", "2", "3", "4"]),
+        ("default", ["It", "'", "S", "Ġ", "123", "4"]),
     ],
 )
 def test_text_is_split_as_the_file_says(tmp_path, split, pieces):
     path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", split=split)
     before_merging = load_tokenizer(path).backend_tokenizer.pre_tokenizer
     assert [piece for piece, _ in before_merging.pre_tokenize_str("It'S 1234")] == pieces
+
+
+#: What splits differ in: contractions, digits, marks of many scripts, and white space.
+PARTS = (
+    *("It's", "I'LL", " we've", " 1234567", "3.14", "  ", "\n\n", "\t", " foo", " bar(x)", " =>", " $5", "a+b", " `q`"),
+    *(
+        "|x|",
+        "~y^2",
+        " ñandú",
+        "…",
+        "。",
+        "，",
+        "、",
+        " नमस्ते।",
+        "۔عربي،",
+        "\u00a0x",
+        " ½²",
+        "e\u0301",
+        "!?",
+        ".",
+        "日本語",
+    ),
+)
+_IDS_BY_LLAMA = """
+import ctypes, json, sys
+import llama_cpp as cpp
+silent = cpp.llama_log_callback(lambda level, text, data: None)
+cpp.llama_log_set(silent, ctypes.c_void_p(0))
+cpp.llama_backend_init()
+params = cpp.llama_model_default_params()
+params.vocab_only = True
+texts, ids = json.loads(sys.argv[1]), []
+for path in sys.argv[2:]:
+    vocab = cpp.llama_model_get_vocab(cpp.llama_model_load_from_file(path.encode(), params))
+    room = (cpp.llama_token * 1000)()
+    ids.append([])
+    for text in texts:
+        count = cpp.llama_tokenize(vocab, text.encode(), len(text.encode()), room, 1000, False, False)
+        ids[-1].append(list(room[:count]))
+print(json.dumps(ids))
+"""
+
+
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama.cpp is not installed")
+def test_llama_cpp_splits_text_in_the_same_way(tmp_path):
+    """With merges that were learned across all borders, so that another split gives other ids."""
+    rng = random.Random(0)
+    texts = ["".join(rng.choice(PARTS) for _ in range(12)) for _ in range(60)]
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    learned.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=800, initial_alphabet=letters, max_token_length=8, show_progress=False)
+    )
+    pairs = (" ".join(merge) for merge in json.loads(learned.to_str())["model"]["merges"])
+    merges = [pair for pair in pairs if pair != "Ġ t"]
+    model = random_model("llama", vocab_size=260 + len(merges), num_hidden_layers=1)
+    names = ("gpt-2", "llama-bpe", "qwen2", "smollm", "stablelm2", "bloom", "poro-chat", "viking", "default")
+    paths = [write_gguf(tmp_path / f"{name}.gguf", model, "llama", split=name, merges=merges) for name in names]
+    command = [sys.executable, "-c", _IDS_BY_LLAMA, json.dumps(texts), *map(str, paths)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    theirs = json.loads(said.stdout.splitlines()[-1])
+    for name, path, expected in zip(names, paths, theirs, strict=True):
+        tokenizer = load_tokenizer(path)
+        assert [tokenizer.encode(text, add_special_tokens=False) for text in texts] == expected, name
+    assert (
+        len({json.dumps(ids) for ids in theirs}) == len(names) - 2
+    )  # Poro's split is BLOOM's, and StableLM 2's is Qwen2's
 
 
 def test_a_split_that_nobody_knows_is_refused(tmp_path):

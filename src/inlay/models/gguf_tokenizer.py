@@ -19,9 +19,17 @@ logger = logging.getLogger(__name__)
 
 #: Names for GPT-2's own split, which is what transformers takes where it knows none.
 _GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe")
-#: Names for the same with every digit alone, and for that of Qwen2; transformers does not know them.
-_DIGITS = ("starcoder", "smollm", "refact", "command-r", "codeshell")
-_QWEN2 = ("stablelm2",)
+#: That split, and one of the words between marks of punctuation, as llama.cpp's llama-vocab.cpp has them.
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_BETWEEN_MARKS = " ?[^(\\s|.,!?…。，、।۔،)]+"
+#: Names that transformers does not know → what splits a text, and then each piece: matches, and what is between them.
+_SPLITS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("starcoder", "smollm", "refact", "command-r", "codeshell", "minerva-7b"), (r"\p{N}", _WORDS)),
+    "stablelm2": (GGUF_PRE_TOKENIZER_SPLITS["qwen2"],),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_BETWEEN_MARKS,)),
+    "viking": (_BETWEEN_MARKS, r"\p{N}"),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
+}
 
 
 def check_split(file: str, kind: str | None, name: str | None) -> None:
@@ -37,7 +45,7 @@ def check_split(file: str, kind: str | None, name: str | None) -> None:
             "gives wrong ids where the model learned another; the folder of its Hugging Face checkpoint says it",
             file,
         )
-    elif name not in (*_GPT2, *_DIGITS, *_QWEN2, *GGUF_PRE_TOKENIZER_SPLITS):
+    elif name not in (*_GPT2, *_SPLITS, *GGUF_PRE_TOKENIZER_SPLITS):
         raise ModelError(
             f"{file}: its tokenizer splits text as '{name}' (tokenizer.ggml.pre), which inlay does not know, and "
             "another way would silently give other ids; give the folder of its Hugging Face checkpoint"
@@ -46,10 +54,8 @@ def check_split(file: str, kind: str | None, name: str | None) -> None:
 
 def set_split(tokenizer: Any, kind: str | None, name: str | None) -> None:
     """Have a tokenizer that transformers made split as the file says, where transformers does not know the name."""
-    if kind != "gpt2" or name not in (*_DIGITS, *_QWEN2):
+    if kind != "gpt2" or name not in _SPLITS:
         return
-    first: list[Any] = [pre_tokenizers.Digits(individual_digits=True)]
-    if name in _QWEN2:
-        first = [pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS["qwen2"]), behavior="isolated")]
-    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name in _DIGITS)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*first, last])
+    splits: list[Any] = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in _SPLITS[name]]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, last])
