@@ -28,6 +28,7 @@ LAYERS = (
     ("models", "config", "output"),
     ("engine",),
     ("client",),
+    ("in_process_client",),
     ("schemas", "measured"),
     ("base",),
     ("llm_schemas",),

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from inlay.attention.storage import KVStorage
-from inlay.client import EngineClient, InProcessClient, Prepared
+from inlay.client import EngineClient, Prepared
 from inlay.config import EngineConfig
 from inlay.distribution import other_project
 from inlay.engine.forward import StepObserver
 from inlay.engine.pacing import Pacer
 from inlay.engine.workpool import WorkPools
 from inlay.errors import ParameterError
+from inlay.in_process_client import InProcessClient
 from inlay.kv.store import SegmentStore
 from inlay.measured import AutoReuse
 from inlay.models.generation import sampling_defaults

@@ -1,0 +1,295 @@
+"""The client of an engine in this process. Which thread steps it, and who may call it from where: engine/thread.py."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from inlay.attention.registry import get_backend
+from inlay.attention.storage import bytes_per_token
+from inlay.client import EncodeListener, Prepared, TokenListener
+from inlay.config import EngineConfig, parse_bytes
+from inlay.engine.core import Engine
+from inlay.engine.drift import DriftLog
+from inlay.engine.encoder import Encoding
+from inlay.engine.factory import RequestFactory
+from inlay.engine.forward import StepObserver
+from inlay.engine.idle import IdleWorker
+from inlay.engine.pass_cost import measured_cost
+from inlay.engine.profiler import Profiler
+from inlay.engine.profiles import KnownProfiles, Profile
+from inlay.engine.promoter import Promoter
+from inlay.engine.request import Request
+from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_shift
+from inlay.engine.shadow import ShadowSampler
+from inlay.engine.structured import Guide
+from inlay.engine.thread import EngineThread
+from inlay.errors import InlayError
+from inlay.kv.identity import LOSSLESS, KeyMaker, SegmentSpec
+from inlay.kv.policies import POLICIES, PassCost
+from inlay.kv.pool import KVPool
+from inlay.kv.residency import Residency
+from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.shared import SharedTier
+from inlay.kv.tiers.tier import Tier
+from inlay.models.compiling import check_compilable
+from inlay.models.device import free_bytes
+from inlay.models.fingerprint import numerics
+from inlay.models.load import LoadedModel
+from inlay.models.lora import Adapter, Adapters
+from inlay.models.spec import dtype_name
+from inlay.policy import ReusePolicy
+from inlay.prompt.limits import ModelInfo
+from inlay.prompt.request import EncodeRequest, EngineRequest
+from inlay.sampling_params import SamplingParams
+from inlay.types import DriftStats, EngineStats, SegmentState
+
+T = TypeVar("T")
+
+
+_FLUSH_S = 60.0  # for what is still to be written when an engine ends
+
+
+class InProcessClient:
+    """An engine of this process.
+
+    own_thread: whether it is stepped on a thread of its own; else callers ``pump`` it.
+    seed: of requests that bring none; None draws one. adapters: those that requests may name.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        own_thread: bool,
+        seed: int | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
+    ) -> None:
+        device = loaded.model.device
+        backend = get_backend(config.attention_backend, device)
+        kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else loaded.model.dtype
+        size = bytes_per_token(loaded.spec.shapes, kv_dtype)
+        pool = KVPool(config.kv_bytes(backend.scratch_bytes, free_bytes(device)), size, config.chunk_size)
+        self._adapters = Adapters(loaded.model, (adapters or {}).values())
+        if config.compile:
+            check_compilable(loaded.model, loaded.name, loaded.form, adapters=bool(adapters))
+        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters, kv_dtype=kv_dtype, compile=config.compile)
+        self.storage = runner.storage
+        if config.compile:
+            check_compiled(loaded.spec, runner, pool)
+        check_adapters(self._adapters, loaded.spec, runner, pool)
+        named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
+        self._model = _model_info(loaded, config, kv_dtype, size, why_not_shift(loaded.spec, runner, pool), named)
+        policy = POLICIES[config.eviction]
+        cost = measured_cost(loaded.spec, runner, pool) if config.eviction == "cost" else PassCost()
+        self.store = SegmentStore(pool, self._model.keys, policy, cost)
+        movable = self._model.why_not_shift is None
+        profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
+        share = config.promotion_memory
+        self.drift_log = DriftLog(config.shadow_threshold, profiles=config.profile == "auto")
+        shadow: ShadowSampler | None = None
+        if config.shadow:
+            shadow = ShadowSampler(self.store, runner, self.drift_log, share=config.shadow, seed=seed)
+        self.residency = Residency(
+            self.store,
+            runner.storage,
+            tiers_of(config, cost),
+            model=loaded.name,
+            timeout_s=config.store_timeout_s,
+        )
+        self.engine = Engine(
+            self.store,
+            runner,
+            max_requests=config.max_num_seqs,
+            max_tokens=config.max_num_batched_tokens,
+            prefill_chunk=config.prefill_chunk,
+            max_waiting=config.max_waiting,
+            max_pass_s=config.max_pass_s,
+            profiler=profiler if config.profile == "auto" else None,
+            promoter=Promoter(self.store, runner, share=share) if share else None,
+            shadow=shadow,
+            residency=self.residency,
+            keep_private=config.store_private,
+            pin_share=config.pin_memory,
+            prefetch_likely=config.prefetch == "likely",
+        )
+        self.factory = RequestFactory(
+            loaded,
+            secrets.randbits(64) if seed is None else seed,
+            adapters=self._adapters,
+            forms=self.residency.forms if self.residency.codecs else None,
+        )
+        self.thread = EngineThread(self.engine, own=own_thread)
+        self.residency.wake = self._wake
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model
+
+    def compile_grammar(self, params: SamplingParams, salt: str = "") -> Guide | None:
+        return self.factory.guide(params, salt)
+
+    def prepare(self, request: EngineRequest, grammar: Guide | None = None) -> Request:
+        return self.factory.make(request, grammar)
+
+    def submit(self, request: Prepared, listener: TokenListener) -> None:
+        assert isinstance(request, Request), "it is what prepare made"
+        self.thread.submit(request, listener)
+
+    def finish(self, request_id: str, index: int) -> None:
+        self.thread.finish(request_id, index)
+
+    def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
+        encoding = Encoding(
+            request.name,
+            request.specs,
+            request.request_id,
+            tenant=request.tenant,
+            weight=request.weight,
+            ttl_s=request.ttl_s,
+        )
+        self.thread.submit(encoding, listener)
+
+    def cancel(self, request_id: str) -> None:
+        self.thread.cancel(request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.thread.abort(request_id)
+
+    def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
+        return self.call(lambda: self.engine.stored(request.specs))
+
+    def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
+        return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))
+
+    def modules(self) -> Future[tuple[SegmentSpec, ...]]:
+        return self.call(self.engine.kv_manager.retention.modules)
+
+    def evict(self, request: EncodeRequest) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.evict(request.specs))
+
+    def pin(
+        self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
+    ) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.pin(request.specs, owner, reason, budget, instead))
+
+    def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
+        return self.call(lambda: self.engine.kv_manager.retention.unpin(request.specs, owner, reason))
+
+    def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
+        return self.call(lambda: self.engine.kv_manager.retention.pinned(owner))
+
+    def reset_prefix_cache(self) -> Future[None]:
+        return self.call(self.engine.forget)
+
+    def profile(self, specs: Sequence[SegmentSpec]) -> None:
+        profiler = self.engine.profiler
+        if profiler is not None:
+            self.call(lambda: profiler.add(specs))
+
+    def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
+        known = self.engine.kv_manager.profiles
+        return self.call(lambda: {spec.key: known[spec.key] for spec in specs if spec.key in known})
+
+    def finish_profiles(self) -> None:
+        self._use_time(self.engine.profiler)
+
+    def promote(self) -> None:
+        self._use_time(self.engine.profiler, self.engine.promoter)
+
+    def measure_drift(self) -> None:
+        self._use_time(self.engine.shadow)
+
+    def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
+        return self.drift_log.of(salt)
+
+    def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
+        return self.drift_log.taken(policy, salt, schema, digest)
+
+    def lift_fallback(self, salt: str, schema: str | None = None) -> int:
+        return self.drift_log.lift(salt, schema)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Have a function called between two steps."""
+        return self.thread.call(function)
+
+    def observe(self, observer: StepObserver) -> Callable[[], None]:
+        """Tell an observer of every step of the engine from now on; returns what ends that."""
+        self.engine.observers.append(observer)
+        return partial(self.engine.observers.remove, observer)
+
+    def pump(self) -> None:
+        self.thread.pump()
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def check_health(self) -> None:
+        self.thread.check_open()
+
+    def shutdown(self) -> None:
+        """What is to be written is, where that takes no longer than _FLUSH_S."""
+        with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
+            if not self.residency.settled:
+                self.thread.run(self.residency.poll)
+                self.residency.flush(_FLUSH_S)
+        self.thread.stop()
+        self.residency.close()
+        self._adapters.remove()
+
+    def _use_time(self, *workers: IdleWorker | None) -> None:
+        """Have these do what there is to do, where nobody is under way."""
+        while self.thread.run(partial(self.engine.idle_step, whole=True, only=workers)):
+            pass
+
+    def _wake(self) -> None:
+        """Have the engine see to what came up, or was copied, between two steps. On any thread."""
+        with suppress(InlayError):  # nothing is done any more
+            self.call(self.residency.poll)
+
+
+def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
+    """The tiers below the pool, nearest first. Raises ParameterError where one cannot be used."""
+    tiers: list[Tier] = []
+    folder = config.store_folder()
+    if folder is not None:
+        quota = parse_bytes("store_bytes", config.store_bytes)
+        tiers.append(DiskTier(folder, quota, config.store_codec, POLICIES[config.eviction], cost))
+    if config.store_shared is not None:
+        tiers.append(SharedTier(config.store_shared, config.store_codec, timeout_s=config.store_timeout_s))
+    return tuple(tiers)
+
+
+def _model_info(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    kv_dtype: torch.dtype,
+    size: int,
+    reason: str | None,
+    adapters: Mapping[str, bytes],
+) -> ModelInfo:
+    """What is published of a model.
+
+    kv_dtype: of its keys and values. size: bytes of a token's. reason: see ModelInfo.why_not_shift.
+    """
+    keys = KeyMaker(
+        fingerprint=loaded.fingerprint,
+        kv_dtype=dtype_name(kv_dtype),
+        codec=LOSSLESS,
+        salt=config.cache_salt.encode(),
+        positioned=reason is not None,
+        numerics=numerics(),
+    )
+    return ModelInfo(loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason, adapters)
