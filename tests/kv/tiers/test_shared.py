@@ -387,6 +387,62 @@ def test_what_was_to_go_while_the_server_was_away_goes_when_it_is_back(fake):
     tier.close()
 
 
+def test_so_much_is_to_go_while_the_server_is_away_and_is_told_in_few_calls(fake, monkeypatch, caplog):
+    monkeypatch.setattr(shared, "_MOST_TO_DELETE", 1000)
+    tier = tier_of(fake)
+    keys = [number.to_bytes(32, "big") for number in range(3000)]
+    fake.values.update((f"inlay:v1:{key.hex()}".encode(), b"old") for key in keys)
+    fake.go_away()
+    with pytest.raises(TierMissError):
+        tier.find(keys[:1])
+    for key in keys:
+        tier.delete(key)
+    assert sum("are to be removed from the shared store" in record.message for record in caplog.records) == 1
+    calls = []
+    call = link.Link.call
+    monkeypatch.setattr(link.Link, "call", lambda self, *asked: (calls.append(asked), call(self, *asked))[1])
+    fake.come_back()
+    wait_for(lambda: len(fake.values) <= 2000)
+    assert sorted(fake.values) == sorted(f"inlay:v1:{key.hex()}".encode() for key in keys[:2000])
+    assert len(calls) == 2
+    tier.close()
+
+
+def test_what_is_written_again_is_not_what_was_to_go(fake):
+    """What was still to be removed is neither found nor left in its place, and the new one stays."""
+    tier, name, refused = tier_of(fake, ONE), f"inlay:v1:{ONE.key.hex()}".encode(), threading.Event()
+
+    def refuse(command, reply):
+        if command != "UNLINK":
+            return reply
+        refused.set()
+        return b"-ERR not now\r\n"
+
+    fake.go_away()
+    with pytest.raises(TierMissError):
+        tier.find([ONE.key])
+    tier.delete(ONE.key)
+    fake.lie = refuse
+    fake.come_back()
+    wait_for(refused.is_set)
+    fake.right()
+    fake.values[name] = b"old"
+    tier.find([ONE.key])
+    assert not tier.holds(ONE.key)
+    assert tier.put(record_of(ONE), slabs_of(ONE))
+    assert same(read(tier, record_of(ONE)), slabs_of(ONE))
+    fake.go_away()
+    with pytest.raises(TierMissError):
+        tier.find([ONE.key])
+    tier.delete(TWO.key)
+    fake.asked.clear()
+    fake.come_back()
+    wait_for(lambda: "UNLINK" in fake.asked)
+    assert fake.asked.count("UNLINK") == 1
+    assert name in fake.values
+    tier.close()
+
+
 @pytest.mark.parametrize("address", ["", "host", "http://host:1", "redis://", "redis://host:port", 3, "unix://"])
 def test_what_is_no_address_is_an_error(address):
     with pytest.raises(

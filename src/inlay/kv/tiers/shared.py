@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from inlay.kv.codecs.codec import Slab
@@ -37,6 +38,7 @@ _MOST_KEYS = 512  # in one pipeline
 ABSENT_S = 5.0  # that others have not written a segment is believed for so long
 _RETRY_S = 30.0  # after a write that the server refused
 _MOST_KNOWN = 65_536
+_MOST_TO_DELETE = 16_384  # while the server is away; of more, those told first stay there
 _LONGEST_S = 1e9  # of a lifetime; what is longer is as good as none
 
 
@@ -57,7 +59,9 @@ class SharedTier:
         self._there: OrderedDict[bytes, TierEntry | None] = OrderedDict()  # None for one of which only the key is known
         self._absent: OrderedDict[bytes, float] = OrderedDict()  # until when that is believed
         self._ends: OrderedDict[bytes, float] = OrderedDict()  # until when segments live, as far as that was said here
-        self._to_delete: set[bytes] = set()  # while the server could not be told
+        self._to_delete: OrderedDict[bytes, None] = OrderedDict()  # while the server could not be told
+        self._some_stay = False  # whether there were too many of them
+        self._changing = threading.Lock()  # held while these are told, or something is written
         self._counts = TierCounts()
         self._no_writes_until = 0.0
         self._link = Link(address, self._forget_all, self._delete_again)
@@ -104,8 +108,7 @@ class SharedTier:
             return False
         encoded = Encoded.of(record, slabs)
         try:
-            left_s = self._left_s(record.key)
-            new = self._link.call(WRITE_S, lambda client: _write(client, _name(record.key), encoded, left_s))
+            new = self._write(record.key, encoded)
         except TierMissError as miss:
             self._counts.refused()
             self._no_writes_until = time.monotonic() + (_RETRY_S if self._link.up else 0.0)
@@ -117,6 +120,17 @@ class SharedTier:
         self._note(record.key, True, TierEntry.of(record, encoded.size, time.time()))
         return True
 
+    def _write(self, key: bytes, encoded: Encoded) -> bool:
+        """Returns whether it was not there. What was still to be removed goes now, and what is written here stays."""
+        left_s = self._left_s(key)
+        with self._changing:
+            stale = key in self._to_delete
+            new = self._link.call(WRITE_S, lambda client: _write(client, _name(key), encoded, left_s, stale))
+            if stale:
+                with self._lock:
+                    self._to_delete.pop(key, None)
+        return new
+
     def delete(self, key: bytes) -> bool:
         with self._lock:
             self._ends.pop(key, None)
@@ -126,11 +140,23 @@ class SharedTier:
         """Remove a value; what is written again has the lifetime that it had."""
         with self._lock:
             known = self._there.pop(key, None) is not None
-            self._to_delete.add(key)
+            self._to_delete[key] = None
+            self._to_delete.move_to_end(key)
+            too_many = len(self._to_delete) > _MOST_TO_DELETE
+            if too_many:
+                self._to_delete.popitem(last=False)
+            first, self._some_stay = too_many and not self._some_stay, too_many or self._some_stay
+        if first:
+            logger.warning(
+                "more than %d segments are to be removed from the shared store %s, which cannot be told; "
+                "the first of them stay there until it has no room for them",
+                _MOST_TO_DELETE,
+                self._link.name,
+            )
         with suppress(TierMissError):
             known = self._link.call(FIND_S, lambda client: bool(client.unlink(_name(key)))) or known
             with self._lock:
-                self._to_delete.discard(key)
+                self._to_delete.pop(key, None)
         return known
 
     def expire(self, key: bytes, ttl_s: float) -> None:
@@ -174,7 +200,7 @@ class SharedTier:
 
     def _note(self, key: bytes, is_there: bool, entry: TierEntry | None = None) -> None:
         with self._lock:
-            if is_there:
+            if is_there and key not in self._to_delete:
                 known = self._there.get(key)
                 if entry is not None and known is not None:
                     entry = replace(entry, created=known.created, uses=known.uses + 1)
@@ -205,10 +231,19 @@ class SharedTier:
             self._absent.clear()
 
     def _delete_again(self) -> None:
-        with self._lock:
-            keys = list(self._to_delete)
-        for key in keys:
-            self._remove(key)
+        """Tell the server, which is back, what was to be removed meanwhile."""
+        with suppress(TierMissError):
+            while True:
+                with self._changing:
+                    with self._lock:
+                        keys = list(islice(self._to_delete, _MOST_KEYS))
+                        self._some_stay = self._some_stay and bool(keys)
+                    if not keys:
+                        return
+                    self._link.call(FIND_S, partial(_unlink, keys))
+                    with self._lock:
+                        for key in keys:
+                            self._to_delete.pop(key, None)
 
 
 class _Value:
@@ -278,8 +313,20 @@ def _exist(keys: Sequence[bytes], client: Any) -> list[bool]:
     return [number == 1 for number in there]
 
 
-def _write(client: Any, name: str, encoded: Encoded, left_s: float | None) -> bool:
-    """Returns whether it was not there; what is stays as it is, since somebody may be reading it."""
+def _unlink(keys: Sequence[bytes], client: Any) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for key in keys:
+        pipeline.unlink(_name(key))
+    pipeline.execute()
+
+
+def _write(client: Any, name: str, encoded: Encoded, left_s: float | None, stale: bool) -> bool:
+    """Returns whether it was not there; what is stays as it is, since somebody may be reading it.
+
+    stale: whether what is there was to be removed.
+    """
+    if stale:
+        client.unlink(name)
     if client.exists(name):
         return False
     data = b"".join((encoded.header, *(slab.data for slab in encoded.slabs)))
