@@ -116,9 +116,8 @@ class SchemaManager:
                 self.unpin_segments(segments, owner)
                 raise removed(segments)
             before = self._pins.get((name, known.owner, owner))
-            self._pins[name, known.owner, owner] = _Pinned(
-                segments, known.layout, {spec.key for spec in segments.specs}
-            )
+            keys = {spec.lossless.key for spec in segments.specs}
+            self._pins[name, known.owner, owner] = _Pinned(segments, known.layout, keys)
             if before is not None:  # by this pin, if it was there when this one was asked for
                 self.unpin_segments(before.segments, owner)
 
@@ -133,9 +132,10 @@ class SchemaManager:
     def evict(self, segments: EncodeRequest) -> Future[int]:
         """Forget segments; see EngineClient.evict. What is evicted of a pin is pinned no more; the rest stays."""
         future = self._client.evict(segments)
-        gone = {spec.key for spec in segments.specs}
+        gone = {spec.lossless.key for spec in segments.specs}
         with self._lock:
             for pin, pinned in list(self._pins.items()):
+                pinned.whole = pinned.whole and pinned.keys.isdisjoint(gone)
                 pinned.keys -= gone
                 if not pinned.keys:
                     del self._pins[pin]
@@ -144,7 +144,7 @@ class SchemaManager:
     def has_pinned(self, name: str, salt: str, owner: str) -> bool:
         """Whether an owner has pinned a schema, or some of its modules, and nothing of that was evicted since."""
         pinned = self._pins.get((name, salt, owner))
-        return pinned is not None and len(pinned.keys) == len(pinned.segments.specs)
+        return pinned is not None and pinned.whole
 
     def unpin_segments(self, segments: EncodeRequest, owner: str) -> None:
         """Let one pin of an owner's go, if there is such a one."""
@@ -176,11 +176,15 @@ class SchemaManager:
 
 @dataclass(eq=False, slots=True)
 class _Pinned:
-    """What an owner has pinned of a schema, laid out so. keys: of those segments that have not been evicted since."""
+    """What an owner has pinned of a schema, laid out so.
+
+    keys: of those segments that have not been evicted since. whole: whether that is all.
+    """
 
     segments: EncodeRequest
     layout: SchemaLayout
     keys: set[bytes]
+    whole: bool = True
 
 
 def _same(one: Schema, other: Schema) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,13 @@ class Library:
     steps: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(10**6))
     failure: Exception | None = None
     encoded: int = 0
+
+    @property
+    def client(self) -> Any:
+        """Nothing is pinned by key."""
+        none: Future[list[Any]] = Future()
+        none.set_result([])
+        return SimpleNamespace(pinned=lambda owner: none)
 
     async def add_schema(
         self,
