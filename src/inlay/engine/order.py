@@ -28,10 +28,10 @@ from inlay.prompt.splice import Fresh, InPlace, splice_parts
 #: How often the index is asked what is stored: for one set, and for all of a request; sets behind those stay as they
 #: are written. A border between modules and what is read in their place counts as so many, and more where much stands
 #: before it: the record of that is made for it.
-_MOST_LOOKS, _MOST_FOR_ALL, _BORDER, _BORDER_TOKENS = 1_024, 4_096, 16, 256
+_MOST_LOOKS, _MOST_FOR_ALL, _BORDER, _BORDER_TOKENS = 1_024, 2_048, 16, 256
 
 #: How much choosing a request may cost altogether while it waits: its looks, and each time its parts.
-_MOST_WORK = 65_536
+_MOST_WORK = 16_384
 
 Orders = tuple[tuple[int, ...], ...]
 
