@@ -19,14 +19,16 @@ TESTS = Path(__file__).parent
 FOLDERS = (TESTS, TESTS.parent / "benchmarks", SOURCE / "bench")
 
 #: Of other packages, without public ones: how a stock model attends, the hooks of a module, the caller's frame, what
-#: ours is timed against; what notebooks ask objects for.
+#: ours is timed against, PyTorch's operations that wait for a device; what notebooks ask objects for.
 OF_OTHERS = {
     "_attn_implementation",
     "_forward_hooks",
     "_get_alibi_slopes",
+    "_local_scalar_dense",
     "_getframe",
     "_repr_html_",
     "_scaled_dot_product_flash_attention_for_cpu",
+    "_unique2",
 }
 #: No attributes: the file of our kernel, which a test has missing; endings of metrics; a name looked for in source; a
 #: field of LongBench's rows; endings of weights and of figures.

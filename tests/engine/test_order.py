@@ -388,14 +388,14 @@ def test_a_request_has_so_many_looks_for_all_its_sets_and_the_others_stay(monkey
     for _ in range(3):
         chooser.asked(asked.ordered([(1, 0)] * 20))
     assert chooser.choose(asked) == ((1, 0),) * 20
-    monkeypatch.setattr(order_module, "_MOST_FOR_ALL", 40)
+    monkeypatch.setattr(order_module, "MOST_FOR_ALL", 40)
     orders = chooser.choose(asked)
     assert orders[0] == (1, 0)
     assert orders[-1] == (0, 1)
 
 
 def test_a_request_that_waits_does_not_choose_for_ever(monkeypatch):
-    monkeypatch.setattr(order_module, "_MOST_WORK", 100)
+    monkeypatch.setattr(order_module, "MOST_WORK", 100)
     driver = driver_for(encode=False)
     request, chosen = driver.request(free("abcd"), reuse="exact"), 0
     chooser = driver.engine.kv_manager.orders

@@ -18,7 +18,7 @@ def taken(model) -> int:
     """Bytes of everything that the modules of a model hold, but for tables of positions."""
     found: dict[int, int] = {}
     for module in model.modules():
-        for held in (*module._parameters.values(), *vars(module).values()):
+        for held in (*module.parameters(recurse=False), *vars(module).values()):
             if isinstance(held, CompiledWeight):
                 found[id(held)] = held.nbytes
             elif isinstance(held, torch.Tensor):

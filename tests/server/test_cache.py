@@ -147,7 +147,7 @@ def test_no_more_is_looked_at_than_a_page_takes_and_little_at_a_time(site, monke
         return look(request, owner)
 
     monkeypatch.setattr(llm.client, "look", counted)
-    monkeypatch.setattr(cache_view, "_PER_TURN", 2)
+    monkeypatch.setattr(cache_view, "PER_TURN", 2)
     assert [row["key"] for row in listed(site, "ann")] == whole
     assert len(looked) > 1
     assert max(looked) == 2

@@ -28,10 +28,10 @@ from inlay.prompt.splice import Fresh, InPlace, splice_parts
 #: How often the index is asked what is stored: for one set, and for all of a request; sets behind those stay as they
 #: are written. A border between modules and what is read in their place counts as so many, and more where much stands
 #: before it: the record of that is made for it.
-_MOST_LOOKS, _MOST_FOR_ALL, _BORDER, _BORDER_TOKENS = 1_024, 2_048, 16, 256
+_MOST_LOOKS, MOST_FOR_ALL, _BORDER, _BORDER_TOKENS = 1_024, 2_048, 16, 256
 
 #: How much choosing a request may cost altogether while it waits: its looks, and each time its parts.
-_MOST_WORK = 16_384
+MOST_WORK = 16_384
 
 Orders = tuple[tuple[int, ...], ...]
 
@@ -45,7 +45,7 @@ class Work:
     @property
     def spent(self) -> bool:
         """Whether the last choice has to do."""
-        return self.done >= _MOST_WORK
+        return self.done >= MOST_WORK
 
 
 class OrderChooser:
@@ -130,7 +130,7 @@ class _Search:
         sets = [self._request.free_sets[number] for number in line]
         between, inside = cut_at(self._request.parts, sets)
         for at, number in enumerate(line):
-            if self.looks >= _MOST_FOR_ALL:
+            if self.looks >= MOST_FOR_ALL:
                 break
             self._settle(between[at], first=not at)
             nearest = [part for member in inside[at + 1][:1] for part in member[:1]] if at + 1 < len(line) else []
@@ -145,13 +145,13 @@ class _Search:
         """The order of the set that starts there."""
         self._members, self._behind = members, behind
         self._keys = [_key(parts) for parts in members]
-        self._most = min(self.looks + _MOST_LOOKS, _MOST_FOR_ALL)
+        self._most = min(self.looks + _MOST_LOOKS, MOST_FOR_ALL)
         state = _State(start, self._cursor, self._modules, () if self._modules is None else tuple(self._before))
         return self._best(state, tuple(range(len(members))), self._root.name)[1]
 
     def _settle(self, parts: Sequence[PromptPart], *, first: bool = False) -> None:
         """Go on behind what stands next, as it stands. first: whether a set follows that is the first one."""
-        self._most = _MOST_FOR_ALL
+        self._most = MOST_FOR_ALL
         self._root.add(parts)
         parts = [part for part in parts if part.ids]
         self._before += parts

@@ -30,7 +30,7 @@ from inlay.server.limits import Tenant
 from inlay.server.schema_catalog import SchemaCatalog
 from inlay.types import SegmentState
 
-_PER_TURN = 200  # segments that are looked at between two steps of the engine
+PER_TURN = 200  # segments that are looked at between two steps of the engine
 _MOST_NAMED = 10  # segments that the beginning of a key is said to name, where it is to name one
 
 
@@ -80,8 +80,8 @@ class CacheView:
         found: list[StoredSegment] = []
         async with self._looking[tenant.name]:
             seen = await self._seen(tenant, begun, after)
-            for first in range(0, len(seen), _PER_TURN):
-                some = seen[first : first + _PER_TURN]
+            for first in range(0, len(seen), PER_TURN):
+                some = seen[first : first + PER_TURN]
                 wanted = self._request(one.spec for one in some)
                 states = await asyncio.wrap_future(self._llm.client.look(wanted, tenant.name))
                 for (spec, schema, module), state in zip(some, states, strict=True):

@@ -388,7 +388,7 @@ def test_what_was_to_go_while_the_server_was_away_goes_when_it_is_back(fake):
 
 
 def test_so_much_is_to_go_while_the_server_is_away_and_is_told_in_few_calls(fake, monkeypatch, caplog):
-    monkeypatch.setattr(shared, "_MOST_TO_DELETE", 1000)
+    monkeypatch.setattr(shared, "MOST_TO_DELETE", 1000)
     tier = tier_of(fake)
     keys = [number.to_bytes(32, "big") for number in range(3000)]
     fake.values.update((f"inlay:v1:{key.hex()}".encode(), b"old") for key in keys)

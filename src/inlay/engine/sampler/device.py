@@ -25,7 +25,7 @@ from inlay.engine.sampler.token_rules import Ids
 from inlay.models.device import Download, upload
 
 _LEAST_LOG = -64.0  # see filters.py
-_TILE = 2**22  # numbers that are worked on at once: of each, some 40 bytes are held
+TILE = 2**22  # numbers that are worked on at once: of each, some 40 bytes are held
 
 
 class Launched:
@@ -86,7 +86,7 @@ def choose(logits: Tensor, rows: Sequence[Row], bits: Bits) -> Choice:
     settings = np.array([row.settings for row in rows], dtype=SETTINGS)
     settings["top_k"][settings["top_k"] >= vocabulary] = 0
     for path, places in _paths(settings, np.array([row.params.greedy for row in rows], dtype=bool)):
-        size = max(1, _TILE // scores.shape[1])
+        size = max(1, TILE // scores.shape[1])
         for first in range(0, len(places), size):
             some = places[first : first + size]
             asked = _Asked.of(some, settings, bits, scores.device)

@@ -38,7 +38,7 @@ _MOST_KEYS = 512  # in one pipeline
 ABSENT_S = 5.0  # that others have not written a segment is believed for so long
 _RETRY_S = 30.0  # after a write that the server refused
 _MOST_KNOWN = 65_536
-_MOST_TO_DELETE = 16_384  # while the server is away; of more, those told first stay there
+MOST_TO_DELETE = 16_384  # while the server is away; of more, those told first stay there
 _LONGEST_S = 1e9  # of a lifetime; what is longer is as good as none
 
 
@@ -142,7 +142,7 @@ class SharedTier:
             known = self._there.pop(key, None) is not None
             self._to_delete[key] = None
             self._to_delete.move_to_end(key)
-            too_many = len(self._to_delete) > _MOST_TO_DELETE
+            too_many = len(self._to_delete) > MOST_TO_DELETE
             if too_many:
                 self._to_delete.popitem(last=False)
             first, self._some_stay = too_many and not self._some_stay, too_many or self._some_stay
@@ -150,7 +150,7 @@ class SharedTier:
             logger.warning(
                 "more than %d segments are to be removed from the shared store %s, which cannot be told; "
                 "the first of them stay there until it has no room for them",
-                _MOST_TO_DELETE,
+                MOST_TO_DELETE,
                 self._link.name,
             )
         with suppress(TierMissError):
