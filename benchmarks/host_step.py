@@ -30,6 +30,7 @@ from inlay.attention.plan import Item, Part, build_plan
 from inlay.engine import core
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
+from inlay.engine.sampler.sampler import Choice
 from inlay.engine.scheduler import Scheduler
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
@@ -46,7 +47,8 @@ TIMED: tuple[tuple[Any, str, str], ...] = (
     (core, "build_plan", "plan"),
     (core, "advance", "plan"),
     (Runner, "run", "forward"),
-    (core, "sample", "sample"),
+    (core, "begin", "sample"),
+    (Choice, "wait", "sample"),
     (Request, "accept", "accept"),
 )
 

@@ -122,10 +122,10 @@ def test_models_that_do_not_fit_together_go_one_after_the_other(monkeypatch):
 
 
 def test_a_step_is_taken_apart_and_put_together_again(fp32):
-    before = (engine.sample, engine.build_plan, vars(type(get_backend()))["attend"])
+    before = (engine.begin, engine.build_plan, vars(type(get_backend()))["attend"])
     forwards = [vars(module).get("forward") for module in fp32.loaded.model.modules()]
     shares = step_shares(fp32, PROMPT, 3)
-    assert (engine.sample, engine.build_plan, vars(type(get_backend()))["attend"]) == before
+    assert (engine.begin, engine.build_plan, vars(type(get_backend()))["attend"]) == before
     assert [vars(module).get("forward") for module in fp32.loaded.model.modules()] == forwards
     assert all(shares["ms"][name] > 0 for name in SHARES)
     assert sum(shares["ms"].values()) == pytest.approx(shares["ms_per_token"], abs=0.01)

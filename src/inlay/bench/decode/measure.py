@@ -27,6 +27,7 @@ from inlay.bench.stock import another_fits, bytes_read_per_token, load_stock
 from inlay.bench.throughput.steps import Cost
 from inlay.config import check_choice
 from inlay.engine import core as engine
+from inlay.engine.sampler.sampler import Choice
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
 from inlay.models.interface import attention_implementation
@@ -120,7 +121,12 @@ def step_shares(llm: LLM, prompt: list[int], tokens: int) -> dict[str, Any]:
 @contextmanager
 def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
     backend = type(get_backend(llm.config.attention_backend))
-    calls = ((engine, "build_plan", "plan"), (engine, "advance", "plan"), (engine, "sample", "sampling"))
+    calls = (
+        (engine, "build_plan", "plan"),
+        (engine, "advance", "plan"),
+        (engine, "begin", "sampling"),
+        (Choice, "wait", "sampling"),
+    )
     with ExitStack() as stack:
         for owner, attribute, name in (*calls, (backend, "attend", "attention")):
             stack.enter_context(_replaced(owner, attribute, watch.around(name, getattr(owner, attribute))))
