@@ -18,6 +18,7 @@ PML = (
     '<module name="monar">Monar is a town. It was founded in 1412. The mayor of Monar is Pavel Brinos.\n</module>'
     "</user></schema>"
 )
+SEGMENTS = 3  # the text that is always there, and two modules
 PROMPT = '<prompt schema="docs"><monar/><user>Who is the mayor of Monar?</user></prompt>'
 
 
@@ -39,10 +40,11 @@ def test_it_answers_as_one_server_does(cluster: Deployed):
 
 
 def test_schemas_are_encoded_and_prompts_find_them(cluster: Deployed):
+    before = cluster.metric("inlay:router_keys")  # of what other tests asked
     status, made = cluster.call("POST", "/v1/schemas", {"pml": PML})
     assert status == 201, made
     assert made["encoded"]["tokens"] == made["encoded"]["of"] > 20
-    cluster.wait(lambda: cluster.metric("inlay:router_keys") > 0)
+    cluster.wait(lambda: cluster.metric("inlay:router_keys") >= before + SEGMENTS)
     status, answer = cluster.call("POST", "/v1/completions", {"model": "demo", "pml": PROMPT, "max_tokens": 16})
     assert status == 200, answer
     assert answer["inlay"]["module_tokens"] + answer["inlay"]["exact_tokens"] > 20
