@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inlay import LLM, SamplingParams
 from inlay.attention.plan import Item, Part, build_plan
-from inlay.engine import core
+from inlay.engine import core, forward
 from inlay.engine.request import Request
 from inlay.engine.runner import Runner
 from inlay.engine.sampler.sampler import Choice
@@ -44,8 +44,8 @@ CASES = {
 PARTS = ("schedule", "plan", "forward", "sample", "accept")
 TIMED: tuple[tuple[Any, str, str], ...] = (
     (Scheduler, "step", "schedule"),
-    (core, "build_plan", "plan"),
-    (core, "advance", "plan"),
+    (forward, "build_plan", "plan"),
+    (forward, "advance", "plan"),
     (Runner, "run", "forward"),
     (core, "begin", "sample"),
     (Choice, "wait", "sample"),

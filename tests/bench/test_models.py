@@ -22,6 +22,7 @@ from inlay.bench.encode import EncodeSetting, compute, encode, measure_encode, m
 from inlay.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft
 from inlay.bench.ttft_llama import llama_first_tokens
 from inlay.engine import core as engine
+from inlay.engine import forward
 from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
 from inlay.llm import LLM
 from inlay.models.load import load_model
@@ -122,10 +123,10 @@ def test_models_that_do_not_fit_together_go_one_after_the_other(monkeypatch):
 
 
 def test_a_step_is_taken_apart_and_put_together_again(fp32):
-    before = (engine.begin, engine.build_plan, vars(type(get_backend()))["attend"])
+    before = (engine.begin, forward.build_plan, vars(type(get_backend()))["attend"])
     forwards = [vars(module).get("forward") for module in fp32.loaded.model.modules()]
     shares = step_shares(fp32, PROMPT, 3)
-    assert (engine.begin, engine.build_plan, vars(type(get_backend()))["attend"]) == before
+    assert (engine.begin, forward.build_plan, vars(type(get_backend()))["attend"]) == before
     assert [vars(module).get("forward") for module in fp32.loaded.model.modules()] == forwards
     assert all(shares["ms"][name] > 0 for name in SHARES)
     assert sum(shares["ms"].values()) == pytest.approx(shares["ms_per_token"], abs=0.01)

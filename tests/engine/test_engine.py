@@ -6,7 +6,7 @@ import pytest
 
 from inlay import LLM, SamplingParams, Schema
 from inlay.attention.plan import Part
-from inlay.engine import core as engine_module
+from inlay.engine import forward
 from inlay.engine.allocation import Work
 from inlay.slots import SlotRange
 
@@ -64,8 +64,8 @@ def test_a_prompt_of_several_fresh_parts_takes_one_pass(monkeypatch):
 def test_plans_are_built_when_the_batch_changes_and_advanced_otherwise(monkeypatch):
     llm = LLM(tiny("llama"), kv_memory="16MiB", max_pass_s=None)
     built = []
-    build = engine_module.build_plan
-    monkeypatch.setattr(engine_module, "build_plan", lambda spans: built.append(len(spans)) or build(spans))
+    build = forward.build_plan
+    monkeypatch.setattr(forward, "build_plan", lambda spans: built.append(len(spans)) or build(spans))
     params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (30, 10)]
     llm.generate(["Hello", "Good morning"], params)
     # the prompts; decoding of both; decoding of the one that is left

@@ -58,11 +58,18 @@ def test_nobody_rests_where_the_engine_has_nothing_to_do():
 
 
 def test_rests_do_not_add_up_beyond_the_longest():
-    now = [0.0]
-    pool = WorkPool("work", 8, pacer=Pacer(lambda: True), clock=lambda: now[0])
+    class Counting(Pacer):
+        rests = 0
+
+        def rest_s(self, worked_s, owners=1):
+            self.rests += 1
+            return super().rest_s(worked_s, owners)
+
+    now, pacer = [0.0], Counting(lambda: True)
+    pool = WorkPool("work", 8, pacer=pacer, clock=lambda: now[0])
     for future in [pool.submit(burn, 0.3, owner="ann") for _ in range(4)]:
         future.result(WAIT_S)
-    _wait_for(lambda: pool.resting == {"ann"})
+    _wait_for(lambda: pool.resting == {"ann"} and pacer.rests == 4)
     later = pool.submit(int, owner="ann")
     now[0] = LONGEST_S
     later.result(WAIT_S)

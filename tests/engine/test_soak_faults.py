@@ -27,7 +27,7 @@ import pytest
 
 from inlay import LLM, AsyncLLM, InlayError, SamplingParams, Schema
 from inlay.base import Base
-from inlay.engine import core, kv_manager, lookup
+from inlay.engine import core, forward, kv_manager, lookup
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
@@ -98,7 +98,8 @@ def everywhere(llm: Base, faults: Faults) -> None:
     faults.around(Encoding, "batch", "computed")
     faults.around(engine.scheduler, "requeue")
     faults.around(engine.runner, "run")
-    faults.around(core, "begin", "build_plan", "advance")
+    faults.around(core, "begin")
+    faults.around(forward, "build_plan", "advance")
     faults.around(Request, "splice_now", "count", "accept", "events", "heard", "decode_work", "decoded")
     faults.around(AnswerState, "add")
     faults.around(RequestState, "output")

@@ -231,9 +231,13 @@ def test_a_body_that_took_long_is_followed_by_a_rest_while_the_engine_is_busy():
     busy = threading.Event()
     busy.set()
 
+    class Slow(Pacer):
+        def rest_s(self, worked_s: float, owners: int = 1) -> float:
+            return 60.0 if super().rest_s(worked_s, owners) else 0.0
+
     async def run() -> None:
-        workers = BodyWorkers(pacer=Pacer(busy.is_set))
-        await workers.run(partial(burn, 1.0), tenant="a", size=LARGE)  # three seconds' rest
+        workers = BodyWorkers(pacer=Slow(busy.is_set))
+        await workers.run(burn, tenant="a", size=LARGE)
         await turns()
         later = asyncio.create_task(workers.run(int, tenant="a", size=LARGE))
         await workers.run(int, tenant="b", size=LARGE)

@@ -19,7 +19,7 @@ from inlay.cluster.following import Following
 from inlay.cluster.pieces import Wanted, wanted_by, wanted_to_encode
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport
-from inlay.cluster.wire import Status
+from inlay.cluster.wire import Status, summed
 from inlay.engine.profiles import Profile
 from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
 from inlay.events import EncodeEvent, Fault, events_from_bytes
@@ -198,7 +198,7 @@ class RemoteClient:
 
     def stats(self) -> EngineStats:
         """All replicas' together, as they last said."""
-        return _sum(self._routing.stats())
+        return summed(self._routing.stats())
 
     def check_health(self) -> None:
         if self._closed:
@@ -399,15 +399,3 @@ class RemoteClient:
     def _end_all(self) -> None:
         for task in (*self._tasks.values(), *self._others, *self._followers.values()):
             task.cancel()
-
-
-_COUNTS = (
-    *("running", "waiting", "chunks", "used_chunks", "held_chunks", "segments", "stored_tokens", "steps"),
-    *("preemptions", "profiled_tokens", "profile_s", "encoded_tokens", "disk_tokens", "unwritten_segments"),
-)
-
-
-def _sum(each: Sequence[EngineStats]) -> EngineStats:
-    """Counts of several engines as one."""
-    sums: dict[str, Any] = {name: sum(getattr(one, name) for one in each) for name in _COUNTS}
-    return EngineStats(**sums, busy=any(one.busy for one in each))

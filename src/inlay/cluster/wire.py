@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from inlay.errors import InlayError
@@ -55,7 +55,10 @@ _INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift")
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a replica tells whoever follows it: what it does, and what has changed in its store."""
+    """What a replica tells whoever follows it: what it does, and what has changed in its store.
+
+    What its shadow sampling has found stays with it.
+    """
 
     stats: EngineStats
     changes: StoreChanges
@@ -63,7 +66,7 @@ class Status:
     def to_dict(self) -> dict[str, Any]:
         changes = self.changes
         return {
-            "stats": asdict(self.stats),
+            "stats": asdict(replace(self.stats, shadow=None)),
             "epoch": changes.epoch,
             "first": changes.first,
             "last": changes.last,
@@ -75,9 +78,7 @@ class Status:
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Status:
-        disk = said["stats"]["disk"]
-        if disk is not None:
-            disk = TierStats(**{**disk, "misses": tuple(tuple(one) for one in disk["misses"])})
+        stats = said["stats"]
         changes = StoreChanges(
             said["epoch"],
             said["first"],
@@ -87,7 +88,22 @@ class Status:
             None if said["below"] is None else _array(said["below"]),
             said["whole"],
         )
-        return cls(EngineStats(**{**said["stats"], "disk": disk}), changes)
+        return cls(EngineStats(**{**stats, "disk": _tier(stats["disk"]), "shared": _tier(stats["shared"])}), changes)
+
+
+def summed(each: Sequence[EngineStats]) -> EngineStats:
+    """Several engines' numbers as one: sums, and of what waits the longest; their tiers are each one's own."""
+    sums: dict[str, Any] = {
+        field.name: sum(getattr(one, field.name) for one in each)
+        for field in fields(EngineStats)
+        if field.type in ("int", "float")
+    }
+    sums["write_lag_s"] = max((one.write_lag_s for one in each), default=0.0)
+    return EngineStats(**sums, busy=any(one.busy for one in each))
+
+
+def _tier(said: dict[str, Any] | None) -> TierStats | None:
+    return None if said is None else TierStats(**{**said, "misses": tuple(tuple(one) for one in said["misses"])})
 
 
 def _bytes(keys: array[int]) -> bytes:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.attention.plan import Plan, advance, build_plan
-from inlay.engine.allocation import Work
 from inlay.engine.encoder import Encoding, Task
-from inlay.engine.forward import ForwardPass, StepObserver
+from inlay.engine.faults import fault_of
+from inlay.engine.forward import ForwardPass, PassPlans, StepObserver
 from inlay.engine.idle import IdleTime, IdleWorker
 from inlay.engine.in_flight import InFlight
 from inlay.engine.jobs import Step
@@ -26,7 +25,7 @@ from inlay.engine.runner import Runner
 from inlay.engine.sampler.sampler import begin
 from inlay.engine.scheduler import Scheduler
 from inlay.engine.shadow import ShadowSampler
-from inlay.errors import AbortedError, DeadlineError, DeviceMemoryError, QueueFullError
+from inlay.errors import AbortedError, DeadlineError, QueueFullError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
@@ -83,7 +82,7 @@ class Engine:
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
         )
         self.observers: list[StepObserver] = []
-        self._decoding: tuple[list[Task], Plan] | None = None  # the last step's plan, where it was decoding alone
+        self._plans = PassPlans()
         self._scoring: set[Task] = set()  # who waits or runs, and its prompt is still to be scored
         self._in_flight: InFlight | None = None  # the last step's tokens, where only a device has them
         self._steps = self._preemptions = 0
@@ -223,8 +222,7 @@ class Engine:
         """Take it out, whether it has ended or is given up; what it has computed stays while there is room."""
         self.scheduler.remove(task)
         self._scoring.discard(task)
-        if self._decoding is not None and task in self._decoding[0]:
-            self._decoding = None
+        self._plans.forget(task)
         if self._in_flight is not None:
             self._in_flight.forget(task)
         if isinstance(task, Request) and task.usage is not None:
@@ -250,7 +248,7 @@ class Engine:
 
     def _leave(self, step: Step[Task]) -> list[Task]:
         if step.preempted or step.expired:
-            self._decoding = None
+            self._plans.forget()
         self._preemptions += len(step.preempted)
         self._scoring.difference_update(step.expired, (task for task, _ in step.failed))
         for task in step.preempted:
@@ -300,7 +298,7 @@ class Engine:
         return [*dict.fromkeys([*settled, *advanced]), *made.encodings]
 
     def _forward(self, made: ForwardPass) -> Tensor:
-        plan = self._plan(made)
+        plan = self._plans.plan_of(made)
         if self._in_flight is None:
             return self.runner.run(made.work, made.wanted, plan)
         return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode))
@@ -387,41 +385,3 @@ class Engine:
             return [*self._accept(in_flight)]
         except BaseException as error:
             return self._fail([*in_flight.requests], error, interruptible)
-
-    def _plan(self, made: ForwardPass) -> Plan:
-        """The pass's plan; while the same requests go on answering, the last one with its lengths advanced."""
-        parts = [work.part for work in made.work]
-        if len(made.decode) < len(made.work):
-            self._decoding = None
-            return build_plan(parts)
-        before = self._decoding
-        if before is not None and before[0] == made.owners and _follows(before[1], made.work):
-            plan = advance(before[1], parts)
-        else:
-            plan = build_plan(parts)
-        self._decoding = (made.owners, plan)
-        return plan
-
-
-def fault_of(error: BaseException) -> Exception:
-    """A fault as those who wait for an answer can be told of it.
-
-    What is no Exception, such as a panic in a library written in Rust, would end whoever it is raised to.
-    """
-    if isinstance(error, torch.OutOfMemoryError):
-        torch.cuda.empty_cache()  # of what the pass held; nothing, where no device was used
-        out = DeviceMemoryError(
-            "the device had no memory left for this pass; set a smaller kv_memory or max_num_batched_tokens"
-        )
-        out.__cause__ = error
-        return out
-    if isinstance(error, Exception):
-        return error
-    told = RuntimeError(f"{type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
-
-
-def _follows(plan: Plan, work: Sequence[Work]) -> bool:
-    """Whether every request's next slot lies right behind its last one."""
-    return bool((plan.slots + 1).tolist() == [after.part.first_slot for after in work])

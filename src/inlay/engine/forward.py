@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from inlay.attention.plan import Plan, advance, build_plan
 from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
@@ -77,6 +78,37 @@ class ForwardPass:
             self.sampled.append((task, self.rows - 1))
         elif not task.prompt_left:
             self.ended.append(task)
+
+
+class PassPlans:
+    """The plans of passes: while the same requests go on answering, the last one with its lengths advanced."""
+
+    def __init__(self) -> None:
+        self._decoding: tuple[list[Task], Plan] | None = None  # the last pass's, where it was decoding alone
+
+    def plan_of(self, made: ForwardPass) -> Plan:
+        """The plan of the next pass."""
+        parts = [work.part for work in made.work]
+        if len(made.decode) < len(made.work):
+            self._decoding = None
+            return build_plan(parts)
+        before = self._decoding
+        if before is not None and before[0] == made.owners and _follows(before[1], made.work):
+            plan = advance(before[1], parts)
+        else:
+            plan = build_plan(parts)
+        self._decoding = (made.owners, plan)
+        return plan
+
+    def forget(self, task: Task | None = None) -> None:
+        """Make the next plan anew, where the last one has anything of a task, or whatever it has."""
+        if task is None or (self._decoding is not None and task in self._decoding[0]):
+            self._decoding = None
+
+
+def _follows(plan: Plan, work: Sequence[Work]) -> bool:
+    """Whether every request's next slot lies right behind its last one."""
+    return bool((plan.slots + 1).tolist() == [after.part.first_slot for after in work])
 
 
 class StepObserver:

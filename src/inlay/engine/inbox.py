@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from inlay.engine.core import fault_of
+from inlay.engine.faults import fault_of
 from inlay.errors import InlayError
 
 

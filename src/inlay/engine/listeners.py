@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from inlay.engine.core import Engine, fault_of
+from inlay.engine.core import Engine
 from inlay.engine.encoder import Task
+from inlay.engine.faults import fault_of
 from inlay.engine.request import Request
 from inlay.errors import AbortedError, ParameterError
 

@@ -28,8 +28,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from inlay.engine.core import Engine, fault_of
+from inlay.engine.core import Engine
 from inlay.engine.encoder import Task
+from inlay.engine.faults import fault_of
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.listeners import Listener, Listeners
 from inlay.errors import AbortedError, EngineDeadError, InlayError

@@ -27,6 +27,7 @@ from inlay.bench.stock import another_fits, bytes_read_per_token, load_stock
 from inlay.bench.throughput.steps import Cost
 from inlay.config import check_choice
 from inlay.engine import core as engine
+from inlay.engine import forward
 from inlay.engine.sampler.sampler import Choice
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
@@ -122,8 +123,8 @@ def step_shares(llm: LLM, prompt: list[int], tokens: int) -> dict[str, Any]:
 def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
     backend = type(get_backend(llm.config.attention_backend))
     calls = (
-        (engine, "build_plan", "plan"),
-        (engine, "advance", "plan"),
+        (forward, "build_plan", "plan"),
+        (forward, "advance", "plan"),
         (engine, "begin", "sampling"),
         (Choice, "wait", "sampling"),
     )
