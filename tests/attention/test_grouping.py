@@ -71,6 +71,16 @@ def test_every_key_is_read_once_by_every_row_that_asks(asked, share):
 
 
 @given(asked=asked_of)
+@settings(max_examples=80, deadline=None)
+def test_a_lone_part_is_grouped_as_it_is_beside_others(asked):
+    for number, one in enumerate(asked):
+        alone = blocks_of(build_plan(parts_of([one])).groups)
+        first = sum(part.length for part in asked[:number])
+        beside = blocks_of(build_plan(parts_of(asked), share=False).groups)
+        assert alone == [([row - first for row in rows], found) for rows, found in beside if rows[0] == first]
+
+
+@given(asked=asked_of)
 @settings(max_examples=150, deadline=None)
 def test_sharing_is_maximal(asked):
     """All rows of short parts that read a key at a shift stand in one group, and no two groups have the same rows."""

@@ -60,6 +60,8 @@ def group(items: Sequence[Table], rows: Sequence[int], slots: Table, *, share: b
 
 def group_items(table: Table, part: Table, counts: Table, slots: Table, *, share: bool = True) -> Groups:
     """See ``group``. table: the items of all parts. part: of each item. counts: rows of each part."""
+    if counts.size == 1 and (alone := _alone(table, int(counts[0]), slots)) is not None:
+        return alone
     owner = np.where((counts >= LONG) | (not share), np.arange(counts.size) + 1, 0)[part]
     line, lines = _lines(table, owner)
     slot_bits = int((table[FIRST] + table[LENGTH]).max()).bit_length()
@@ -69,6 +71,26 @@ def group_items(table: Table, part: Table, counts: Table, slots: Table, *, share
     stretches, stretch_first = _stretches(intervals, number, lines, slot_bits)
     groups = Groups(row_index, row_first, stretches, stretch_first, np.empty(0, dtype=np.int64))
     if (counts == 1).all():
+        groups.growing = _growing(groups, slots)
+    return groups
+
+
+def _alone(table: Table, rows: int, slots: Table) -> Groups | None:
+    """The one group of a pass's only part, as a prompt's first token waits for it; None where it reads a key twice."""
+    order, _ = _sorted(table[SHIFT], table[MASKED], table[POSITION] - table[FIRST], table[FIRST])
+    table = table[:, order]
+    before, behind = table[:, :-1], table[:, 1:]
+    same = (before[SHIFT] == behind[SHIFT]) & (before[MASKED] == behind[MASKED])
+    same &= before[POSITION] - before[FIRST] == behind[POSITION] - behind[FIRST]
+    left = behind[FIRST] - before[FIRST] - before[LENGTH]
+    if (same & (left < 0)).any():
+        return None
+    first = np.flatnonzero(np.append(True, ~same | (left > 0)))
+    stretches = table[:, first]
+    stretches[LENGTH] = np.add.reduceat(table[LENGTH], first)
+    borders = np.array([0, rows]), stretches, np.array([0, first.size])
+    groups = Groups(np.arange(rows), *borders, np.empty(0, dtype=np.int64))
+    if rows == 1:
         groups.growing = _growing(groups, slots)
     return groups
 
