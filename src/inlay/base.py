@@ -127,8 +127,9 @@ class Base:
 
     @property
     def local(self) -> InProcessClient:
-        """The engine's client, where that is in this process: for those who measure or test it."""
-        assert isinstance(self.client, InProcessClient), "the engine is elsewhere"
+        """The client of an engine of this process. Raises ParameterError where it is elsewhere."""
+        if not isinstance(self.client, InProcessClient):
+            raise ParameterError("the engines are elsewhere, on replicas of a cluster; ask a server of one engine")
         return self.client
 
     @property

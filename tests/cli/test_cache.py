@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from inlay.cli.cache_folder import FolderCache
 from inlay.kv.tiers.disk import DiskTier
 from tests.kv.tiers.segments import KEYS, filled, read, record_of, same, slabs_of, spec_of
 
@@ -43,6 +44,23 @@ def damage(store: Path, number: int) -> None:
     data[-1] ^= 1
     path.unlink()
     path.write_bytes(data)
+
+
+def test_who_opens_the_folder_meanwhile_leaves_what_comes_in(tmp_path):
+    """An import is no draft that a process left which was ended."""
+    source = filled(tmp_path / "source", SPECS[0])
+    target = DiskTier(tmp_path / "target", 1 << 30)
+
+    class Content(BytesIO):
+        def read(self, size=-1):
+            block = super().read(size)
+            DiskTier(tmp_path / "target", 1 << 30).close()
+            return block
+
+    content = source.path(SPECS[0].key).read_bytes()
+    FolderCache(target).take(Content(content), len(content))
+    assert same(read(target, record_of(SPECS[0])), slabs_of(SPECS[0]))
+    assert not list(tmp_path.rglob(".draft*"))
 
 
 def test_ls_show_and_stats(capsys, store):

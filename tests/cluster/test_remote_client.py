@@ -11,6 +11,7 @@ import pytest
 
 from inlay import AbortedError, AsyncLLM, DeadlineError, ParameterError, RequestOutput, SamplingParams, Schema
 from inlay.errors import EngineDeadError, InlayError
+from inlay.server.cache_view import CacheView
 
 from ..conftest import tiny
 from .local import Cluster, cluster
@@ -254,6 +255,15 @@ def test_counts_are_those_of_all_replicas():
         async with asyncio.timeout(20):
             while any(engine.stats().segments for engine in made.engines.values()):
                 await asyncio.sleep(0.01)
+
+    with_cluster(test)
+
+
+def test_files_of_a_store_are_refused_with_the_reason():
+    async def test(made: Cluster) -> None:
+        schemas: Any = None
+        with pytest.raises(ParameterError, match="on replicas of a cluster"):
+            await CacheView(made.llm, schemas).verify()
 
     with_cluster(test)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inlay import AsyncLLM
+from inlay.kv.tiers.disk import DiskTier
 from inlay.server import cache_view
 from inlay.server.app import build_app
 from inlay.server.keys import editing
@@ -17,6 +20,7 @@ from inlay.server.settings import ServerSettings
 
 from ..cli.test_cli import run
 from ..conftest import tiny
+from ..kv.tiers.segments import filled, read, record_of, same, slabs_of, spec_of
 from .site import CHAT, SCHEMAS, Site, refused, serving_app
 
 SEGMENTS = "/v1/cache/segments"
@@ -155,6 +159,25 @@ def test_no_more_is_looked_at_than_a_page_takes_and_little_at_a_time(site, monke
     assert site.call("GET", f"{SEGMENTS}?limit=1", key="ann")[2]["has_more"]
     assert site.call("GET", f"{SEGMENTS}/{whole[-1]}", key="ann")[2]["key"] == whole[-1]
     assert looked == [2, 1], "one for the page and one to see if there are more; the one that is named"
+
+
+def test_who_opens_the_folder_meanwhile_leaves_what_comes_in(tmp_path):
+    """A file that is sent is no draft that a process left which was ended."""
+    source = filled(tmp_path / "source", spec_of(1))
+    target = DiskTier(tmp_path / "target", 1 << 30)
+    llm: Any = SimpleNamespace(local=SimpleNamespace(residency=SimpleNamespace(tiers=[target])))
+    schemas: Any = None
+
+    async def pieces() -> AsyncIterator[bytes]:
+        content = source.path(spec_of(1).key).read_bytes()
+        for at in range(0, len(content), 1000):
+            yield content[at : at + 1000]
+            DiskTier(tmp_path / "target", 1 << 30).close()
+
+    record = asyncio.run(cache_view.CacheView(llm, schemas).take(pieces()))
+    assert record.key == spec_of(1).key
+    assert same(read(target, record_of(spec_of(1))), slabs_of(spec_of(1)))
+    assert not list(tmp_path.rglob(".draft*"))
 
 
 def test_what_is_of_all_is_for_admins(site):

@@ -1,1 +1,1 @@
-"""Measurements that users can repeat: each is one file here, one ``inlay bench`` command, one file in benchmarks/."""
+"""Measurements that users can repeat, each behind a command of ``inlay bench`` or of benchmarks/."""

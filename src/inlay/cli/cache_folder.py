@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,8 @@ from typing import IO, Any
 
 from inlay.cli.cache_source import SHOWN, CacheSource, RefusedFileError, Row
 from inlay.kv.tiers.disk import DiskTier
-from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
+from inlay.kv.tiers.files import new_draft, write_all
+from inlay.kv.tiers.tier import TierEntry, TierMissError
 
 
 class FolderCache(CacheSource):
@@ -48,16 +48,14 @@ class FolderCache(CacheSource):
         self._tier.delete(_key(row))
 
     def verify(self, tell: Callable[[str], object]) -> tuple[int, int]:
-        entries, damaged = list(self._tier.iterate()), 0
-        for entry in entries:
-            try:
-                self._tier.verify(entry.key)
-            except (TierMissError, OSError) as error:
+        whole = damaged = 0
+        for problem in self._tier.verify_all():
+            if problem is None:
+                whole += 1
+            else:
                 damaged += 1
-                corrupt = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT
-                gone = corrupt and self._tier.drop(entry.key)
-                tell(f"{entry.key.hex()}: {error}{'; removed' if gone else ''}")
-        return len(entries) - damaged, damaged
+                tell(problem)
+        return whole, damaged
 
     def stats(self) -> dict[str, Any]:
         """How much there is by model, and of each model by codec."""
@@ -97,14 +95,13 @@ class FolderCache(CacheSource):
         """A folder takes every file that is whole."""
 
     def take(self, content: IO[bytes], size: int) -> None:
-        draft = self._tier.folder / f".draft-import-{os.getpid()}"
-        try:
-            _copy(content, draft)
-            self._tier.adopt(draft)
-        except TierMissError as error:
-            raise RefusedFileError(str(error)) from None
-        finally:
-            draft.unlink(missing_ok=True)
+        with new_draft(self._tier.folder) as (draft, file):
+            while block := content.read(1 << 20):
+                write_all(file, memoryview(block))
+            try:
+                self._tier.adopt(draft)
+            except TierMissError as error:
+                raise RefusedFileError(str(error)) from None
 
 
 def _row(entry: TierEntry) -> dict[str, Any]:
@@ -123,11 +120,3 @@ def _row(entry: TierEntry) -> dict[str, Any]:
 
 def _key(row: Row) -> bytes:
     return bytes.fromhex(row["key"])
-
-
-def _copy(content: IO[bytes], draft: Path) -> None:
-    """The content of an archive's member, as a file that only its owner reads."""
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        while block := content.read(1 << 20):
-            file.write(block)

@@ -8,8 +8,6 @@ Whose a segment is follows from its key, which is worked out anew with the tenan
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +21,9 @@ from inlay.async_llm import AsyncLLM
 from inlay.kv.identity import SegmentSpec, made_under
 from inlay.kv.pins import BY_KEY
 from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.files import new_draft, write_all
 from inlay.kv.tiers.record import SegmentRecord
-from inlay.kv.tiers.tier import Miss, TierMissError
+from inlay.kv.tiers.tier import TierMissError
 from inlay.prompt.request import EncodeRequest
 from inlay.server.limits import Tenant
 from inlay.server.schema_catalog import SchemaCatalog
@@ -153,7 +152,9 @@ class CacheView:
 
     async def verify(self) -> tuple[int, list[str]]:
         """Read every file, and remove those that are damaged; how many are whole, and what was wrong with others."""
-        return await asyncio.to_thread(_verify, self._disk())
+        found = await asyncio.to_thread(lambda disk: [*disk.verify_all()], self._disk())
+        problems = [problem for problem in found if problem is not None]
+        return len(found) - len(problems), problems
 
     def file(self, segment: StoredSegment) -> Path:
         """Where the file of a segment lies. Raises BodyError where it has none."""
@@ -164,21 +165,19 @@ class CacheView:
 
     async def take(self, pieces: AsyncIterator[bytes]) -> SegmentRecord:
         """Take in a file of a segment, once it is checked. Raises BodyError."""
-        disk = self._disk()
-        draft, size = disk.folder / f".draft-import-{os.getpid()}-{secrets.token_hex(8)}", 0
-        try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                async for piece in pieces:
-                    size += len(piece)
-                    if size > disk.quota:
-                        message = f"the file has more than the {disk.quota:,} bytes that the store may hold"
-                        raise BodyError(message, code="body_too_large", status=413)
-                    await asyncio.to_thread(file.write, piece)
-            return await asyncio.to_thread(disk.adopt, draft)
-        except TierMissError as miss:
-            raise BodyError(f"it is no file of a segment, or is damaged: {miss}", code="invalid_file") from None
-        finally:
-            draft.unlink(missing_ok=True)
+        disk, size = self._disk(), 0
+        with new_draft(disk.folder) as (draft, file):
+            async for piece in pieces:
+                size += len(piece)
+                if size > disk.quota:
+                    message = f"the file has more than the {disk.quota:,} bytes that the store may hold"
+                    raise BodyError(message, code="body_too_large", status=413)
+                await asyncio.to_thread(write_all, file, memoryview(piece))
+            try:
+                return await asyncio.to_thread(disk.adopt, draft)
+            except TierMissError as miss:
+                message = f"it is no file of a segment, or is damaged: {miss}"
+                raise BodyError(message, code="invalid_file") from None
 
     def _disk(self) -> DiskTier:
         tiers = self._llm.local.residency.tiers
@@ -214,15 +213,3 @@ def _in_order(
     found = (one._replace(spec=form) for one in named for form in forms(one.spec))
     chosen = ((key, one) for one in found if (key := one.spec.key.hex()).startswith(begun) and key > after)
     return [one for _, one in sorted(chosen, key=itemgetter(0))]
-
-
-def _verify(disk: DiskTier) -> tuple[int, list[str]]:
-    whole, problems = 0, []
-    for entry in list(disk.iterate()):
-        try:
-            disk.verify(entry.key)
-            whole += 1
-        except (TierMissError, OSError) as error:
-            gone = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT and disk.drop(entry.key)
-            problems.append(f"{entry.key.hex()}: {error}{'; removed' if gone else ''}")
-    return whole, problems

@@ -154,8 +154,18 @@ class DiskTier:
                 raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
             read_slabs(file, header, at, lambda layer, slab: None, lambda: False)
 
+    def verify_all(self) -> Iterator[str | None]:
+        """Read every file, and remove those that are damaged: for each, what was wrong with it, None for nothing."""
+        for entry in list(self.iterate()):
+            try:
+                self.verify(entry.key)
+                yield None
+            except (TierMissError, OSError) as error:
+                gone = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT and self.drop(entry.key)
+                yield f"{entry.key.hex()}: {error}{'; removed' if gone else ''}"
+
     def adopt(self, draft: Path) -> SegmentRecord:
-        """Check a file that came from elsewhere, on this file system, and take it in under its own name.
+        """Check a file that came from elsewhere, a draft (``new_draft``), and take it in under its own name.
 
         Raises TierMissError where it is not what it should be, or has no room, and OSError.
         """

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inlay.kv.codecs.codec import Slab
@@ -35,23 +35,32 @@ class FileSource:
             buffer, at = buffer[read:], at + read
 
 
-def write_file(folder: Path, name: str, record: SegmentRecord, slabs: Iterable[Slab]) -> int:
-    """Write a segment's file so that it is there whole, or not at all; returns its size. Raises OSError."""
-    encoded = Encoded.of(record, slabs)
+@contextmanager
+def new_draft(folder: Path) -> Iterator[tuple[Path, int]]:
+    """A file under another name than a segment's, its owner's alone, open for writing; gone behind it unless renamed.
+
+    It is locked, so that nobody takes it for one that a process left which was ended (``remove_drafts``), until this
+    process ends, too. Raises OSError.
+    """
     draft = folder / f".draft-{os.getpid()}-{os.urandom(6).hex()}"
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)  # says that somebody is at it, until this process ends
-        for part in (memoryview(encoded.header), *(slab.data for slab in encoded.slabs)):
-            _write(file, part)
-        os.fsync(file)
-        os.rename(draft, folder / name)
-    except BaseException:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield draft, file
+    finally:
         with suppress(OSError):
             os.unlink(draft)
-        raise
-    finally:
         os.close(file)
+
+
+def write_file(folder: Path, name: str, record: SegmentRecord, slabs: Iterable[Slab]) -> int:
+    """Write a segment's file so that it is there whole, or not at all; returns its size. Raises OSError."""
+    encoded = Encoded.of(record, slabs)
+    with new_draft(folder) as (draft, file):
+        for part in (memoryview(encoded.header), *(slab.data for slab in encoded.slabs)):
+            write_all(file, part)
+        os.fsync(file)
+        os.rename(draft, folder / name)
     sync_folder(folder)
     return encoded.size
 
@@ -77,6 +86,7 @@ def sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _write(file: int, data: memoryview) -> None:
+def write_all(file: int, data: memoryview) -> None:
+    """All of these bytes, however few a call takes. Raises OSError."""
     while data:
         data = data[os.write(file, data) :]
