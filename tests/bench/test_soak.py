@@ -84,7 +84,7 @@ def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     found = json.loads(last)
     assert (found["problems"], found["exit_status"]) == ([], 0)
     assert ended.value.code == int(not found["flat"])  # in so short a time it may not have settled
-    assert len(lines) == len(found["rss_mib"]) >= 4
+    assert len(lines) == len(found["rss_mib"]) == 6
     assert all(line.startswith(f"minute {0.05 * (at + 1):.3g}: ") for at, line in enumerate(lines))
     assert found["kinds"]["schema"] > 0
     assert found["requests"] == sum(found["statuses"].values()) > 20

@@ -7,8 +7,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,19 @@ async def run_soak(url: str, pid: int, keys: Path, soak: Soak, say: Callable[[st
     url: of the server, without a path. pid: of its process, on this machine. keys: its file of keys, which is changed.
     """
     draw, seen = random.Random(soak.seed), Seen()
-    pace, until = Pace(soak.rate, draw), time.perf_counter() + soak.minutes * 60
+    pace, over = Pace(soak.rate, draw), asyncio.Event()
 
     def client(key: str, *, admin: bool = False) -> Tenant:
         return Tenant(url, key, random.Random(draw.random()), seen, pace, admin=admin)
 
     async def ask_on(tenant: Tenant) -> None:
-        while time.perf_counter() < until:
+        while not over.is_set():
             await tenant.episode()
         tenant.leave()
 
     async def guests() -> None:
         """A tenant who comes, asks for a little, and whose key is taken back."""
-        for number in count():
+        for number in takewhile(lambda _: not over.is_set(), count()):
             began = time.perf_counter()
             with editing(keys) as file:
                 key, key_id = file.add(f"guest-{number}")
@@ -91,9 +92,8 @@ async def run_soak(url: str, pid: int, keys: Path, soak: Soak, say: Callable[[st
             guest.leave()
             with editing(keys) as file:
                 del file.keys[key_id], file.tenants[f"guest-{number}"]
-            await asyncio.sleep(max(0.0, began + soak.interval_s - time.perf_counter()))
-            if time.perf_counter() > until:
-                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), max(0.0, began + soak.interval_s - time.perf_counter()))
 
     with editing(keys) as file:
         named = {name: file.add(name, admin=name == soak.tenants[0])[0] for name in soak.tenants}
@@ -102,10 +102,12 @@ async def run_soak(url: str, pid: int, keys: Path, soak: Soak, say: Callable[[st
     clients = [client(key, admin=key == admin) for key in named.values() for _ in range(_CLIENTS)]
     tasks = [asyncio.create_task(ask_on(each)) for each in clients] + [asyncio.create_task(guests())]
     sizes: list[tuple[float, float]] = []
-    while time.perf_counter() < until:
-        sizes.append(await _resident(pid, soak.interval_s))
-        (rss, own), at = sizes[-1], len(sizes) * soak.interval_s / 60
+    for number in range(round(soak.minutes * 60 / soak.interval_s)):
+        rss, own = await _resident(pid, soak.interval_s)
+        sizes.append((rss, own))
+        at = (number + 1) * soak.interval_s / 60
         say(f"minute {at:.3g}: {rss:.1f} MiB, {own:.1f} of them its own; {seen.requests:,} requests")
+    over.set()
     await asyncio.gather(*tasks)
     left = await at_rest(url, admin)
     for name in ("inlay:kv_chunks_held{}", "inlay:schemas{}"):  # nothing runs, and all schemas were deleted
