@@ -3,7 +3,8 @@
     python benchmarks/codecs.py [QUESTIONS] [DTYPE]
 
 Questions of modular-qa over the bundled model. First scores of attention: keys of whole prompts, rounded as they are
-stored and as they were before the rotation, and as a pool of int8 has them ("by token"), against those of full prefill.
+stored and as they were before the rotation, and with a scale for each token and head, as a pool of 8 bits has them ("by
+token"), against those of full prefill.
 Then answers: modules are read from a store through each codec, or, for the form before the rotation that no codec has,
 rounded in the pool. Prints rows, then JSON.
 """
@@ -24,8 +25,8 @@ import torch
 from torch import Tensor
 
 from inlay import LLM, SamplingParams
+from inlay.attention.quantization import dequantize, quantize
 from inlay.attention.rope import Rotary
-from inlay.attention.storage import dequantized, quantized
 from inlay.kv.codecs import CODECS
 from inlay.kv.codecs.codec import from_floats, to_floats
 from inlay.kv.segment import Segment
@@ -96,8 +97,9 @@ def score_errors(llm: LLM, rounds: list[Round]) -> dict[str, float]:
                     continue
                 rotary = llm.loaded.spec.layers[layer].rotary
                 assert rotary is not None
-                in_pool = dequantized(quantized(key))
-                errors.setdefault("int8 by token", []).append(_score_error(query, key, in_pool))
+                for codec, eight_bits in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
+                    in_pool = dequantize(*quantize(key, eight_bits))
+                    errors.setdefault(f"{codec} by token", []).append(_score_error(query, key, in_pool))
                 both = torch.stack((key, key))
                 for codec in ("int8", "fp8"):
                     for name, found in (

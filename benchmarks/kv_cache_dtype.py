@@ -4,7 +4,7 @@
 
 Both pools hold the same noise; every sequence has its own. Attention is timed through all layers with the cache flushed
 before each pass, and its GB/s, of the keys and values that it reads, set against those of copying, bytes read and
-written, measured in the same run. Steps are whole forward passes. Prints rows, then JSON.
+written, measured in the same run. Steps are whole forward passes. Prints a table of medians, then JSON.
 """
 
 from __future__ import annotations
@@ -101,12 +101,30 @@ def measure(loaded: LoadedModel, case: Case) -> dict[str, Any]:
     return row
 
 
+def head(dtype: str) -> str:
+    """Of the table. dtype: the model's."""
+    columns = f"{dtype}: step, attention | `int8`: step, attention | `int8` against {dtype}"
+    return f"| model, batch × tokens | {columns} | share of copying, {dtype} and `int8` |\n|---|---|---|---|---|"
+
+
+def line(model: str, dtype: str, row: dict[str, Any]) -> str:
+    """A row of the table."""
+    ours, ints = row[dtype], row["int8"]
+    times = [f"{each['step_ms']:.4g}, {each['attention_ms']:.4g} ms" for each in (ours, ints)]
+    ratios = [f"{ints[name] / ours[name]:.2f}" for name in ("step_ms", "attention_ms")]
+    shares = [f"{each['of_copy']:.2f}" for each in (ours, ints)]
+    name = f"`{model}`, {row['batch']} × {row['context']:,}"
+    return f"| {' | '.join([name, *times, ', '.join(ratios), ', '.join(shares)])} |"
+
+
 def main(model: str, cases: list[Case]) -> None:
     loaded = load_model(model, seed=0, weights="packed", device="cpu")
+    dtype = dtype_name(loaded.model.dtype)
+    print(head(dtype))
     rows = []
     for case in cases:
         rows.append(measure(loaded, case))
-        print(rows[-1], flush=True)
+        print(line(model, dtype, rows[-1]), flush=True)
     print(json.dumps({"model": model, "rows": rows, "machine": describe_machine()}))
 
 

@@ -26,8 +26,6 @@ import argparse
 import asyncio
 import json
 import random
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +38,7 @@ from typing import Any
 from inlay.bench.serve.attacks import FILL, Attack, attacks
 from inlay.bench.serve.clients import Wire
 from inlay.bench.serve.measure import Load, ask_all, numbers, run_clients
+from inlay.bench.serve.process import serving
 from inlay.bench.serve.under_attack import Keys, Seen, run_attack, send_on
 from inlay.config import EngineConfig
 from inlay.server.keys import editing
@@ -57,7 +56,7 @@ _TIMEOUT_S = 60.0
 def main() -> int:
     """What the process ends with."""
     options = parsed()
-    with tempfile.TemporaryDirectory() as folder, serving(options, Path(folder) / "keys.json") as (process, url, keys):
+    with tempfile.TemporaryDirectory() as folder, attacked(options, Path(folder) / "keys.json") as (process, url, keys):
         run = beside_clients if options.clients else one_by_one
         problems = asyncio.run(run(options, process.pid, url, keys))
         if process.poll() is not None:
@@ -82,31 +81,19 @@ def parsed() -> argparse.Namespace:
 
 
 @contextmanager
-def serving(options: argparse.Namespace, file: Path) -> Iterator[tuple[subprocess.Popen[str], str, Keys]]:
+def attacked(options: argparse.Namespace, file: Path) -> Iterator[tuple[subprocess.Popen[str], str, Keys]]:
     """A server in a process of its own with its URL and keys, until the end of the block."""
     with editing(file) as tenants:
         keys = Keys(*(tenants.add(name, admin=name == "victim")[0] for name in ("victim", "attacker", "limited")))
         tenants.tenants["limited"].limits = Limits(tokens_per_minute=_TOKENS_PER_MINUTE)
-    command = [sys.executable, "-m", "inlay", "serve", options.model, "--port", "0", "--log-level", "error"]
+    command = [options.model, "--log-level", "error", "--keys", str(file), "--kv-memory", options.kv_memory]
     command += ["--profile", "off", "--promotion-memory", "0"]  # nothing is computed that nobody asked for
-    command += ["--keys", str(file), "--kv-memory", options.kv_memory, "--drain", "5"]
+    command += ["--drain", "5"]
     command += ["--timeout", str(_TIMEOUT_S + options.seconds)]  # no deadline ends an attack before its time does
     if options.clients:
         command += ["--dtype", "float32"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        found = re.search(r" on (http://\S+)/v1 ", process.stdout.readline())
-        if found is None:
-            sys.exit("the server did not start")
-        yield process, found[1], keys
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with serving(command) as (process, url):
+        yield process, url, keys
 
 
 async def one_by_one(options: argparse.Namespace, pid: int, url: str, keys: Keys) -> list[str]:

@@ -19,14 +19,14 @@ import argparse
 import asyncio
 import json
 import random
-import re
-import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 from inlay.bench.serve.clients import HABITS, ask_alone, make_cases
 from inlay.bench.serve.measure import Load, run_load
+from inlay.bench.serve.process import serving
 
 
 def main() -> None:
@@ -40,15 +40,10 @@ def main() -> None:
         seed=options.seed,
     )
     began = time.perf_counter()
-    process, url = (None, options.url) if options.url else started(options)
-    try:
+    with nullcontext((None, options.url)) if options.url else started(options) as (process, url):
         asyncio.run(ask_alone(url, make_cases(1, 1, random.Random())[0]))
         first = round(time.perf_counter() - began, 2)
         found = asyncio.run(run_load(url, load, lambda line: print(line, file=sys.stderr)))
-    finally:
-        if process is not None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
     about = {} if process is None else {"first_answer_s": first, "exit_status": process.returncode}
     print(json.dumps({"model": options.model if process else url, **about, **found}))
 
@@ -67,17 +62,12 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def started(options: argparse.Namespace) -> tuple[subprocess.Popen[str], str]:
+def started(options: argparse.Namespace) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
     """A server in a process of its own, and its URL."""
-    command = [sys.executable, "-m", "inlay", "serve", options.model, "--port", "0", "--log-level", "warning"]
-    command += ["--profile", "off", "--promotion-memory", "0"]  # nothing is computed that nobody asked for
-    command += ["--dtype", "float32", "--kv-memory", options.kv_memory]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    found = re.search(r" on (http://\S+)/v1 ", process.stdout.readline())
-    if found is None:
-        sys.exit("the server did not start")
-    return process, found[1]
+    command = [options.model, "--log-level", "warning", "--dtype", "float32", "--kv-memory", options.kv_memory]
+    return serving(
+        [*command, "--profile", "off", "--promotion-memory", "0"]
+    )  # nothing is computed that nobody asked for
 
 
 if __name__ == "__main__":

@@ -1,69 +1,76 @@
 """Time to the first token of a prompt that reads one module: encoded, read from the store, and in the pool.
 
-    python benchmarks/store.py [MODEL] [TOKENS] [CODEC] [ADDRESS]
+    python benchmarks/store.py
+    python benchmarks/store.py --codec int8 --baselines none
+    python benchmarks/store.py --address unix:///tmp/valkey.sock --baselines none
 
-The store is a folder, whose file is in the page cache when it is read, or the server at an address, such as
-unix:///tmp/valkey.sock. Prints one line for each, then a line of JSON.
+The store is a folder on the disk that --folder lies on, or the server at an address. A file is read from the page
+cache, and *cold*, where that was made to forget it. In the same turns: a plain read of a file of the same size
+(``disk``), ``safetensors.torch.load_file`` of the same file with a copy into memory shaped like a pool, and llama.cpp's
+slots, which llama-server keeps in files, of a random model of the same shape. What cannot be measured is left out, with
+a line.
+
+Prints a table of medians, then a line of JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import statistics
 import sys
 import tempfile
-import time
+from pathlib import Path
 from typing import Any
 
-from inlay import LLM, Prompt, SamplingParams, Schema
+from inlay.bench.store.measure import BASELINES, StoreSetting, measure_store
+from inlay.errors import InlayError
 
-ROUNDS, READS = 3, 3
-GREEDY = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-PROMPT = Prompt.from_string('<prompt schema="s"><m/>?</prompt>')
-
-
-def measure(model: str, tokens: int, store: dict[str, Any]) -> dict[str, float]:
-    """Seconds of each, the median of all. store: the settings of one."""
-    llm = LLM(model, **store, kv_memory="2GiB", seed=0, max_num_batched_tokens=8192, max_pass_s=None)
-    ids = llm.encoder.text("One of a row of words that all are alike. " * tokens)[:tokens]
-    text = llm.tokenizer.decode(list(ids))
-    llm.add_schema(Schema.from_string(f'<schema name="s"><module name="m">{text}</module></schema>'), encode=False)
-    llm.generate("Some other text, so that nothing is done for the first time. " * 20, GREEDY)
-    (tier,) = llm.client.residency.tiers
-    times: dict[str, list[float]] = {"encoded": [], tier.name: [], "pool": []}
-
-    def ask(name: str) -> None:
-        (output,) = llm.generate(PROMPT, GREEDY)
-        assert output.metrics.ttft_s is not None
-        times[name].append(output.metrics.ttft_s)
-
-    for _ in range(ROUNDS):
-        llm.store.clear()
-        for entry in tier.iterate():
-            tier.delete(entry.key)
-        ask("encoded")
-        while llm.stats().unwritten_segments:
-            time.sleep(0.01)
-        for _ in range(READS):
-            llm.store.clear()
-            ask(tier.name)
-            ask("pool")
-    size = tier.stats().bytes
-    llm.shutdown()
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    return {**medians, "bytes": size, "ratio": medians["encoded"] / medians[tier.name]}
+_COLUMNS = {"first_token_ms": 1, "reading_ms": 1, "mb_s": 0}  # and their digits behind the point
 
 
 def main() -> None:
-    model = sys.argv[1] if len(sys.argv) > 1 else "random:qwen2.5-0.5b"
-    tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 2048
-    codec = sys.argv[3] if len(sys.argv) > 3 else "none"
-    with tempfile.TemporaryDirectory() as folder:
-        place = {"store_shared": sys.argv[4]} if len(sys.argv) > 4 else {"store": folder}
-        found = measure(model, tokens, {**place, "store_codec": codec})
-    for name in list(found)[:3]:
-        print(f"{name:8} {found[name] * 1000:10.1f} ms")
+    options = parsed()
+    baselines = () if options.baselines == "none" else tuple(options.baselines.split(","))
+    try:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            setting = StoreSetting(
+                model=options.model,
+                folder=Path(folder),
+                tokens=options.tokens,
+                codec=options.codec,
+                address=options.address,
+                runs=options.runs,
+                baselines=baselines,
+            )
+            found = measure_store(setting)
+    except (InlayError, OSError) as error:
+        sys.exit(f"store.py: {error}")
+    for name, why in found["left_out"].items():
+        print(f"{name} is left out: {why}", file=sys.stderr)
+    print(table(found))
     print(json.dumps(found))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="random:qwen2.5-0.5b")
+    parser.add_argument("--tokens", type=int, default=StoreSetting.tokens, help="of the module")
+    parser.add_argument("--codec", choices=("none", "int8", "fp8"), default=StoreSetting.codec)
+    parser.add_argument("--address", help="of a Valkey or Redis server, in place of a folder")
+    parser.add_argument("--baselines", default=",".join(BASELINES), help="%(default)s, some of them, or none")
+    parser.add_argument("--folder", type=Path, help="on the disk that is measured; that of temporary files by default")
+    parser.add_argument("--runs", type=int, default=StoreSetting.runs)
+    return parser.parse_args()
+
+
+def table(found: dict[str, Any]) -> str:
+    """In Markdown."""
+    tokens, mib = found["tokens"], found["bytes"] / 2**20
+    lines = [f"| {tokens:,} tokens, {mib:.1f} MiB | first token, ms | reading, ms | MB/s |", "|---|---|---|---|"]
+    for row in found["rows"]:
+        cells = [f"{row[key]:,.{digits}f}" if key in row else "" for key, digits in _COLUMNS.items()]
+        lines.append(f"| {' | '.join([row['name'], *cells])} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -141,3 +141,8 @@ def test_every_command_that_loads_a_model_takes_it(capsys):
     for bench in ("decode", "encode", "ttft", "throughput"):
         main(["bench", bench, "--help"])
         assert "--kv-cache-dtype" in capsys.readouterr().out, bench
+
+
+def test_fp8_on_a_cpu_names_what_to_take_instead():
+    with pytest.raises(ParameterError, match=r"kv_cache_dtype.* 'fp8'.*int8"):
+        LLM(tiny("llama"), kv_cache_dtype="fp8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,17 @@ def test_the_second_run_encodes_nothing(capsys, cache):
     assert (second["encoded_tokens"], second["tiers"]) == (0, {"device": 0, "disk": second["cached_tokens"]})
     status, out, _ = run(capsys, "run", SCHEMA, "--prompt", PROMPT, "--max-tokens", "4")
     assert (status, "its modules were read from the store, before the request, in" in out) == (0, True)
+
+
+@pytest.mark.long
+def test_a_process_that_starts_anew_encodes_nothing(cache):
+    command = [sys.executable, "-m", "inlay", "run", SCHEMA, "--prompt", PROMPT, "--max-tokens", "4", "--json"]
+    said = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
+    first, second = (json.loads(process.stdout) for process in said)
+    assert first["encoded_tokens"] == first["cached_tokens"] > 100
+    assert first["tiers"] == {"device": first["cached_tokens"], "disk": 0}
+    assert (second["encoded_tokens"], second["text"]) == (0, first["text"])
+    assert second["tiers"] == {"device": 0, "disk": first["cached_tokens"]}
 
 
 def test_off_keeps_none(capsys, cache):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.kv.tiers.record import salt_digest, text_digest
 from inlay.kv.tiers.tier import TierEntry
 
 NEVER_SEEN, EVICTED, LATE, EXPIRED = "never seen", "evicted", "late", "expired"
-_MOST = 65_536  # segments that are remembered
+_MOST = 16_384  # segments that are remembered, as many as eviction does (use_order.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,19 @@ class Made:
 
 
 class MissReasons:
-    """What has been seen of segments, in the pool of an engine with these keys and in the tiers below it."""
+    """What has been seen of segments, in the pool of an engine with these keys and in the tiers below it.
 
-    def __init__(self, keys: KeyMaker) -> None:
-        self._keys = keys
+    most: how many of them are remembered.
+    """
+
+    def __init__(self, keys: KeyMaker, most: int = _MOST) -> None:
+        self._most = most
+        # of every segment of this engine, and so one object for all
+        codec, salt = f"{keys.kv_dtype} {keys.codec}", salt_digest(keys.salt)
+        self._mine = Made(keys.fingerprint, keys.numerics, codec, salt, b"")
         self._lock = threading.Lock()  # those who read and ask tell of failures on threads of their own
         self._reasons: OrderedDict[bytes, str] = OrderedDict()  # by key, where it is missing
-        self._made: OrderedDict[bytes, list[Made]] = OrderedDict()  # by text
+        self._made: OrderedDict[bytes, tuple[Made, ...]] = OrderedDict()  # by text
 
     def stored(self, spec: SegmentSpec) -> None:
         """A segment is in the pool, or a form of it: where it is missing later, it was evicted."""
@@ -60,7 +66,7 @@ class MissReasons:
         with self._lock:
             self._reasons[key] = reason
             self._reasons.move_to_end(key)
-            if len(self._reasons) > _MOST:
+            if len(self._reasons) > self._most:
                 self._reasons.popitem(last=False)
 
     def explain(self, spec: SegmentSpec) -> str:
@@ -73,15 +79,12 @@ class MissReasons:
         return min((mine.difference(other) for other in others), default=(0, NEVER_SEEN))[1]
 
     def _of(self, spec: SegmentSpec) -> Made:
-        keys = self._keys
-        codec = f"{keys.kv_dtype} {keys.codec}"
-        return Made(keys.fingerprint, keys.numerics, codec, salt_digest(keys.salt), spec.lossless.digest)
+        return replace(self._mine, context=spec.lossless.digest)
 
     def _add(self, text: bytes, made: Made) -> None:
-        known = self._made.setdefault(text, [])
+        known = self._made.get(text, ())
         if made not in known:
-            known.append(made)
-            del known[:-8]  # of one text, the ways of making it that were seen last
+            self._made[text] = (*known, made)[-8:]  # of one text, the ways of making it that were seen last
         self._made.move_to_end(text)
-        if len(self._made) > _MOST:
+        if len(self._made) > self._most:
             self._made.popitem(last=False)

@@ -64,7 +64,7 @@ async def run_clients(url: str, load: Load, cases: list[Case], progress: Progres
         progress(f"{look / _LOOKS:.0%} of {load.seconds:g} s: {dict(results.counts)}")
     await asyncio.gather(*clients)
     took = time.perf_counter() - began
-    after = await _at_rest(url, load.key)
+    after = await at_rest(url, load.key)
     sizes = [round(size / 2**20, 1) for size in (*memory, after[_RSS])]
     return {"clients": load.clients, **_seen(results, took), **_said(before, after, took), "rss_mib": sizes}
 
@@ -82,7 +82,7 @@ async def numbers(url: str, key: str | None = None) -> dict[str, float]:
     return {_LABELS_OF_ALL.sub("", name): float(value) for name, value in lines}
 
 
-async def _at_rest(url: str, key: str | None) -> dict[str, float]:
+async def at_rest(url: str, key: str | None) -> dict[str, float]:
     """The server's numbers once nothing runs: those that have left must not keep it busy."""
     for _ in range(100):
         found = await numbers(url, key)

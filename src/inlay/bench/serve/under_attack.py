@@ -238,8 +238,15 @@ async def _settled(pid: int, before: int) -> int:
 
 def memory(pid: int) -> int:
     """The resident memory of a process, in bytes."""
-    found = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in found.splitlines() if line.startswith("VmRSS"))
+    return memory_of(pid)[0]
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """The resident memory of a process, and what of it is its own: pages of files come and go as the system likes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    said = dict(line.split(":", 1) for line in lines)
+    rss, of_files = (int(said[name].split()[0]) * 1024 for name in ("VmRSS", "RssFile"))
+    return rss, rss - of_files
 
 
 @asynccontextmanager

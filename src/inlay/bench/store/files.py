@@ -1,0 +1,79 @@
+"""Files that the page cache has, or has not, and what reading them costs."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+_BLOCK = 1 << 20  # bytes that are read at once
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def drop_pages(file: Path) -> bool:
+    """Have the page cache forget a file; returns whether it did: a file system in memory does not."""
+    opened = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(opened)  # pages that wait to be written stay
+        os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(opened)
+    return cached_share(file) == 0
+
+
+def cached_share(file: Path) -> float:
+    """The share of a file's pages that the page cache has, 0 to 1, as mincore(2) says. Raises OSError."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        begin = np.frombuffer(mapped, np.uint8)
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        found = np.zeros(pages, np.uint8)
+        sizes = ctypes.c_void_p(begin.ctypes.data), ctypes.c_size_t(len(mapped)), ctypes.c_void_p(found.ctypes.data)
+        failed = _libc.mincore(*sizes)
+        del begin  # a mapping that is still looked at cannot be closed
+    if failed:
+        raise OSError(ctypes.get_errno(), f"mincore fails for {file}")
+    return float((found & 1).mean())
+
+
+def read_through(file: Path) -> None:
+    """Read a file from its beginning to its end, a MiB at a time, into the same memory."""
+    buffer = bytearray(_BLOCK)
+    opened = os.open(file, os.O_RDONLY)
+    try:
+        while os.readv(opened, [buffer]):
+            pass
+    finally:
+        os.close(opened)
+
+
+class LikePool:
+    """Memory shaped like a pool's: for each tensor of a file that has keys and values one with more slots.
+
+    Its pages are written once, as those of a pool that is in use.
+    """
+
+    def __init__(self, file: Path, slots: int) -> None:
+        self._memory: dict[str, Tensor] = {}
+        for name, tensor in load_file(file).items():
+            if tensor.dim() == 4:  # (2, kv_heads, tokens, head_dim)
+                both, heads, _, width = tensor.shape
+                self._memory[name] = torch.ones((both, heads, slots, width), dtype=tensor.dtype)
+
+    def load(self, file: Path) -> None:
+        """Put a file's keys and values into the first slots, by way of ``safetensors.torch.load_file``."""
+        tensors = load_file(file)
+        for name, memory in self._memory.items():
+            memory[:, :, : tensors[name].shape[2]] = tensors[name]
+
+    def holds(self, file: Path) -> bool:
+        """Whether the first slots are what a file says."""
+        tensors = load_file(file)
+        return all(
+            torch.equal(memory[:, :, : tensors[name].shape[2]], tensors[name]) for name, memory in self._memory.items()
+        )
