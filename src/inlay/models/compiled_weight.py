@@ -6,6 +6,8 @@ multiplied as whole numbers. A row's outputs are the same bits alone and in a ba
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -90,6 +92,14 @@ class CompiledWeight:
             self._zeros, self._instruction_set, torch.get_num_threads(),
         )  # fmt: skip
         return y
+
+    def product(self, bias: Tensor | None) -> Any:
+        """The kernel's own form of a layer in bfloat16, good for as long as this and the bias, which is as ``padded``
+        gives it."""
+        return kernel.quantized_product(
+            self._data.data_ptr(), _address(self._scales), _address(bias), self.inputs, self.outputs, self.bits,
+            self._grid == torch.bfloat16, self._zeros, self._instruction_set,
+        )  # fmt: skip
 
     def _put_grid(self, into: Tensor, at: int, numbers: Tensor) -> None:
         """Scales or zeros (rows, groups) of whole blocks, to where they stand behind a group's numbers."""

@@ -47,6 +47,10 @@ class FrozenLinear(nn.Module):
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
+    def product(self) -> Any:
+        """The kernel's own form of it in bfloat16, good for as long as the layer; None where it has none."""
+        return None
+
     def __getstate__(self) -> NoReturn:  # pickling and copying
         raise ModelError('packed weights cannot be copied or saved; load the model with weights="stock" for that')
 
@@ -117,6 +121,11 @@ class DirectLinear(FrozenLinear):
             self.in_features, self.out_features, torch.get_num_threads(),
         )  # fmt: skip
         return y.view(*x.shape[:-1], self.out_features)
+
+    def product(self) -> Any:
+        """See FrozenLinear."""
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        return kernel.direct_product(self._weight.data_ptr(), bias, self.in_features, self.out_features)
 
 
 def can_multiply(weight: Tensor) -> bool:
