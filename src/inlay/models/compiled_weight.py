@@ -1,7 +1,8 @@
 """Weights in 4 or 8 bits as the compiled kernel reads them (csrc/quantized.h), for any number of rows.
 
-The inputs of a row are rounded to 16 bits with one scale for every 32 of them, which is finer than bfloat16, and
-multiplied as whole numbers. A row's outputs are the same bits alone and in a batch.
+The inputs of a row are rounded with one scale for every 32 of them, for weights of 8 bits to 16, which is finer than
+bfloat16, and for weights of 4 to 8, which adds little to what those weights are off themselves. They are multiplied as
+whole numbers. A row's outputs are the same bits alone and in a batch.
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ class FewRows:
 def _made(layer: Any) -> tuple[Any, list[Tensor]] | None:
     """The kernel's form of a layer, and the tensors whose addresses it holds besides those of the products."""
     attention, mlp = layer.self_attn, layer.mlp
-    if kernel is None or not (isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)) or mlp.act:
+    joined = isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)
+    if not joined or mlp.act is not None or not hasattr(kernel, "DecoderLayer"):
         return None
     layers = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
     products = [each.product() if isinstance(each, FrozenLinear) else None for each in layers]
