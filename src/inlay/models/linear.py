@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.attention.kernel import kernel
 from inlay.errors import ModelError
+from inlay.models.mapped import copy
 from inlay.models.stored import KeepsStored, StoredLinear
 
 #: Makes one layer of a weight (out_features, in_features) and a bias (out_features,) or None.
@@ -214,8 +215,11 @@ def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
 
     Memory that is in use already can be moved to them too (``use_huge_pages``), but that takes seconds for a gigabyte.
     """
-    shape = (sum(weight.shape[0] for weight in weights), weights[0].shape[1])
-    return torch.cat(list(weights), out=huge_pages(shape, weights[0].dtype))
+    sizes = [weight.shape[0] for weight in weights]
+    memory = huge_pages((sum(sizes), weights[0].shape[1]), weights[0].dtype)
+    for weight, part in zip(weights, memory.split(sizes), strict=True):
+        copy(weight, part)
+    return memory
 
 
 def huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
