@@ -56,7 +56,7 @@ class MappedFiles:
         if place is None:
             return False
         path, offset = place
-        memory = memoryview(into.view(-1).view(torch.uint8).numpy())
+        memory = memoryview(into.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         try:
             if path not in self._files:
                 self._files[path] = os.open(path, os.O_RDONLY)
