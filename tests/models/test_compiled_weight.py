@@ -19,6 +19,7 @@ VERSIONS = [
 ]
 pytestmark = pytest.mark.skipif(not VERSIONS, reason="installed without the compiled kernel")
 DTYPES = (torch.float32, torch.bfloat16)
+MOST = {4: 127, 8: 32767}  # what the largest input of a group becomes, by the bits of the weights
 UNIT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}  # of sums, and of how outputs are rounded
 
 
@@ -48,7 +49,7 @@ def check(made: CompiledWeight, truth: Tensor, x: Tensor, bias: Tensor | None) -
     found = made.linear(x, padded(bias))
     expected = x.double() @ truth.T + (0 if bias is None else bias.double())
     groups = torch.nn.functional.pad(x.double().abs(), (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
-    half_steps = groups.amax(2, keepdim=True).expand_as(groups).flatten(1)[:, : x.shape[1]] / 32767 / 2
+    half_steps = groups.amax(2, keepdim=True).expand_as(groups).flatten(1)[:, : x.shape[1]] / MOST[made.bits] / 2
     bound = (half_steps + UNIT[x.dtype] * x.double().abs()) @ truth.T.abs() + UNIT[x.dtype] * expected.abs()
     assert found.shape == expected.shape
     assert found.dtype == x.dtype

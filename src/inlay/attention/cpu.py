@@ -94,6 +94,22 @@ class CpuBackend:
         )  # fmt: skip
         return output
 
+    def stored(
+        self, pool: KVStorage, plan: Plan, layer: int, options: AttentionOptions, rows: int
+    ) -> tuple[Any, Any, Any, Any, int, Any]:
+        """What the kernel's call of a whole layer (csrc/decoder.cpp) takes of attention; of ``attend`` the rest.
+
+        rows: those of the call. Plan, memory to work in, keys, values, slots and options, good for this call.
+        """
+        keys = pool.keys[layer]
+        if rows != plan.rows:
+            raise ValueError(f"a plan of {plan.rows} rows does not fit {rows}")
+        self.prepare(plan)
+        return (
+            plan.work[self._key], self._workspace, _heads(keys), _heads(pool.values[layer]), keys.shape[1],
+            self._native(options),
+        )  # fmt: skip
+
     def attention_mass(
         self, query: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions
     ) -> Tensor:

@@ -9,6 +9,7 @@
 
 #include "attend.h"
 #include "choose_binding.h"
+#include "decoder.h"
 #include "layers.h"
 #include "parallel.h"
 
@@ -106,5 +107,6 @@ NB_MODULE(_kernel, m) {
       .def("blocks", &described);
 
   bind_layers(m);
+  bind_decoder(m);
   bind_choose(m);
 }

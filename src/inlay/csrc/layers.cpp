@@ -17,6 +17,7 @@
 #include "linear.h"
 #include "parallel.h"
 #include "quantized.h"
+#include "steps.h"
 #include "tensors.h"
 
 namespace nb = nanobind;
@@ -153,6 +154,12 @@ INLINE void turn_rows(const Turned& turned, int64_t begin, int64_t end) {
 CLONES void turn_f32(const Turned& turned, int64_t begin, int64_t end) { turn_rows<float>(turned, begin, end); }
 CLONES void turn_bf16(const Turned& turned, int64_t begin, int64_t end) { turn_rows<uint16_t>(turned, begin, end); }
 
+CLONES void add_numbers(const uint16_t* a, const uint16_t* b, uint16_t* out, int64_t count) {
+  const int64_t whole = count / VL * VL;
+  for (int64_t i = 0; i < whole; i += VL) store(out + i, load(a + i) + load(b + i));
+  for (int64_t i = whole; i < count; ++i) out[i] = to_bf16(from_bf16(a[i]) + from_bf16(b[i]));
+}
+
 // PyTorch's 4-bit weights: blocks of 64 outputs, in which each input has 32 bytes; byte j holds output j in its low
 // half and output j + 32 in its high one. The value is (number - 8) * scale + zero.
 struct Int4 {
@@ -219,29 +226,6 @@ T* at(uint64_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-void rms_norm(uint64_t x, uint64_t weight, uint64_t out, bool bf16, int64_t rows, int64_t count, int64_t width,
-              int64_t x_stride, int64_t out_stride, float eps, int threads) {
-  const Norm norm{at<void>(x), at<void>(weight), at<void>(out), count, width, x_stride, out_stride, eps};
-  share_rows(threads, rows, count * width,
-             [&](int64_t begin, int64_t end) { (bf16 ? norm_bf16 : norm_f32)(norm, begin, end); });
-}
-
-void silu_mul(uint64_t gate_up, uint64_t out, bool bf16, int64_t rows, int64_t width, int threads) {
-  share_rows(threads, rows, width, [&](int64_t begin, int64_t end) {
-    if (bf16)
-      silu_bf16(at<uint16_t>(gate_up), at<uint16_t>(out), width, begin, end);
-    else
-      silu_f32(at<float>(gate_up), at<float>(out), width, begin, end);
-  });
-}
-
-void rotate(uint64_t heads, uint64_t cos, uint64_t sin, bool bf16, int64_t rows, int64_t count, int64_t width,
-            int64_t stride, int threads) {
-  const Turned turned{at<void>(heads), at<float>(cos), at<float>(sin), count, width, stride};
-  share_rows(threads, rows, count * width,
-             [&](int64_t begin, int64_t end) { (bf16 ? turn_bf16 : turn_f32)(turned, begin, end); });
-}
-
 void unpack_int4(uint64_t packed, uint64_t scales_zeros, uint64_t weights, bool bf16, int64_t inputs, int64_t outputs,
                  int64_t group, int64_t first_block, int64_t blocks, int threads) {
   const Int4 int4{at<uint8_t>(packed), at<void>(scales_zeros), at<void>(weights), inputs, outputs, group,
@@ -297,6 +281,31 @@ void use_huge_pages(uint64_t address, int64_t bytes) {
 }
 
 }  // namespace
+
+void rms_norm(uint64_t x, uint64_t weight, uint64_t out, bool bf16, int64_t rows, int64_t count, int64_t width,
+              int64_t x_stride, int64_t out_stride, float eps, int threads) {
+  const Norm norm{at<void>(x), at<void>(weight), at<void>(out), count, width, x_stride, out_stride, eps};
+  share_rows(threads, rows, count * width,
+             [&](int64_t begin, int64_t end) { (bf16 ? norm_bf16 : norm_f32)(norm, begin, end); });
+}
+
+void silu_mul(uint64_t gate_up, uint64_t out, bool bf16, int64_t rows, int64_t width, int threads) {
+  share_rows(threads, rows, width, [&](int64_t begin, int64_t end) {
+    if (bf16)
+      silu_bf16(at<uint16_t>(gate_up), at<uint16_t>(out), width, begin, end);
+    else
+      silu_f32(at<float>(gate_up), at<float>(out), width, begin, end);
+  });
+}
+
+void rotate(uint64_t heads, uint64_t cos, uint64_t sin, bool bf16, int64_t rows, int64_t count, int64_t width,
+            int64_t stride, int threads) {
+  const Turned turned{at<void>(heads), at<float>(cos), at<float>(sin), count, width, stride};
+  share_rows(threads, rows, count * width,
+             [&](int64_t begin, int64_t end) { (bf16 ? turn_bf16 : turn_f32)(turned, begin, end); });
+}
+
+void add_bf16(const uint16_t* a, const uint16_t* b, uint16_t* out, int64_t count) { add_numbers(a, b, out, count); }
 
 void bind_layers(nb::module_& m) {
   using released = nb::call_guard<nb::gil_scoped_release>;

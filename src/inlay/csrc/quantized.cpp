@@ -18,8 +18,9 @@ namespace {
 
 // The word of 8 inputs in 4 bits, or of 4 in 8 bits.
 uint32_t word4(const uint8_t* n) {
-  const auto half = [](uint32_t a, uint32_t b, uint32_t c, uint32_t d) { return a | b << 4 | c << 8 | d << 12; };
-  return half(n[0], n[2], n[4], n[6]) | half(n[1], n[3], n[5], n[7]) << 16;
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(n[i] | n[i + 4] << 4) << 8 * i;
+  return word;
 }
 uint32_t word8(const uint8_t* n) {
   return n[0] | static_cast<uint32_t>(n[2]) << 8 | static_cast<uint32_t>(n[1]) << 16 | static_cast<uint32_t>(n[3]) << 24;

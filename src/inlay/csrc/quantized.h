@@ -1,11 +1,11 @@
-// y = x · weightᵀ + bias with weights in 4 or 8 bits. The inputs of a row are rounded to 16 bits, with one scale for
-// every 32 of them, and multiplied as whole numbers; sums of 32 products are exact.
+// y = x · weightᵀ + bias with weights in 4 or 8 bits. The inputs of a row are rounded to 16 bits for weights of 8 and to 8
+// for weights of 4, with one scale for every 32 of them, and multiplied as whole numbers; sums of 32 products are exact.
 //
 // A weight lies in blocks of 16 outputs, and in a block by groups of 32 inputs: the numbers of a group, and in 4 bits
 // the 16 scales and, where there are any, the 16 zeros behind them, so that one stream is read from front to back.
 // Numbers are words of 32 bits, one for each output of the block, one row of 16 words behind the other:
-//   4 bits: row u of 4 holds inputs 8u … 8u + 7 as 0 … 15; bits 4k … 4k + 3 of the low half are input 8u + 2k, those
-//           of the high half the one behind it. A weight is (number - 8) · scale + zero.
+//   4 bits: row u of 4 holds inputs 8u … 8u + 7 as 0 … 15; the low half of byte k is input 8u + k, the high half input
+//           8u + 4 + k. A weight is (number - 8) · scale + zero.
 //   8 bits: row u of 8 holds inputs 4u … 4u + 3; byte 0 is the first, byte 2 the second, byte 1 the third, byte 3 the
 //           fourth. A weight is number · scale of its output.
 #pragma once

@@ -2,7 +2,7 @@
 //
 // Outputs are lanes. Few rows or many, a row's sums are those of one group behind the other, so that its outputs do not
 // depend on the rows beside it. Up to MR rows times BLOCKS blocks are multiplied at a time: a broadcast takes as long as
-// two products, so each pair of inputs has to serve two vectors of outputs. One share of work is some blocks of outputs,
+// two products, so each word of inputs has to serve two vectors of outputs. One share of work is some blocks of outputs,
 // read from memory once, and from the cache for every MR rows.
 #include "quantized.h"
 
@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -44,6 +45,33 @@ INLINE vi add_products(vi sum, vi a, vi b) {
 #endif
 }
 
+// The same of four bytes, of which those of `a` are 0 … 15, in a group's sum that begins with begun() and ends with
+// ended(): AVX2 keeps it in halves of 16 bits, in which 32 products of up to 15 · 127 have room.
+INLINE vi add_quads(vi sum, vi a, vi b) {
+#if VL == 16 && defined(__AVX512VNNI__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif VL == 8 && defined(__AVX2__)
+  return (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16((__m256i)a, (__m256i)b));
+#else
+  return sum + (a & 255) * (b << 24 >> 24) + (a >> 8 & 255) * (b << 16 >> 24) + (a >> 16 & 255) * (b << 8 >> 24) +
+         (a >> 24) * (b >> 24);
+#endif
+}
+INLINE vi begun([[maybe_unused]] int32_t start) {
+#if VL == 8 && defined(__AVX2__)
+  return vi{};
+#else
+  return all_int(start);
+#endif
+}
+INLINE vi ended(vi sum, [[maybe_unused]] int32_t start) {
+#if VL == 8 && defined(__AVX2__)
+  return (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)) + start;
+#else
+  return sum;
+#endif
+}
+
 // a · b + c, rounded in the same way wherever it stands.
 INLINE vf fused(vf a, vf b, vf c) {
 #if VL == 16 && defined(__AVX512F__)
@@ -71,15 +99,22 @@ struct Group {
 };
 
 // Rows of x as words of 32 bits, in tiles of up to MR rows that are multiplied together. For every group of a tile of M
-// rows: kPairs times a pair of numbers of each row, then the scale of each, the sum of each and the start of each, so
-// that one address with constant distances leads to all of them.
-constexpr int kPairs = kQuantizedGroup / 2, kWords = kPairs + 3;
-constexpr int kScale = kPairs, kSum = kPairs + 1, kStart = kPairs + 2;
+// rows: kNumbers words of each row, which are pairs of 16 bits or, for weights of 4 bits, quads of 8; then the scale of
+// each, the sum of each and the start of each, so that one address with constant distances leads to all of them.
+template <int Bits>
+struct Words {
+  using Number = std::conditional_t<Bits == 4, int8_t, int16_t>;
+  static constexpr int kMost = Bits == 4 ? 127 : 32767;
+  static constexpr int kNumbers = kQuantizedGroup * sizeof(Number) / 4, kScale = kNumbers, kSum = kNumbers + 1,
+                       kStart = kNumbers + 2, kAll = kNumbers + 3;
+};
+
+template <int Bits>
 struct Rounded {
   int32_t* words;
   int64_t groups;
 
-  int32_t* tile(int64_t first) const { return words + first * groups * kWords; }
+  int32_t* tile(int64_t first) const { return words + first * groups * Words<Bits>::kAll; }
 };
 
 // Rows of the tile that begins where so many are left.
@@ -89,10 +124,11 @@ INLINE int64_t tile_rows(int64_t left) {
   return 1;
 }
 
-template <class T>
-INLINE void round_group(const T* from, int16_t* to, Group* group) {
+template <int Bits, class T>
+INLINE void round_group(const T* from, typename Words<Bits>::Number* to, Group* group) {
   constexpr int64_t kVectors = kQuantizedGroup / VL;
-  typedef int16_t narrow __attribute__((vector_size(VL * 2)));
+  constexpr float kMost = Words<Bits>::kMost;
+  typedef typename Words<Bits>::Number narrow __attribute__((vector_size(VL * sizeof(*to))));
   vf values[kVectors], top = vf{}, broken = vf{};
   for (int64_t i = 0; i < kVectors; ++i) {
     values[i] = load(from + i * VL);
@@ -101,7 +137,7 @@ INLINE void round_group(const T* from, int16_t* to, Group* group) {
   }
   const float most = largest_of(top);
   const bool sound = sum_of(broken) == 0.0f;  // neither infinite nor no number
-  const float by = sound && most > kNothing ? 32767.0f / most : 0.0f;
+  const float by = sound && most > kNothing ? kMost / most : 0.0f;
   const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
   vi sum = vi{};
   for (int64_t i = 0; i < kVectors; ++i) {
@@ -114,37 +150,39 @@ INLINE void round_group(const T* from, int16_t* to, Group* group) {
   int32_t lanes[VL], total = 0;
   std::memcpy(lanes, &sum, sizeof sum);
   for (const int32_t lane : lanes) total += lane;
-  const float scale = !sound ? std::numeric_limits<float>::quiet_NaN() : by == 0.0f ? 0.0f : most / 32767.0f;
+  const float scale = !sound ? std::numeric_limits<float>::quiet_NaN() : by == 0.0f ? 0.0f : most / kMost;
   *group = {scale, scale * static_cast<float>(total), -8 * total};
 }
 
 // One row of a tile of M, as row number m of it.
-template <class T>
+template <int Bits, class T>
 void round_row(const Quantized& layer, const T* from, int32_t* to, int64_t M, int64_t m) {
-  for (int64_t first = 0; first < layer.in; first += kQuantizedGroup, to += kWords * M) {
-    alignas(64) int16_t numbers[kQuantizedGroup];
+  using W = Words<Bits>;
+  for (int64_t first = 0; first < layer.in; first += kQuantizedGroup, to += W::kAll * M) {
+    alignas(64) typename W::Number numbers[kQuantizedGroup];
     Group group;
     if (layer.in - first >= kQuantizedGroup) {
-      round_group(from + first, numbers, &group);
+      round_group<Bits>(from + first, numbers, &group);
     } else {
       float rest[kQuantizedGroup] = {};
       for (int64_t i = first; i < layer.in; ++i) rest[i - first] = number(from + i);
-      round_group(rest, numbers, &group);
+      round_group<Bits>(rest, numbers, &group);
     }
-    for (int p = 0; p < kPairs; ++p) std::memcpy(to + p * M + m, numbers + 2 * p, 4);
-    std::memcpy(to + kScale * M + m, &group.scale, 4);
-    std::memcpy(to + kSum * M + m, &group.sum, 4);
-    to[kStart * M + m] = group.start;
+    for (int w = 0; w < W::kNumbers; ++w)
+      std::memcpy(to + w * M + m, reinterpret_cast<const char*>(numbers) + 4 * w, 4);
+    std::memcpy(to + W::kScale * M + m, &group.scale, 4);
+    std::memcpy(to + W::kSum * M + m, &group.sum, 4);
+    to[W::kStart * M + m] = group.start;
   }
 }
 
 // Rows from `begin` up to `end`, each into its tile.
-template <class T>
-void round_rows(const Quantized& layer, const Rounded& to, int64_t begin, int64_t end) {
+template <int Bits, class T>
+void round_rows(const Quantized& layer, const Rounded<Bits>& to, int64_t begin, int64_t end) {
   for (int64_t first = 0, rows; first < end; first += rows) {
     rows = tile_rows(layer.rows - first);
     for (int64_t row = std::max(begin, first); row < std::min(end, first + rows); ++row)
-      round_row(layer, static_cast<const T*>(layer.x) + row * layer.x_stride, to.tile(first), rows, row - first);
+      round_row<Bits>(layer, static_cast<const T*>(layer.x) + row * layer.x_stride, to.tile(first), rows, row - first);
   }
 }
 
@@ -162,10 +200,10 @@ INLINE vi words(const char* from) {
   return v;
 }
 
-// Pairs of inputs of a row of words: pair number K of them, as numbers of 16 bits.
+// Numbers of a row of words, in the order of the inputs: word K of them, as bytes of 0 … 15 or pairs of 16 bits.
 template <int Bits, int K>
-INLINE vi pairs(vi row) {
-  if constexpr (Bits == 4) return (row >> (4 * K)) & 0x000f000f;
+INLINE vi numbers_of(vi row) {
+  if constexpr (Bits == 4) return (row >> (4 * K)) & 0x0f0f0f0f;
   typedef int16_t halves __attribute__((vector_size(VL * 4)));
   const auto both = reinterpret_cast<halves>(row);
   return reinterpret_cast<vi>(K == 0 ? (both << 8) >> 8 : both >> 8);
@@ -192,7 +230,9 @@ INLINE float real_at(const int32_t* from) {
 template <int Bits, class Grid, bool Zeros, int M, int B>
 INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, int64_t ahead,
                      vf (*into)[B * kHalves]) {
-  constexpr int kRows = Bits, kEach = kPairs / kRows;  // rows of words, and pairs in one of them
+  using W = Words<Bits>;
+  constexpr int kRows = Bits, kEach = W::kNumbers / kRows;  // rows of words, and words of x that one is multiplied with
+  static_assert(kEach == 2);
   constexpr int kVectors = B * kHalves;
   constexpr int64_t kRowBytes = kQuantizedBlock * 4, kNumbers = kRows * kRowBytes;
   constexpr int64_t kBytes = kNumbers + (Bits == 4 ? kQuantizedBlock * sizeof(Grid) * (Zeros ? 2 : 1) : 0);
@@ -202,41 +242,39 @@ INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, in
   vf sums[M][kVectors];
   for (int m = 0; m < M; ++m)
     for (int v = 0; v < kVectors; ++v) sums[m][v] = vf{};
-  for (int64_t g = 0; g < groups; ++g, x += kWords * M) {
+  for (int64_t g = 0; g < groups; ++g, x += W::kAll * M) {
     if (ahead)
       for (int b = 0; b < B; ++b) prefetch(at[b] + ahead, kBytes);
     vi products[M][kVectors];
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < kVectors; ++v) products[m][v] = all_int(Bits == 4 ? x[kStart * M + m] : 0);
+      for (int v = 0; v < kVectors; ++v) products[m][v] = Bits == 4 ? begun(x[W::kStart * M + m]) : vi{};
     auto add = [&](int u, auto k) {
-      constexpr int kPair = decltype(k)::value;
+      constexpr int kWord = decltype(k)::value;
       vi weights[kVectors];
       for (int v = 0; v < kVectors; ++v)
-        weights[v] = pairs<Bits, kPair>(words(afresh(at[v / kHalves]) + u * kRowBytes + v % kHalves * VL * 4));
+        weights[v] = numbers_of<Bits, kWord>(words(afresh(at[v / kHalves]) + u * kRowBytes + v % kHalves * VL * 4));
       for (int m = 0; m < M; ++m) {
-        const vi pair = all_int(x[(u * kEach + kPair) * M + m]);
-        for (int v = 0; v < kVectors; ++v) products[m][v] = add_products(products[m][v], weights[v], pair);
+        const vi both = all_int(x[(u * kEach + kWord) * M + m]);
+        for (int v = 0; v < kVectors; ++v)
+          products[m][v] = (Bits == 4 ? add_quads : add_products)(products[m][v], weights[v], both);
       }
     };
 #pragma GCC unroll 8
     for (int u = 0; u < kRows; ++u) {
       add(u, std::integral_constant<int, 0>());
       add(u, std::integral_constant<int, 1>());
-      if constexpr (kEach == 4) {
-        add(u, std::integral_constant<int, 2>());
-        add(u, std::integral_constant<int, 3>());
-      }
     }
     for (int v = 0; v < kVectors; ++v) {
       const auto* scales = reinterpret_cast<const Grid*>(at[v / kHalves] + kNumbers) + v % kHalves * VL;
       const vf scale = Bits == 4 ? grid_at(scales) : vf{}, zero = Zeros ? grid_at(scales + kQuantizedBlock) : vf{};
       for (int m = 0; m < M; ++m) {
-        const vf total = __builtin_convertvector(products[m][v], vf);
+        const vi whole = Bits == 4 ? ended(products[m][v], x[W::kStart * M + m]) : products[m][v];
+        const vf total = __builtin_convertvector(whole, vf);
         if constexpr (Bits == 4) {
-          sums[m][v] = fused(total, scale * real_at(x + kScale * M + m), sums[m][v]);
-          if constexpr (Zeros) sums[m][v] = fused(zero, all(real_at(x + kSum * M + m)), sums[m][v]);
+          sums[m][v] = fused(total, scale * real_at(x + W::kScale * M + m), sums[m][v]);
+          if constexpr (Zeros) sums[m][v] = fused(zero, all(real_at(x + W::kSum * M + m)), sums[m][v]);
         } else {
-          sums[m][v] = fused(total, all(real_at(x + kScale * M + m)), sums[m][v]);
+          sums[m][v] = fused(total, all(real_at(x + W::kScale * M + m)), sums[m][v]);
         }
       }
     }
@@ -272,7 +310,7 @@ void multiply_blocks(const Quantized& layer, const int32_t* x, int64_t block, in
 
 // All rows times the blocks from `first` up to `last`.
 template <int Bits, class Grid, bool Zeros, class T>
-void multiply_rows(const Quantized& layer, const Rounded& x, int64_t first, int64_t last) {
+void multiply_rows(const Quantized& layer, const Rounded<Bits>& x, int64_t first, int64_t last) {
   int64_t row = 0;
   auto tile = [&](auto m) {
     constexpr int M = decltype(m)::value, B = M > 1 ? BLOCKS : 1;  // a single row is read in one stream
@@ -296,16 +334,17 @@ template <int Bits, class Grid, bool Zeros, class T>
 void run(const Quantized& layer, int threads) {
   static thread_local Scratch scratch;
   const int64_t groups = layer.groups(), blocks = layer.blocks();
-  const Rounded x{reinterpret_cast<int32_t*>(scratch.take(layer.rows * groups * kWords * sizeof(int32_t))), groups};
+  const auto words = static_cast<int64_t>(layer.rows * groups * Words<Bits>::kAll * sizeof(int32_t));
+  const Rounded<Bits> x{reinterpret_cast<int32_t*>(scratch.take(words)), groups};
   const bool few = layer.rows <= kFew;
-  if (few) round_rows<T>(layer, x, 0, layer.rows);
+  if (few) round_rows<Bits, T>(layer, x, 0, layer.rows);
   const int64_t worth = std::max<int64_t>(1, layer.out * layer.in * (few ? 1 : layer.rows) / kWorth);
   std::atomic<int64_t> next{0};
   run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
     const int64_t number = thread, all = team.threads();
     if (few)  // one stretch for each thread, read from front to back
       return multiply_rows<Bits, Grid, Zeros, T>(layer, x, blocks * number / all, blocks * (number + 1) / all);
-    round_rows<T>(layer, x, layer.rows * number / all, layer.rows * (number + 1) / all);
+    round_rows<Bits, T>(layer, x, layer.rows * number / all, layer.rows * (number + 1) / all);
     team.barrier();
     for (int64_t share; (share = next.fetch_add(1, std::memory_order_relaxed)) * kShare < blocks;)
       multiply_rows<Bits, Grid, Zeros, T>(layer, x, share * kShare, std::min(blocks, (share + 1) * kShare));

@@ -1,10 +1,13 @@
 """Weights in 4 or 8 bits as the compiled kernel reads them (csrc/quantized.h), for any number of rows.
 
-The inputs of a row are rounded to 16 bits with one scale for every 32 of them, which is finer than bfloat16, and
-multiplied as whole numbers. A row's outputs are the same bits alone and in a batch.
+The inputs of a row are rounded with one scale for every 32 of them, for weights of 8 bits to 16, which is finer than
+bfloat16, and for weights of 4 to 8, which adds little to what those weights are off themselves. They are multiplied as
+whole numbers. A row's outputs are the same bits alone and in a batch.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +93,14 @@ class CompiledWeight:
             self._zeros, self._instruction_set, torch.get_num_threads(),
         )  # fmt: skip
         return y
+
+    def product(self, bias: Tensor | None) -> Any:
+        """The kernel's own form of a layer in bfloat16, good for as long as this and the bias, which is as ``padded``
+        gives it."""
+        return kernel.quantized_product(
+            self._data.data_ptr(), _address(self._scales), _address(bias), self.inputs, self.outputs, self.bits,
+            self._grid == torch.bfloat16, self._zeros, self._instruction_set,
+        )  # fmt: skip
 
     def _put_grid(self, into: Tensor, at: int, numbers: Tensor) -> None:
         """Scales or zeros (rows, groups) of whole blocks, to where they stand behind a group's numbers."""

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from inlay.attention.backend import AttentionOptions
 from inlay.models import ops
+from inlay.models.interface import options_of
 from inlay.models.linear import MakeLinear, joined
+from inlay.models.spec import ModelSpec
 
 
 class FusedNorm(nn.Module):
@@ -109,15 +112,30 @@ class FusedAttention(nn.Module):
         batch, rows, _ = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch * rows, -1, self.head_dim)
         self._turn(qkv, *position_embeddings)
-        heads = qkv.view(batch, rows, -1, self.head_dim).transpose(1, 2)
-        query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
+        output, weights = self.attend(
+            qkv.view(batch, rows, -1, self.head_dim), attention_mask, past_key_values, **kwargs
+        )
+        return self.out(output.reshape(batch, rows, -1)), weights
+
+    def attend(
+        self, qkv: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention alone. qkv: (batch, rows, heads + 2 · kv_heads, head_dim), turned; heads of queries, keys, values.
+
+        Returns (batch, rows, heads, head_dim) and what the implementation says of its weights.
+        """
+        query, key, value = qkv.transpose(1, 2).split((self.heads, self.kv_heads, self.kv_heads), 1)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, self._eager)
-        output, weights = attend(
+        output: tuple[Tensor, Tensor | None] = attend(
             self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **self.options, **kwargs
         )
-        return self.out(output.reshape(batch, rows, -1)), weights
+        return output
+
+    def attention_options(self, spec: ModelSpec) -> AttentionOptions:
+        """How it attends through inlay."""
+        return options_of(spec.layers[self.layer_idx], self.head_dim, scaling=self.scaling, **self.options)
 
     def _turn(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Norm, where the model has one, and rotate queries and keys in place."""

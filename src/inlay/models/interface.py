@@ -23,7 +23,7 @@ from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Part, Plan
 from inlay.attention.storage import KVStorage
-from inlay.models.spec import ModelSpec
+from inlay.models.spec import LayerSpec, ModelSpec
 
 IMPLEMENTATION = "inlay"
 
@@ -90,33 +90,19 @@ def attend(
     attention_mask: Tensor | None,
     *,
     inlay: PassContext | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    slopes: Tensor | None = None,
-    **_: Any,
+    **said: Any,
 ) -> tuple[Tensor, None]:
     """Store one layer's new keys and values, and attend to what the pass's plan says.
 
     module: the layer's attention, with its ``layer_idx``.
-    inlay: the pass, or None where it is carried; the other keywords are those of transformers' implementations, and
-        ``AttentionOptions.slopes``.
+    inlay: the pass, or None where it is carried. said: see ``options_of``.
     Returns (1, rows, heads, head_dim), and None for the weights that other implementations may return.
     """
     inlay = inlay or carried_pass()
     assert inlay is not None, "the pass got lost between the model's call and its layers"
     assert attention_mask is None, "transformers built a mask for an implementation that takes none"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    spec = inlay.spec.layers[layer]
-    options = AttentionOptions(
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=spec.window if sliding_window is None else sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-        slopes=slopes,
-        rotary=spec.rotary,
-    )
+    options = options_of(inlay.spec.layers[layer], query.shape[-1], **said)
     if isinstance(module, Absorbing):
         query = module.enter_attention(query)
     if layer == inlay.last_layer:
@@ -127,6 +113,28 @@ def attend(
         rows = query[0, :, first : first + part.rows]
         mass.add(part, inlay.backend.attention_mass(rows, inlay.pool, part, layer, options).cpu().numpy())
     return (module.leave_attention(output) if isinstance(module, Absorbing) else output), None
+
+
+def options_of(
+    spec: LayerSpec,
+    head_dim: int,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    slopes: Tensor | None = None,
+    **_: Any,
+) -> AttentionOptions:
+    """How a layer attends. The keywords are those of transformers' implementations, and ``AttentionOptions.slopes``."""
+    return AttentionOptions(
+        scale=head_dim**-0.5 if scaling is None else scaling,
+        window=spec.window if sliding_window is None else sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+        slopes=slopes,
+        rotary=spec.rotary,
+    )
 
 
 AttentionInterface.register(IMPLEMENTATION, attend)

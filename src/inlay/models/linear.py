@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.attention.kernel import kernel
 from inlay.errors import ModelError
+from inlay.models.mapped import copy
 from inlay.models.stored import KeepsStored, StoredLinear
 
 #: Makes one layer of a weight (out_features, in_features) and a bias (out_features,) or None.
@@ -46,6 +47,10 @@ class FrozenLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+    def product(self) -> Any:
+        """The kernel's own form of it in bfloat16, good for as long as the layer; None where it has none."""
+        return None
 
     def __getstate__(self) -> NoReturn:  # pickling and copying
         raise ModelError('packed weights cannot be copied or saved; load the model with weights="stock" for that')
@@ -117,6 +122,11 @@ class DirectLinear(FrozenLinear):
             self.in_features, self.out_features, torch.get_num_threads(),
         )  # fmt: skip
         return y.view(*x.shape[:-1], self.out_features)
+
+    def product(self) -> Any:
+        """See FrozenLinear."""
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        return kernel.direct_product(self._weight.data_ptr(), bias, self.in_features, self.out_features)
 
 
 def can_multiply(weight: Tensor) -> bool:
@@ -205,8 +215,11 @@ def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
 
     Memory that is in use already can be moved to them too (``use_huge_pages``), but that takes seconds for a gigabyte.
     """
-    shape = (sum(weight.shape[0] for weight in weights), weights[0].shape[1])
-    return torch.cat(list(weights), out=huge_pages(shape, weights[0].dtype))
+    sizes = [weight.shape[0] for weight in weights]
+    memory = huge_pages((sum(sizes), weights[0].shape[1]), weights[0].dtype)
+    for weight, part in zip(weights, memory.split(sizes), strict=True):
+        copy(weight, part)
+    return memory
 
 
 def huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

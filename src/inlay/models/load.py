@@ -40,6 +40,7 @@ from inlay.models.location import (
     model_name,
     weight_files,
 )
+from inlay.models.mapped import mapped_files
 from inlay.models.pull import hub_reason, pull, waiting
 from inlay.models.quantized import read_quantized, settings_of
 from inlay.models.random import build_random, bytes_tokenizer, check_shape
@@ -228,7 +229,8 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
             files = None  # which of the two was read?
         model.eval()
         spec = describe(model)
-        fingerprint = prepare(model, form, files, ahead.reached)
+        with mapped_files(weight_files(place)):
+            fingerprint = prepare(model, form, files, ahead.reached)
     return LoadedModel(name, model, tokenizer, spec, fingerprint, form=form)
 
 

@@ -37,7 +37,18 @@ _int4_mm = torch.ops.aten._weight_int4pack_mm_for_cpu
 int4_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 
 
-class Int8Linear(FrozenLinear):
+class _QuantizedLinear(FrozenLinear):
+    """What layers of 8 and of 4 bits have in common."""
+
+    _compiled: CompiledWeight | None
+    _bias: Tensor | None
+
+    def product(self) -> Any:
+        """See FrozenLinear."""
+        return None if self._compiled is None else self._compiled.product(self._bias)
+
+
+class Int8Linear(_QuantizedLinear):
     """Whole numbers of -127 … 127 and one scale for each output.
 
     weight: (out_features, in_features); not kept.
@@ -50,7 +61,7 @@ class Int8Linear(FrozenLinear):
     ) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
         dtype = _dtype_of(weight, dtype)
-        self._compiled: CompiledWeight | None = None
+        self._compiled = None
         if can_compile(dtype):
             self._compiled = CompiledWeight(self.out_features, self.in_features, 8, zeros=False)
             for first, part in _in_8_bits(weight, torch.float32):
@@ -76,7 +87,7 @@ class Int8Linear(FrozenLinear):
         return _finish(output[:, : self.out_features], self._bias, x)
 
 
-class Int4Linear(FrozenLinear):
+class Int4Linear(_QuantizedLinear):
     """Numbers of 0 … 15, with one scale and one zero for every ``GROUP`` inputs of an output: 5 bits a weight.
 
     weight: (out_features, in_features), both divisible as ``fits`` says; not kept. One that is stored on this grid
@@ -90,7 +101,7 @@ class Int4Linear(FrozenLinear):
     ) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
         dtype = _dtype_of(weight, dtype)
-        self._compiled: CompiledWeight | None = None
+        self._compiled = None
         if can_compile(dtype):
             zeros = not (isinstance(weight, StoredWeight) and weight.symmetric)
             self._compiled = CompiledWeight(self.out_features, self.in_features, 4, dtype, zeros=zeros)

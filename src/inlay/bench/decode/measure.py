@@ -31,6 +31,7 @@ from inlay.engine import forward
 from inlay.engine.sampler.sampler import Choice
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
+from inlay.models.few_rows import FewRows
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
 from inlay.models.spec import dtype_name
@@ -97,7 +98,8 @@ class Stopwatch:
 def step_shares(llm: LLM, prompt: list[int], tokens: int) -> dict[str, Any]:
     """Milliseconds a token by kind of work, and their sum, which holds the timers' own cost too.
 
-    ``rest`` is what no timer sees: norms, rotary embeddings, activations, residuals, transformers' Python and ours.
+    ``linear`` holds norms, rotation, activations and sums too where the kernel computes them in one call with the
+    products. ``rest`` is what no timer sees: these where it does not, transformers' Python and ours.
     """
     watch = Stopwatch()
     params = SamplingParams(max_tokens=tokens + 1, temperature=0, ignore_eos=True)
@@ -129,7 +131,9 @@ def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
         (Choice, "wait", "sampling"),
     )
     with ExitStack() as stack:
-        for owner, attribute, name in (*calls, (backend, "attend", "attention")):
+        stack.enter_context(_replaced(FewRows, "whole", False))  # so that attention is a call of its own
+        beside = ((backend, "attend", "attention"), (FewRows, "before", "linear"), (FewRows, "behind", "linear"))
+        for owner, attribute, name in (*calls, *beside):
             stack.enter_context(_replaced(owner, attribute, watch.around(name, getattr(owner, attribute))))
         for module in llm.loaded.model.modules():
             if isinstance(module, (nn.Linear, FrozenLinear)):

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from inlay.attention.rope import Rotary
 from inlay.models.family import Family
+from inlay.models.few_rows import FewRows
 from inlay.models.fused import FusedAttention, FusedMLP, FusedNorm, FusedRotary
 from inlay.models.linear import MakeLinear
 from inlay.models.spec import LayerSpec
@@ -35,6 +36,7 @@ class Llama(Family):
                 part.post_attention_layernorm = FusedNorm(part.post_attention_layernorm)
                 part.self_attn = self.fuse_attention(part.self_attn, make)
                 part.mlp = FusedMLP(part.mlp, make)
+                FewRows.serve(part)
             case [*_, "norm"]:
                 return FusedNorm(part)
             case [*_, "rotary_emb"]:

@@ -1,0 +1,152 @@
+"""A decoder's layer over few rows: one call of the compiled kernel, or two with attention between them.
+
+Where answers are decoded, what Python and PyTorch do between the ten products and steps of a layer takes a third as
+long as the products themselves. Over few rows the kernel takes all of a layer in one call, or, where attention is not
+its own, what stands before it and what is behind it (csrc/decoder.cpp). The numbers are the same bits as those of the
+layer's own modules, which still run for many rows, for other caches and where something hangs on to one of them, such
+as an adapter.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from inlay.attention.backend import AttentionOptions
+from inlay.attention.cpu import CpuBackend
+from inlay.attention.kernel import kernel
+from inlay.models.fused import FusedAttention, FusedMLP
+from inlay.models.interface import IMPLEMENTATION, PassContext
+from inlay.models.linear import FrozenLinear
+from inlay.models.spec import ModelSpec
+
+#: Rows up to which it is worth it; what the kernel keeps for the steps between grows with them.
+MOST_ROWS = 64
+
+
+class FewRows:
+    """The ``forward`` of a layer whose modules are joined already; its stock one for whatever does not fit here.
+
+    layer: a stock decoder layer of Llama's shape: norm, attention, sum, norm, MLP, sum.
+    """
+
+    #: Whether inlay's own attention is within the one call; else there are two, and attention is between them.
+    whole = True
+
+    def __init__(self, layer: Any, steps: Any, kept: list[Tensor]) -> None:
+        self._layer, self._attention = weakref.ref(layer), layer.self_attn
+        self._steps, self._kept = steps, kept  # kept: whose addresses the kernel has
+        self._watched = [module for module in layer.modules() if module is not layer]
+        self._stock = type(layer).forward
+        self._options: tuple[ModelSpec, AttentionOptions] | None = None  # of the engine that asked last
+
+    @staticmethod
+    def serve(layer: Any) -> None:
+        """Have a layer's passes of few rows go this way, where the kernel knows all of its products."""
+        made = _made(layer)
+        if made is not None:
+            layer.forward = FewRows(layer, *made)
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The stock layer's call. hidden_states: (batch, rows, width)."""
+        if args or not self._fits(hidden_states, **kwargs):
+            return self._stock(self._layer(), hidden_states, *args, **kwargs)
+        return self._run(hidden_states, **kwargs)
+
+    def _fits(
+        self,
+        x: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> bool:
+        """Whether a pass is one of few rows, and nobody wants to see what the layer's modules are given."""
+        if past_key_values is not None or position_embeddings is None or x.shape[0] != 1 or x.shape[1] > MOST_ROWS:
+            return False
+        cos, sin = position_embeddings
+        return (
+            x.dtype == torch.bfloat16
+            and cos.shape[1] == x.shape[1]
+            and cos.dtype == sin.dtype == torch.float32
+            and x.is_contiguous()
+            and cos.is_contiguous()
+            and sin.is_contiguous()
+            and not any(module._forward_hooks or module._forward_pre_hooks for module in self._watched)
+        )
+
+    def _run(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
+        context: PassContext | None = kwargs.get("inlay")
+        if context is not None and self.whole and self._in_kernel(context):
+            return self._whole(x, *position_embeddings, context)
+        qkv = self.before(x, *position_embeddings)
+        attended, _ = self._attention.attend(qkv, **kwargs)
+        return self.behind(x, attended.reshape(x.shape[1], -1))
+
+    def _in_kernel(self, context: PassContext) -> bool:
+        """Whether the pass's attention is the kernel's, and nobody wants more of it than its output."""
+        own = self._attention.config._attn_implementation == IMPLEMENTATION
+        plain = context.last_layer is None and not context.watched
+        return own and plain and isinstance(context.backend, CpuBackend)
+
+    def _whole(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
+        """The layer in one call."""
+        attention, y = self._attention, torch.empty_like(x)
+        if self._options is None or self._options[0] is not context.spec:
+            self._options = context.spec, attention.attention_options(context.spec)
+        stored = cast(CpuBackend, context.backend).stored(
+            context.pool, context.plan, attention.layer_idx, self._options[1], x.shape[1]
+        )
+        self._steps.run(
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), x.shape[1], torch.get_num_threads(), *stored
+        )
+        return y
+
+    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x: (1, rows, width); cos, sin: (1, rows, head_dim).
+
+        Returns (1, rows, heads + 2 · kv_heads, head_dim): queries and keys, turned, and values.
+        """
+        attention, rows = self._attention, x.shape[1]
+        heads = attention.heads + 2 * attention.kv_heads
+        qkv = torch.empty(1, rows, heads, attention.head_dim, dtype=torch.bfloat16)
+        self._steps.before(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), qkv.data_ptr(), rows, torch.get_num_threads())
+        return qkv
+
+    def behind(self, x: Tensor, attended: Tensor) -> Tensor:
+        """x: what ``before`` was given. attended: (rows, heads · head_dim), contiguous. Returns the layer's output."""
+        y = torch.empty_like(x)
+        self._steps.behind(x.data_ptr(), attended.data_ptr(), y.data_ptr(), x.shape[1], torch.get_num_threads())
+        return y
+
+
+def _made(layer: Any) -> tuple[Any, list[Tensor]] | None:
+    """The kernel's form of a layer, and the tensors whose addresses it holds besides those of the products."""
+    attention, mlp = layer.self_attn, layer.mlp
+    joined = isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)
+    if not joined or mlp.act is not None or not hasattr(kernel, "DecoderLayer"):
+        return None
+    layers = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    products = [each.product() if isinstance(each, FrozenLinear) else None for each in layers]
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    of_heads = (attention.query_norm, attention.key_norm)
+    weights = [None if norm is None else norm.weight.detach() for norm in (*norms, *of_heads)]
+    if None in products or any(weight is not None and not _plain(weight) for weight in weights):
+        return None
+    eps = {norm.eps for norm in norms}
+    of_heads_eps = {norm.eps for norm in of_heads if norm is not None} or eps
+    if len(eps) > 1 or len(of_heads_eps) > 1:
+        return None
+    addresses = [0 if weight is None else weight.data_ptr() for weight in weights]
+    steps = kernel.DecoderLayer(
+        *products, addresses[0], addresses[1], *eps, addresses[2], addresses[3], *of_heads_eps,
+        attention.heads, attention.kv_heads, attention.head_dim,
+    )  # fmt: skip
+    return steps, [weight for weight in weights if weight is not None]
+
+
+def _plain(weight: Tensor) -> bool:
+    return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.device.type == "cpu"
