@@ -56,19 +56,16 @@ class DeviceStorage(KVStorage):
             self.values[layer][:, where] = values.to(self.device, self.dtype)
             return
         for memory, scale, numbers in zip((self.keys[layer], self.values[layer]), scales, (keys, values), strict=True):
-            memory[:, where], scale[:, where] = quantize(numbers.to(self.device), self.dtype)
+            narrow, scale[:, where] = quantize(numbers.to(self.device), self.dtype)
+            memory.view(torch.uint8)[:, where] = narrow.view(torch.uint8)  # not all of PyTorch takes fp8
 
     def read_keys(self, layer: int, slots: slice | Tensor) -> Tensor:
         """See KVStorage.read_keys."""
-        scales = self.scales[layer]
-        numbers = self.keys[layer][:, slots]
-        return numbers if scales is None else dequantize(numbers, scales[0][:, slots])
+        return self._numbers(self.keys[layer], self.scales[layer], 0, slots)
 
     def read_values(self, layer: int, slots: slice | Tensor) -> Tensor:
         """See KVStorage.read_values."""
-        scales = self.scales[layer]
-        numbers = self.values[layer][:, slots]
-        return numbers if scales is None else dequantize(numbers, scales[1][:, slots])
+        return self._numbers(self.values[layer], self.scales[layer], 1, slots)
 
     def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> npt.NDArray[np.uint8]:
         """See KVStorage.read_slab."""
@@ -98,6 +95,12 @@ class DeviceStorage(KVStorage):
                         part = host[which, :, at : at + run.length]
                         memory[:, run.first : run.end].copy_(part, non_blocking=True)
                         at += run.length
+
+    def _numbers(self, memory: Tensor, scales: Scales | None, which: int, slots: slice | Tensor) -> Tensor:
+        """which: 0 of keys, 1 of values."""
+        if scales is None:
+            return memory[:, slots]
+        return dequantize(memory.view(torch.uint8)[:, slots].view(self.dtype), scales[which][:, slots])
 
     def _memory(self, layer: int) -> list[Scales]:
         """The keys and values of a layer, (kv_heads, slots, width) each, and their scales where there are any."""
