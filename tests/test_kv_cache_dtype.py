@@ -1,19 +1,23 @@
-"""Keys and values in int8: whose they are, what they cost, that they are computed over alike, and who refuses them."""
+"""Keys and values in 8 bits: whose they are, what they cost, that they are computed over alike, who refuses them."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
-import torch
 
 from inlay import LLM, ParameterError, SamplingParams
+from inlay.attention.quantization import NARROW
 from inlay.attention.storage import LayerShape, bytes_per_token
-from inlay.attention.torch import TorchBackend
 from inlay.cli.main import main
+from inlay.config import EngineConfig
+from inlay.kv.codecs.codec import SCALED
+from inlay.kv.identity import ROUNDED
 from inlay.kv.tiers.disk import DiskTier
-from inlay.kv.tiers.record import SegmentRecord
+from inlay.kv.tiers.record import SegmentRecord, is_finite
 
+from .attention.devices import pretend
 from .conftest import tiny
 from .test_store import BOTH, SCHEMA, files
 
@@ -52,6 +56,24 @@ def test_exact_is_what_this_engine_computes_without_reuse(model, backend):
     assert 0 < apart(alone, steps(make("auto", model), "off")) < 0.1, "near to what is computed without rounding"
 
 
+def test_exact_is_what_is_computed_without_reuse_in_fp8(monkeypatch):
+    pretend(monkeypatch)
+    llm = make("fp8")
+    alone = steps(llm, "off")
+    assert apart(alone, steps(llm, "exact")) < 1e-4
+    assert apart(alone, steps(llm, "exact")) < 1e-4, "from what is stored"
+    assert 0 < apart(alone, steps(make("auto"), "off")) < 1, "near to what is computed without rounding"
+
+
+def test_a_device_and_the_cpu_round_to_int8_alike(monkeypatch):
+    expected = {
+        reuse: steps(make(), reuse) for reuse in ("exact", "modular", "anchored+blend:0.3", "anchored+query:0.3")
+    }
+    pretend(monkeypatch)
+    for reuse, steps_there in expected.items():
+        assert apart(steps(make(), reuse), steps_there) < 1e-4, reuse
+
+
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "mistral"])
 def test_segments_may_be_shifted_as_they_may_without_rounding(model):
     llm = make(model=model)
@@ -59,23 +81,37 @@ def test_segments_may_be_shifted_as_they_may_without_rounding(model):
     assert apart(steps(llm, "modular"), steps(make("auto", model), "modular")) < 0.1
 
 
-def test_what_is_written_is_what_is_in_the_pool_and_no_other_dtype_reads_it(tmp_path):
-    llm = make(store=tmp_path)
+def test_segments_in_fp8_may_be_shifted_as_well(monkeypatch):
+    pretend(monkeypatch)
+    llm = make("fp8")
+    assert llm.client.model.why_not_shift is None
+    assert apart(steps(llm, "modular"), steps(make("auto"), "modular")) < 1
+
+
+@pytest.mark.parametrize(("kept", "tensor"), [("int8", "I8"), ("fp8", "F8_E4M3")])
+def test_what_is_written_is_what_is_in_the_pool_and_no_other_dtype_reads_it(tmp_path, monkeypatch, kept, tensor):
+    pretend(monkeypatch)
+    llm = make(kept, store=tmp_path)
     llm.add_schema(SCHEMA)
     expected = steps(llm)
     llm.shutdown()
-    again = make(store=tmp_path)
+    again = make(kept, store=tmp_path)
     assert steps(again) == expected, "bit for bit"
     assert again.stats().disk_tokens > 0
     assert again.stats().encoded_tokens == 0
     again.shutdown()
     header = json.loads(files(tmp_path)[0].read_bytes()[8:4096].rstrip())
     (layer,) = {(each["dtype"], each["shape"][-1]) for name, each in header.items() if name.endswith(".kv")}
-    assert layer == ("I8", tiny("llama").spec.layers[0].head_dim + 4)
-    other = make("auto", store=tmp_path)
-    (output,) = other.generate(BOTH, STEPS)
-    assert dict(output.usage.misses).keys() == {"other codec"}
-    other.shutdown()
+    assert layer == (tensor, tiny("llama").spec.layers[0].head_dim + 4)
+    for different in {"auto", "int8", "fp8"} - {kept}:
+        other = make(different, store=tmp_path / different)
+        for name in files(tmp_path):
+            (tmp_path / different / "v1" / name.name).write_bytes(name.read_bytes())
+        other.shutdown()
+        other = make(different, store=tmp_path / different)
+        (output,) = other.generate(BOTH, STEPS)
+        assert dict(output.usage.misses).keys() == {"other codec"}
+        other.shutdown()
 
 
 def test_a_file_that_says_it_was_rounded_twice_is_none(tmp_path):
@@ -91,36 +127,64 @@ def test_a_file_that_says_it_was_rounded_twice_is_none(tmp_path):
 
 def test_a_broken_models_numbers_are_not_written(tmp_path):
     llm = make(store=tmp_path)
-    storage = llm.storage
+    storage, slabs = llm.storage, []
     read = storage.read_slab
 
     def broken(layer, slots):
         slab = read(layer, slots)
-        slab[0, 0, 0, -4:] = torch.tensor([torch.nan]).view(torch.uint8).numpy()
+        slab[0, 0, 0, -4:] = np.array([np.nan], np.float32).view(np.uint8)
+        slabs.append(slab)
         return slab
 
     storage.read_slab = broken
     llm.add_schema(SCHEMA)
     llm.shutdown()
+    assert slabs
     assert files(tmp_path) == []
 
 
-def test_inlay_memory_says_what_a_token_takes(capsys):
-    main(["memory", "--model", "demo", "--codec", "int8", "--json"])
+def test_numbers_of_fp8_that_are_none_are_no_kv():
+    slab = np.zeros((2, 1, 3, 8), np.uint8)
+    slab[1, 0, 2, 1] = 0x7E  # the largest one
+    assert is_finite(slab, "fp8")
+    for code in (0x7F, 0xFF):
+        slab[1, 0, 2, 1] = code
+        assert not is_finite(slab, "fp8")
+        assert is_finite(slab, "int8")
+    slab[1, 0, 2, 1], slab[0, 0, 0, -4:] = 0, np.array([np.inf], np.float32).view(np.uint8)
+    assert not is_finite(slab, "fp8")
+
+
+@pytest.mark.parametrize(("kept", "on_device"), [("int8", False), ("int8", True), ("fp8", True)])
+def test_inlay_memory_says_what_a_token_takes(capsys, monkeypatch, kept, on_device):
+    main(["memory", "--model", "demo", "--codec", kept, "--json"])
     predicted = json.loads(capsys.readouterr().out)["models"][0]["bytes_per_token"]
-    llm = LLM("demo", kv_cache_dtype="int8", kv_memory="1MiB", store="off")
+    if on_device:
+        pretend(monkeypatch)
+    llm = LLM("demo", kv_cache_dtype=kept, kv_memory="1MiB", store="off")
     assert predicted == llm.client.model.bytes_per_token == llm.store.pool.bytes_per_token
-    one = sum(tensor.nbytes for tensor in llm.storage.keys + llm.storage.values) / llm.store.pool.slots
-    assert one == predicted
+    memory = llm.storage.keys + llm.storage.values
+    if on_device:
+        memory += [scale for pair in llm.storage.scales for scale in pair]
+    assert sum(tensor.nbytes for tensor in memory) / llm.store.pool.slots == predicted
     llm.shutdown()
     layers = [LayerShape(2, 64)] * 3 + [LayerShape(1, 96, shared=True)]
-    assert bytes_per_token(layers, torch.int8) == 3 * 2 * 2 * (64 + 4) + 96 + 4
+    assert bytes_per_token(layers, NARROW[kept]) == 3 * 2 * 2 * (64 + 4) + 96 + 4
+
+
+def test_every_part_knows_the_same_dtypes():
+    assert tuple(NARROW) == tuple(SCALED) == ROUNDED
+
+
+def test_what_is_measured_is_of_one_dtype(monkeypatch):
+    pretend(monkeypatch)
+    assert len({make(kept).client.model.measured_as(None) for kept in ("auto", "int8", "fp8")}) == 3
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; use one of auto, int8"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; use one of auto, int8, fp8"),
         ({"store_codec": "fp8"}, "store_codec is 'fp8', and keys and values are int8 already"),
     ],
 )
@@ -129,9 +193,15 @@ def test_wrong_settings(settings, sentence):
         LLM(tiny("llama"), **{"kv_cache_dtype": "int8"} | settings)
 
 
-def test_on_a_device_it_is_refused():
-    with pytest.raises(ParameterError, match=r"^kv_cache_dtype 'int8' is for attention on the CPU"):
-        TorchBackend(torch.device("meta")).make_pool([LayerShape(1, 16)], torch.int8, 16)
+def test_a_tier_does_not_round_fp8_again():
+    with pytest.raises(ParameterError, match="store_codec is 'int8', and keys and values are fp8 already"):
+        EngineConfig(kv_cache_dtype="fp8", store_codec="int8")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
+def test_a_cpu_has_no_fp8(backend):
+    with pytest.raises(ParameterError, match=r"^kv_cache_dtype 'fp8' is for GPUs, and this is a CPU; use 'int8'"):
+        make("fp8", attention_backend=backend)
 
 
 def test_every_command_that_loads_a_model_takes_it(capsys):

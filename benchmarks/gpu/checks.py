@@ -139,6 +139,40 @@ def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
         yield {"check": "answers compiled", "passed": _texts(compiled.generate(prompts, params)) == _texts(expected)}
 
 
+def check_rounded_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """A whole model over keys and values in 8 bits: in int8 as on the CPU, and in fp8 a few times as far from fp32."""
+    from inlay import LLM
+
+    prompts, said = ["One two three four five", "Six"], [[5, 77, 12], [9, 3, 200]]
+    settings = {"dtype": "float32", "seed": 0, "kv_memory": "64MiB", "store": "off"}
+
+    def distributions(**more: Any) -> Any:
+        llm = LLM("random:tiny", **settings, **more)
+        found = llm.distributions(prompts, said)
+        llm.shutdown()
+        return found
+
+    def apart(one: Any, other: Any) -> float:
+        return float(sum((a - b).abs().mean() for a, b in zip(one, other, strict=True)))
+
+    exact, expected = (distributions(device="cpu", kv_cache_dtype=kept) for kept in ("auto", "int8"))
+    rounding = apart(exact, expected)
+    for kept in ("int8", "fp8") if _has_fp8(device) else ("int8",):
+        found = distributions(device=str(device), attention_backend="triton", kv_cache_dtype=kept)
+        if kept == "int8":
+            off = apart(found, expected) / rounding
+            yield {"check": "answers in int8", "of_rounding": off, "passed": off < 0.2}
+        else:
+            off = apart(found, exact) / rounding
+            yield {"check": "answers in fp8", "of_rounding": off, "passed": 1 < off < 30}
+
+
+def _has_fp8(device: Any) -> bool:
+    import torch
+
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def _texts(outputs: Any) -> list[Any]:
     return [[each.token_ids for each in output.outputs] for output in outputs]
 
@@ -157,11 +191,10 @@ def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
     from inlay.attention.triton.backend import TritonBackend
     from inlay.slots import SlotRange
 
-    has_fp8 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
     width = 64
     turn = AttentionOptions(width**-0.5, rotary=Rotary(1000.0 ** (-torch.arange(0, width, 2).float() / width)))
     for narrow, (name, parts) in product(LARGEST, list(passes(asked.dry))[: 1 if asked.dry else None]):
-        if narrow != torch.int8 and not has_fp8:
+        if narrow != torch.int8 and not _has_fp8(device):
             continue
         slots = max(run.end for part in parts for run in part.ranges) + 1
         pool = DeviceStorage([LayerShape(2, width)], narrow, slots, device)
@@ -255,7 +288,7 @@ def main() -> int:
     asked = options(__doc__ or "")
     device = device_of(asked)
     rows = []
-    for check in (check_passes, check_quantized, check_plain, check_tokens, check_answers):
+    for check in (check_passes, check_quantized, check_plain, check_tokens, check_answers, check_rounded_answers):
         for row in check(asked, device):
             rows.append(row)
             print("passed" if row["passed"] else "FAILED", {k: v for k, v in row.items() if k != "passed"}, flush=True)

@@ -7,6 +7,7 @@ layer by layer first, ``full`` the stock model's prefill of the same tokens. Flo
 operations over the measured rate of products; ``host_floor`` the modules' bytes over the measured rate of copies from
 host memory, and ``of_bus`` what of that rate the copies reach. Shapes beyond the model's own positions are allowed by
 ``--max-position`` and say so (``beyond``): such positions are computed as any others, with weights that mean nothing.
+``--kv-cache-dtype int8`` or ``fp8`` keeps keys and values in 8 bits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def load(name: str, asked: Any, device: Any) -> Any:
     if asked.max_position > own:
         loaded = replace(loaded, spec=replace(loaded.spec, max_positions=asked.max_position))
     memory = {"kv_memory": "16MiB"} if asked.dry else {}
-    return LLM(loaded, attention_backend="triton", reuse="isolated", seed=0, **memory), own
+    kept = asked.kv_cache_dtype
+    return LLM(loaded, attention_backend="triton", reuse="isolated", seed=0, kv_cache_dtype=kept, **memory), own
 
 
 def workload(llm: Any, cached: int, new: int) -> tuple[Any, Any]:
@@ -86,6 +88,7 @@ def measure(llm: Any, own: int, cached: int, new: int, clock: Clock, ceilings: C
     return {
         "model": llm.model_name,
         "dtype": dtype,
+        "kv_dtype": llm.client.model.keys.kv_dtype,
         "cached": first.usage.cached_tokens,
         "new": first.usage.computed_tokens,
         "beyond": len(first.prompt_token_ids) > own,
@@ -107,6 +110,7 @@ def main() -> None:
         cached=[1024, 2048, 3072, 5120, 8192, 16384],
         new=[32, 128],
         max_position=32768,
+        kv_cache_dtype="auto",
     )
     device = device_of(asked)
     if asked.dry:

@@ -14,6 +14,7 @@ import psutil
 
 from inlay.errors import ParameterError
 from inlay.kv.codecs import CODECS
+from inlay.kv.identity import ROUNDED
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
 from inlay.kv.tiers.link import check_address
 from inlay.policy import BEST, ReusePolicy
@@ -24,7 +25,7 @@ PLACEHOLDERS = ("none", "unk")
 GENERATION_CONFIGS = ("auto", "off")
 PROFILES = ("auto", "off")
 PREFETCHES = ("waiting", "likely")
-KV_CACHE_DTYPES = ("auto", "int8")
+KV_CACHE_DTYPES = ("auto", *ROUNDED)
 
 #: Nats a token from full prefill, beyond which a schema's answers get a safer policy.
 DEFAULT_THRESHOLD = 0.1
@@ -42,8 +43,9 @@ class EngineConfig:
     positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
     kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB,
         and on a GPU for nine tenths of what the weights leave.
-    kv_cache_dtype: what keys and values are in the pool: "auto" for the model's dtype, or "int8" for a byte a number
-        with a scale for each token and head, on the CPU: what the engine computes is computed over the rounded ones.
+    kv_cache_dtype: what keys and values are in the pool: "auto" for the model's dtype, or "int8", or on a GPU "fp8",
+        for a byte a number with a scale for each token and head: what the engine computes is computed over the rounded
+        ones.
     chunk_size: tokens of one chunk of the pool.
     max_num_seqs: the most requests that run at the same time.
     max_num_batched_tokens: the most tokens in one forward pass.
@@ -157,10 +159,10 @@ class EngineConfig:
             raise ParameterError("store_timeout_s is None; it must be a number of seconds above 0")
         check_choice("store_codec", self.store_codec, tuple(CODECS))
         check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        if self.kv_cache_dtype == "int8" and self.store_codec != "none":
+        if self.kv_cache_dtype != "auto" and self.store_codec != "none":
             raise ParameterError(
-                f"store_codec is '{self.store_codec}', and keys and values are int8 already, as kv_cache_dtype says; "
-                "leave store_codec out"
+                f"store_codec is '{self.store_codec}', and keys and values are {self.kv_cache_dtype} already, as "
+                "kv_cache_dtype says; leave store_codec out"
             )
         if self.store_shared is not None:
             check_address("store_shared", self.store_shared)

@@ -9,8 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-import torch
-
+from inlay.attention.quantization import NARROW
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
 from inlay.client import EncodeListener, Prepared, TokenListener
@@ -75,7 +74,7 @@ class InProcessClient:
     ) -> None:
         device = loaded.model.device
         backend = get_backend(config.attention_backend, device)
-        kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else loaded.model.dtype
+        kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
         size = bytes_per_token(loaded.spec.shapes, kv_dtype)
         pool = KVPool(config.kv_bytes(backend.scratch_bytes, free_bytes(device)), size, config.chunk_size)
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
@@ -87,7 +86,7 @@ class InProcessClient:
             check_compiled(loaded.spec, runner, pool)
         check_adapters(self._adapters, loaded.spec, runner, pool)
         named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
-        self._model = _model_info(loaded, config, kv_dtype, size, why_not_shift(loaded.spec, runner, pool), named)
+        self._model = _model_info(loaded, config, size, why_not_shift(loaded.spec, runner, pool), named)
         policy = POLICIES[config.eviction]
         cost = measured_cost(loaded.spec, runner, pool) if config.eviction == "cost" else PassCost()
         self.store = SegmentStore(pool, self._model.keys, policy, cost)
@@ -275,18 +274,18 @@ def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
 def _model_info(
     loaded: LoadedModel,
     config: EngineConfig,
-    kv_dtype: torch.dtype,
     size: int,
     reason: str | None,
     adapters: Mapping[str, bytes],
 ) -> ModelInfo:
     """What is published of a model.
 
-    kv_dtype: of its keys and values. size: bytes of a token's. reason: see ModelInfo.why_not_shift.
+    size: bytes of a token's keys and values. reason: see ModelInfo.why_not_shift.
     """
+    kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype in NARROW else dtype_name(loaded.model.dtype)
     keys = KeyMaker(
         fingerprint=loaded.fingerprint,
-        kv_dtype=dtype_name(kv_dtype),
+        kv_dtype=kv_dtype,
         codec=LOSSLESS,
         salt=config.cache_salt.encode(),
         positioned=reason is not None,

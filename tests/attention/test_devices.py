@@ -137,7 +137,7 @@ def test_the_pool_takes_most_of_what_a_device_has_left(one_gpu):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_memory_on_a_device_holds_what_memory_of_the_host_does(dtype, shared):
     layers = [LayerShape(2, 8, shared), LayerShape(1, 4, shared)]
     host, device = KVStorage(layers, dtype, 64), DeviceStorage(layers, dtype, 64, torch.device("cpu"))
@@ -150,6 +150,9 @@ def test_memory_on_a_device_holds_what_memory_of_the_host_does(dtype, shared):
             memory.write(layer, torch.tensor([20, 21, 40, 41, 42]).numpy(), keys, values)
         slab = device.read_slab(layer, runs)
         assert (slab == host.read_slab(layer, runs)).all()
+        for where in (slice(2, 9), torch.tensor([3, 42, 5])):
+            assert torch.equal(device.read_keys(layer, where), host.read_keys(layer, where))
+            assert torch.equal(device.read_values(layer, where), host.read_values(layer, where))
         device.write_slab(layer, [SlotRange(50, 7)], slab)
         assert (device.read_slab(layer, [SlotRange(50, 7)]) == slab).all()
     assert device.values[0] is device.keys[0] or not shared

@@ -17,9 +17,9 @@ SCRIPTS = Path(__file__).parents[2] / "benchmarks/gpu"
 pytestmark = [pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"), pytest.mark.long]
 
 
-def dry(script: str, out: Path) -> dict:
+def dry(script: str, out: Path, *more: str) -> dict:
     done = subprocess.run(
-        [sys.executable, SCRIPTS / f"{script}.py", "--dry", "--out", out],
+        [sys.executable, SCRIPTS / f"{script}.py", "--dry", "--out", out, *more],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,17 +49,19 @@ def test_calibrate(tmp_path):
 
 
 @pytest.mark.triton
-def test_prompt_cache(tmp_path):
-    (row,) = dry("prompt_cache", tmp_path)["rows"]
+@pytest.mark.parametrize(("kept", "kept_bytes"), [("auto", 32 * 4), ("int8", 32 + 4), ("fp8", 32 + 4)])
+def test_prompt_cache(tmp_path, kept, kept_bytes):
+    (row,) = dry("prompt_cache", tmp_path, "--kv-cache-dtype", kept)["rows"]
+    assert row["kv_dtype"] == ("float32" if kept == "auto" else kept)
     assert (row["cached"], row["new"], row["beyond"]) == (64, 4, False)
     assert row["ms"]["host"] > row["ms"]["device"] > 0
-    assert row["module_bytes"] == 64 * 2 * 4 * 4 * 32 * 4  # tokens, key and value, layers, heads, width, fp32
+    assert row["module_bytes"] == 64 * 2 * 4 * 4 * kept_bytes  # tokens, key and value, layers, heads, bytes of one
 
 
 @pytest.mark.triton
 def test_checks(tmp_path):
     rows = dry("checks", tmp_path)["rows"]
-    assert len(rows) == 34
+    assert len(rows) == 36
     assert all(row["passed"] for row in rows)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.attention.quantization import LARGEST, SCALE_BYTES, quantize
+from inlay.attention.quantization import LARGEST, SCALE_BYTES, dequantize, quantize
 from inlay.attention.storage import KVStorage, LayerShape
 from inlay.slots import SlotRange, total
 
@@ -41,9 +41,7 @@ class DeviceStorage(KVStorage):
         self.values = [
             keys if layer.shared else self._zeros(layer, slots) for layer, keys in zip(layers, self.keys, strict=True)
         ]
-        self.scales: list[Scales | None] = [
-            (self._floats(layer, slots), self._floats(layer, slots)) if dtype in LARGEST else None for layer in layers
-        ]
+        self.scales = [self._scales(layer, slots) if dtype in LARGEST else None for layer in layers]
         self._copying = local()  # a stream for each thread that copies
 
     def write(self, layer: int, slots: SlotRange | npt.NDArray[np.int64], keys: Tensor, values: Tensor) -> None:
@@ -58,7 +56,16 @@ class DeviceStorage(KVStorage):
             self.values[layer][:, where] = values.to(self.device, self.dtype)
             return
         for memory, scale, numbers in zip((self.keys[layer], self.values[layer]), scales, (keys, values), strict=True):
-            memory[:, where], scale[:, where] = quantize(numbers.to(self.device), self.dtype)
+            narrow, scale[:, where] = quantize(numbers.to(self.device), self.dtype)
+            memory.view(torch.uint8)[:, where] = narrow.view(torch.uint8)  # not all of PyTorch takes fp8
+
+    def read_keys(self, layer: int, slots: slice | Tensor) -> Tensor:
+        """See KVStorage.read_keys."""
+        return self._numbers(self.keys[layer], self.scales[layer], 0, slots)
+
+    def read_values(self, layer: int, slots: slice | Tensor) -> Tensor:
+        """See KVStorage.read_values."""
+        return self._numbers(self.values[layer], self.scales[layer], 1, slots)
 
     def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> npt.NDArray[np.uint8]:
         """See KVStorage.read_slab."""
@@ -89,14 +96,21 @@ class DeviceStorage(KVStorage):
                         memory[:, run.first : run.end].copy_(part, non_blocking=True)
                         at += run.length
 
+    def _numbers(self, memory: Tensor, scales: Scales | None, which: int, slots: slice | Tensor) -> Tensor:
+        """which: 0 of keys, 1 of values."""
+        if scales is None:
+            return memory[:, slots]
+        return dequantize(memory.view(torch.uint8)[:, slots].view(self.dtype), scales[which][:, slots])
+
     def _memory(self, layer: int) -> list[Scales]:
         """The keys and values of a layer, (kv_heads, slots, width) each, and their scales where there are any."""
         scales = self.scales[layer]
         found = [(self.keys[layer], self.values[layer])]
         return found if scales is None else [*found, (scales[0][..., None], scales[1][..., None])]
 
-    def _floats(self, layer: LayerShape, slots: int) -> Tensor:
-        return torch.zeros((layer.kv_heads, slots), device=self.device)
+    def _scales(self, layer: LayerShape, slots: int) -> Scales:
+        keys, values = (torch.zeros((layer.kv_heads, slots), device=self.device) for _ in range(2))
+        return (keys, keys) if layer.shared else (keys, values)
 
     def _zeros(self, layer: LayerShape, slots: int) -> Tensor:
         return torch.zeros((layer.kv_heads, slots, layer.head_dim), dtype=self.dtype, device=self.device)

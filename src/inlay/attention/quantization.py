@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: The dtypes, and the number that the largest one of a row becomes: of fp8 the largest that it has.
+#: The dtypes as settings and segments name them.
+NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+#: The number that the largest one of a row becomes: of fp8 the largest that it has.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 #: Behind the numbers of a row, where keys leave the pool for another tier: one fp32.

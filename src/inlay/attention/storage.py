@@ -1,7 +1,7 @@
 """The memory of keys and values on the CPU: a key and a value tensor a layer.
 
 In int8 the key, or value, of a token and head is a row of whole numbers, -127 to 127, with the fp32 behind them that 1
-stands for: a scale for each token and head, as tokens come one by one.
+stands for: a scale for each token and head, as tokens come one by one. In fp8 there are scales too, on devices alone.
 
 Memory that was never written takes none: the operating system gives pages of an anonymous mapping on first write, so
 a pool grows with use, up to its budget.
@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inlay.attention.quantization import SCALE_BYTES, dequantize, quantize
+from inlay.attention.quantization import LARGEST, SCALE_BYTES, dequantize, quantize
+from inlay.errors import ParameterError
 from inlay.slots import SlotRange, total
 
 
@@ -47,7 +48,7 @@ class LayerShape:
 
 def row_width(head_dim: int, dtype: torch.dtype) -> int:
     """How many elements of the dtype a key of ``head_dim`` numbers has, with its scale."""
-    return head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+    return head_dim + (SCALE_BYTES if dtype in LARGEST else 0)
 
 
 def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
@@ -74,9 +75,12 @@ class KVStorage:
     """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, head_dim) each, in the KV dtype; of int8 with scales.
 
     Where a layer's values are its keys, both are the same tensor. dtype: float32, bfloat16 or int8.
+    Raises ParameterError for fp8.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> None:
+        if dtype == torch.float8_e4m3fn:
+            raise ParameterError("kv_cache_dtype 'fp8' is for GPUs, and this is a CPU; use 'int8', which takes as much")
         self.dtype = dtype
         self.layers = tuple(layers)
         shapes = [(layer.kv_heads, slots, row_width(layer.head_dim, dtype)) for layer in layers]

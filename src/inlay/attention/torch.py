@@ -23,8 +23,8 @@ from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.grouping import FIRST, MASKED, SHIFT, Table
 from inlay.attention.mass import attention_mass
 from inlay.attention.plan import Part, Plan
+from inlay.attention.quantization import LARGEST
 from inlay.attention.storage import KVStorage, LayerShape
-from inlay.errors import ParameterError
 
 _CPU = torch.device("cpu")
 
@@ -71,12 +71,9 @@ class TorchBackend:
         self.device = device
 
     def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
-        """See Backend.make_pool. Raises ParameterError for int8 on another device than the CPU."""
-        if self.device == _CPU:
-            return KVStorage(layers, dtype, slots)
-        if dtype == torch.int8:
-            raise ParameterError("kv_cache_dtype 'int8' is for attention on the CPU; leave it at 'auto' here")
-        return DeviceStorage(layers, dtype, slots, self.device)
+        """See Backend.make_pool. Raises ParameterError for fp8 on the CPU."""
+        on_cpu = self.device == _CPU
+        return KVStorage(layers, dtype, slots) if on_cpu else DeviceStorage(layers, dtype, slots, self.device)
 
     def prepare(self, plan: Plan) -> None:
         """See Backend.prepare."""
@@ -121,7 +118,7 @@ def _attend(
         if view.shift != shift or not _are_same(view.rows, whose):
             turned, whose, shift = _turn(query[:, _there(view.rows, query)], view.shift, options), view.rows, view.shift
         keys, values = pool.read_keys(layer, view.slots), pool.read_values(layer, view.slots)
-        if pool.dtype == torch.int8:
+        if pool.dtype in LARGEST:
             keys, values = keys.to(query.dtype), values.to(query.dtype)
         part, part_lse = partial(turned, keys, values, view, options)
         if len(views) == 1 and part.shape == query.shape:

@@ -31,7 +31,8 @@ def memory(
     codec: Annotated[
         str,
         typer.Option(
-            help="fp32, bf16, fp16, fp8, int8 or int4. The engine runs fp32, bf16 and int8; the others are plans."
+            help="fp32, bf16, fp16, fp8, int8 or int4. The engine runs fp32, bf16, int8 and, on GPUs, fp8; the "
+            "others are plans."
         ),
     ] = "bf16",
     table2: Annotated[

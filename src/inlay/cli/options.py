@@ -150,7 +150,8 @@ StoreShared = Annotated[
 KVCacheDType = Annotated[
     str,
     typer.Option(
-        help="What keys and values are in the pool: auto, the model's dtype, or int8, in about half the bytes of bf16."
+        help="What keys and values are in the pool: auto, the model's dtype, or int8, or fp8 on a GPU, in about half "
+        "the bytes of bf16."
     ),
 ]
 KVMemory = Annotated[

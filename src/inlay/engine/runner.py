@@ -163,8 +163,8 @@ _START, _SHIFT = 53, 41
 _TEXTS = 8
 
 #: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16
-#: and int8.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.int8: 0.15}
+#: and int8, and 0.03 to 0.24 in fp8, where the least of some texts is within the same.
+_TOLERANCE = {torch.float32: 1e-3} | dict.fromkeys((torch.bfloat16, torch.int8, torch.float8_e4m3fn), 0.15)
 
 
 def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:

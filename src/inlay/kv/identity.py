@@ -22,6 +22,7 @@ from inlay.errors import ParameterError
 
 EMPTY = b""
 LOSSLESS = "none"  # the codec of keys and values as they were computed
+ROUNDED = ("int8", "fp8")  # KV dtypes over which a model is another one than over its own
 
 _VERSION = 1  # of what is hashed and of what is written: other records never have the digest of these
 _GROUP, _BREAK, _SALT, _REPAIR, _CODEC, _DIGEST, _BYTES, _ADAPTER, _MODEL = (

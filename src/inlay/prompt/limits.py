@@ -10,7 +10,7 @@ from hashlib import sha256
 from transformers import PreTrainedTokenizerBase
 
 from inlay.errors import ContextError, ParameterError, Place, PMLError, Problem
-from inlay.kv.identity import KeyMaker, fingerprint_under
+from inlay.kv.identity import ROUNDED, KeyMaker, fingerprint_under
 from inlay.pml.scopes import path_of
 from inlay.prompt.layout import SchemaLayout
 from inlay.prompt.placed import PromptLayout
@@ -48,7 +48,8 @@ class ModelInfo:
     def measured_as(self, adapter: str | None) -> bytes:
         """What names what is measured of the model with an adapter; rounded keys and values make it another model."""
         fingerprint = self.fingerprint(adapter)
-        return sha256(fingerprint + b" int8").digest() if self.keys.kv_dtype == "int8" else fingerprint
+        kept = self.keys.kv_dtype
+        return sha256(fingerprint + b" " + kept.encode()).digest() if kept in ROUNDED else fingerprint
 
     def fingerprint(self, adapter: str | None) -> bytes:
         """What tells the model with this adapter from others. Raises ParameterError."""

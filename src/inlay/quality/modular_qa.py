@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from inlay.errors import ModelError
+from inlay.kv.identity import ROUNDED
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.pml.schema import Prompt
@@ -104,11 +105,12 @@ def autos(llm: LLM, reuse: Sequence[str]) -> Row:
 
 
 def _model(llm: LLM) -> Row:
+    kept = llm.client.model.keys.kv_dtype
     return {
         "model": llm.model_name,
         "dtype": dtype_name(llm.loaded.model.dtype),
         "quantization": llm.loaded.form.quantization,
-    } | ({"kv_cache_dtype": "int8"} if llm.client.model.keys.kv_dtype == "int8" else {})
+    } | ({"kv_cache_dtype": kept} if kept in ROUNDED else {})
 
 
 class _Run:

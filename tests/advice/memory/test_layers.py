@@ -14,7 +14,7 @@ BY_HAND = {
     "fp32": (512, 400, 28),
     "bf16": (256, 200, 14),
     "fp16": (256, 200, 14),
-    "fp8": (128, 100, 7),
+    "fp8": (132, 104, 11),
     "int8": (132, 104, 11),
     "int4": (64 + 2 * 4, 50 + 2 * 4, 4 + 4),
 }
@@ -28,10 +28,10 @@ def test_vectors(name):
 
 def test_codecs_that_run_are_those_that_models_load_in_and_the_pools_own():
     bits = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
-    assert KV_CACHE_DTYPES == ("auto", "int8")
+    assert KV_CACHE_DTYPES == ("auto", "int8", "fp8")
     runs = {name: codec.bits for name, codec in CODECS.items() if codec.runs}
-    assert runs == {"fp32": bits["float32"], "bf16": bits["bfloat16"], "int8": 8}
-    assert len(runs) == len(DTYPES) + 1
+    assert runs == {"fp32": bits["float32"], "bf16": bits["bfloat16"], "int8": 8, "fp8": 8}
+    assert len(runs) == len(DTYPES) + 2
 
 
 def test_an_unknown_codec():

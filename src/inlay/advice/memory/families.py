@@ -38,14 +38,16 @@ class Codec:
         return -(-width * self.bits // 8) + groups * self.scale_bytes
 
 
+_SCALES = "a 32-bit scale for each key and each value of a head"
+
 CODECS = {
     codec.name: codec
     for codec in (
         Codec("fp32", 32, runs=True),
         Codec("bf16", 16, runs=True),
         Codec("fp16", 16),
-        Codec("fp8", 8, adds="nothing: its scale is one number a layer, not a token"),
-        Codec("int8", 8, scale_bytes=4, runs=True, adds="a 32-bit scale for each key and each value of a head"),
+        Codec("fp8", 8, scale_bytes=4, runs=True, adds=_SCALES),
+        Codec("int8", 8, scale_bytes=4, runs=True, adds=_SCALES),
         Codec("int4", 4, scale_bytes=4, group=64, adds="a 16-bit scale and zero point for every 64 elements of a head"),
     )
 }

@@ -32,6 +32,7 @@ from inlay.errors import ParameterError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
+FP8_CAPABILITY = (8, 9)
 
 #: Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 when Triton was imported.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -84,11 +85,13 @@ class TritonBackend:
 
     def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
         """See Backend.make_pool. Raises ParameterError for a dtype or a head size that the kernels do not take."""
-        if dtype not in DTYPES:
+        if dtype not in DTYPES and dtype not in LARGEST:
             raise ParameterError(
-                f"attention backend 'triton' keeps KV in float32, float16 or bfloat16, not in {dtype}; "
+                f"attention backend 'triton' keeps KV in float32, float16, bfloat16, int8 or fp8, not in {dtype}; "
                 "leave kv_cache_dtype at 'auto'"
             )
+        if dtype == torch.float8_e4m3fn:
+            _check_fp8(self.device)
         widest = max(layer.head_dim for layer in layers)
         if widest > LARGEST_HEAD:
             raise ParameterError(
@@ -233,6 +236,19 @@ class TritonBackend:
     def _floats(self, tensor: Tensor | None) -> Tensor:
         """A number a head as the kernels read them."""
         return self._none if tensor is None else tensor.detach().to(self.device, torch.float32).contiguous()
+
+
+def _check_fp8(device: torch.device) -> None:
+    """Raise ParameterError where a GPU has no fp8."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        needed, found = ("{}.{}".format(*each) for each in (FP8_CAPABILITY, capability))
+        raise ParameterError(
+            f"kv_cache_dtype 'fp8' needs a GPU of compute capability {needed}, and {device} has {found}; use 'int8', "
+            "which takes as much memory"
+        )
 
 
 def _processors(device: torch.device) -> int:

@@ -19,10 +19,11 @@ DTYPES: Mapping[str, tuple[str, int, int]] = {
     "bfloat16": ("BF16", 2, 0x7F80),
     "float16": ("F16", 2, 0x7C00),
 }
-#: A dtype of the pool that no lossy codec takes: the last four bytes of each head are its scale, one float32.
-SCALED = "int8"
+#: Dtypes of the pool that no lossy codec takes, and what safetensors calls them: the last four bytes of each head are
+#: its scale, one float32.
+SCALED: Mapping[str, str] = {"int8": "I8", "fp8": "F8_E4M3"}
 SCALE_BYTES = 4
-_SIZES = {name: size for name, size, _ in DTYPES.values()} | {"I8": 1, "F8_E4M3": 1}
+_SIZES = {name: size for name, size, _ in DTYPES.values()} | dict.fromkeys(SCALED.values(), 1)
 
 #: Largest numbers below this are taken for zero: what they are divided by would leave the range of float32.
 _LEAST = 1e-30
@@ -32,7 +33,7 @@ Slab = npt.NDArray[np.uint8]
 
 Floats = npt.NDArray[np.float32]
 Shape = tuple[int, int, int, int]
-"""Of a slab in numbers: 2, kv_heads, tokens, head_dim; of int8 its scale counts as four."""
+"""Of a slab in numbers: 2, kv_heads, tokens, head_dim; of a scaled dtype the scale counts as four."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from inlay.kv.codecs.codec import DTYPES, SCALED, Part, Shape, Slab, size_of
 
 
 def parts(shape: Shape, kv_dtype: str) -> tuple[Part, ...]:
-    return (Part("kv", "I8" if kv_dtype == SCALED else DTYPES[kv_dtype][0], shape),)
+    return (Part("kv", SCALED.get(kv_dtype) or DTYPES[kv_dtype][0], shape),)
 
 
 def nbytes(shape: Shape, kv_dtype: str) -> int:

@@ -99,7 +99,7 @@ class SegmentRecord:
     def shape(self, layer: int) -> Shape:
         """Of a layer's slab, in numbers, not bytes."""
         heads, width = self.layers[layer]
-        return 2, heads, self.tokens, width + (SCALE_BYTES if self.kv_dtype == SCALED else 0)
+        return 2, heads, self.tokens, width + (SCALE_BYTES if self.kv_dtype in SCALED else 0)
 
     def slab_bytes(self, layer: int) -> int:
         """How many bytes a layer's keys and values have in this form."""
@@ -152,11 +152,11 @@ class SegmentRecord:
             )
         except (KeyError, TypeError, AttributeError, ParameterError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
-        if len(record.key) != 32 or not record.ids or not record.layers or record.kv_dtype not in (*DTYPES, SCALED):
+        if len(record.key) != 32 or not record.ids or not record.layers or record.kv_dtype not in (*DTYPES, *SCALED):
             raise ValueError("it has no key, no tokens, no layers or an unknown dtype")
         if record.codec not in CODECS:
             raise ValueError(f"it has the unknown codec {record.codec!r:.20}")
-        if record.kv_dtype == SCALED and record.codec != LOSSLESS:
+        if record.kv_dtype in SCALED and record.codec != LOSSLESS:
             raise ValueError("it was rounded twice")
         if min(min(layer) for layer in record.layers) < 1:
             raise ValueError("a layer has no width")
@@ -165,7 +165,9 @@ class SegmentRecord:
 
 def is_finite(slab: Slab, kv_dtype: str) -> bool:
     """Whether keys and values hold no infinity and nothing that is no number."""
-    if kv_dtype == SCALED:
+    if kv_dtype == "fp8" and ((slab[..., :-SCALE_BYTES] & 0x7F) == 0x7F).any():
+        return False
+    if kv_dtype in SCALED:
         return bool(np.isfinite(np.ascontiguousarray(slab[..., -SCALE_BYTES:]).view("<f4")).all())
     _, size, exponent = DTYPES[kv_dtype]
     bits = np.ascontiguousarray(slab).reshape(-1).view(f"<u{size}")

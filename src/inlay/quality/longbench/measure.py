@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError
+from inlay.kv.identity import ROUNDED
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
@@ -113,11 +114,12 @@ def measure_longbench(
 
 
 def _model(llm: LLM) -> Row:
+    kept = llm.client.model.keys.kv_dtype
     return {
         "model": llm.model_name,
         "dtype": dtype_name(llm.loaded.model.dtype),
         "quantization": llm.loaded.form.quantization,
-    } | ({"kv_cache_dtype": "int8"} if llm.client.model.keys.kv_dtype == "int8" else {})
+    } | ({"kv_cache_dtype": kept} if kept in ROUNDED else {})
 
 
 class _Run:

@@ -1,0 +1,23 @@
+"""A device where there is none: PyTorch's attention over the memory of a device, which lies in the host's here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from inlay.attention.device_storage import DeviceStorage
+from inlay.attention.storage import LayerShape
+from inlay.attention.torch import TorchBackend
+
+
+class OnDevice(TorchBackend):
+    """PyTorch's attention, over pools as devices have them."""
+
+    def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> DeviceStorage:
+        return DeviceStorage(layers, dtype, slots, self.device)
+
+
+def pretend(monkeypatch) -> None:
+    """Let the LLMs that a test makes compute on such a device, whatever backend they name."""
+    monkeypatch.setattr("inlay.in_process_client.get_backend", lambda name, device: OnDevice())
