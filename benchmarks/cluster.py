@@ -142,7 +142,7 @@ def share(cluster: Deployed, part: str, whole: str) -> float:
 
 def pieces_of(asked: Sequence[Question], kv_memory: str) -> tuple[list[Wanted], int]:
     """What an ingress makes of each question, and how many tokens a replica's pool holds."""
-    llm = LLM("demo", kv_memory=kv_memory, seed=0)
+    llm = LLM("demo", kv_memory=kv_memory, seed=0, reuse=str(GREEDY["reuse"]))
     client = llm.client
     made: list[Wanted] = []
     prepare = client.prepare
@@ -153,7 +153,7 @@ def pieces_of(asked: Sequence[Question], kv_memory: str) -> tuple[list[Wanted], 
 
     client.prepare = listen  # type: ignore[method-assign]
     for question in asked:
-        llm.chat(question.messages, SamplingParams(max_tokens=1, temperature=0), reuse=GREEDY["reuse"])
+        llm.chat(question.messages, SamplingParams(max_tokens=1, temperature=0))
     llm.shutdown()
     return made, llm.store.pool.slots
 

@@ -138,14 +138,24 @@ def test_what_it_predicts_is_what_is_found():
     assert ours.predicted_share == pytest.approx(ours.hit_share, abs=0.1)
 
 
+def test_no_router_does_better_than_the_best_replica_alone():
+    """It says how much of the slowest answers is what nobody holds together."""
+    ours, two = run("module"), run("power-of-two")
+    assert two.least_p99_s is None
+    assert ours.least_p99_s is not None
+    assert 0.8 * ours.ttft_p99_s < ours.least_p99_s < ours.ttft_p99_s
+
+
 def test_hot_modules_leave_no_replica_with_far_more_than_the_others():
     assert run("module", exponent=1.3).imbalance < 1.5
 
 
 def test_with_nothing_shared_it_is_no_worse_than_power_of_two():
-    ours, two = (run(name, each=0, load=0.8) for name in ("module", "power-of-two"))
-    assert ours.hit_share == two.hit_share == 0
-    assert ours.ttft_mean_s <= 1.02 * two.ttft_mean_s
+    for load in (0.3, 0.8):
+        ours, two = (run(name, each=0, load=load) for name in ("module", "power-of-two"))
+        assert ours.hit_share == two.hit_share == 0
+        assert ours.ttft_mean_s <= 1.02 * two.ttft_mean_s
+        assert ours.ttft_p99_s < two.ttft_p99_s
 
 
 def test_our_traces_are_read(tmp_path: Path):
