@@ -28,6 +28,26 @@ READY_S = 600.0  # that a cluster may take to answer again, on a busy machine
 VICTIMS = {"engine": 0.5, "ingress": 0.2, "shared": 0.3}  # and how often each is killed
 
 
+class Pauses:
+    """Notes when this process does not run, as on a machine that is suspended: what times out then says nothing.
+
+    seconds: so far, of those of more than LEAST_S.
+    """
+
+    LEAST_S = 5.0
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            time.sleep(0.2)
+            gap = time.monotonic() - began
+            self.seconds += gap if gap > self.LEAST_S else 0.0
+
+
 class SharedTier:
     """The server of a shared tier, which may be killed, and what it was asked for. Without a program, none."""
 
@@ -72,39 +92,49 @@ def faults(args: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         shared = SharedTier(folder)
         with replicas(folder, args.replicas, "module", args.kv_memory, shared.settings) as cluster:
-            until = time.monotonic() + 60 * args.minutes
+            pauses, began = Pauses(), time.monotonic()
+
+            def over() -> bool:
+                return time.monotonic() - began - pauses.seconds > 60 * args.minutes
 
             def client(seed: int) -> None:
                 nonlocal longest
                 mine = random.Random(seed)
-                while time.monotonic() < until:
+                while not over():
                     number = mine.randrange(len(asked))
-                    began = time.perf_counter()
-                    outcomes[ask_one(cluster, asked[number], wanted[number])] += 1
-                    longest = max(longest, time.perf_counter() - began)
+                    asked_at, paused = time.monotonic(), pauses.seconds
+                    said = ask_one(cluster, asked[number], wanted[number])
+                    if time.monotonic() - asked_at > Pauses.LEAST_S:
+                        time.sleep(0.5)  # until a pause has been noted, if it was one
+                    if pauses.seconds > paused:
+                        said += ", over a pause"
+                    else:
+                        longest = max(longest, time.monotonic() - asked_at)
+                    outcomes[said] += 1
 
             threads = [threading.Thread(target=client, args=(number,)) for number in range(args.clients)]
             for thread in threads:
                 thread.start()
             kills: Counter[str] = Counter()
-            while time.monotonic() < until:
+            while not over():
                 time.sleep(args.every * draws.uniform(0.5, 1.5))
                 kills += kill_one(cluster, shared, draws)
                 print(f"killed {dict(kills)}: {dict(outcomes)}", file=sys.stderr, flush=True)
             for thread in threads:
                 thread.join(180)
             hanging = sum(thread.is_alive() for thread in threads)
-            began, last = time.perf_counter(), "not ready"
+            killed_at, last = time.monotonic(), "not ready"
             with suppress(AssertionError):
                 cluster.wait(cluster.ready, READY_S)
                 last = ask_one(cluster, asked[0], wanted[0])
-            ready_s = time.perf_counter() - began
+            ready_s = time.monotonic() - killed_at
         shared.close()
     return {
         "minutes": args.minutes,
         "killed": dict(kills),
         "outcomes": dict(outcomes),
         "hanging": hanging,
+        "paused_s": pauses.seconds,
         "longest_s": longest,
         "shared_reads": shared.reads,
         "ready_s": ready_s,  # behind the last kill, at the end
