@@ -1,129 +1,138 @@
-"""Three replicas of the bundled model on this machine: routers side by side, and processes killed in a loop.
+"""Replicas of the bundled model on this machine: routers side by side, and processes killed in a loop.
 
-    python benchmarks/cluster.py routers --requests 300
+    python benchmarks/cluster.py routers --requests 300 --rate 6
     python benchmarks/cluster.py faults --minutes 10
 
-``routers`` asks the same questions over the same documents, in any order, of each router: the share of prompt tokens
-that was found, the time to the first token as clients see it, requests a second, and what `inlay simulate` says of the
-same traffic. ``faults`` kills replicas and the ingress with SIGKILL under load, and compares every answer with that of
-one engine: wrong answers, requests that never end, and what clients were told. The last line is JSON.
+``routers`` asks the same questions over the same documents, in any order, at the same times, of each router, and prints
+what it measured beside what the simulator says of the same traffic, with costs that were measured before and after:
+the share of prompt tokens that was found, and the time to the first token as clients see it. ``ray-prefix`` is the
+prefix-aware router of Ray Serve LLM. ``faults`` kills replicas, the ingress and the server of a shared tier with
+SIGKILL under load, and compares every answer with that of one engine: wrong answers, requests that never end, and what
+clients were told. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from http.client import HTTPException
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from cluster_faults import faults
+from cluster_traffic import GREEDY, Question, question_over, questions, replicas, run_at
+
 from inlay import LLM, SamplingParams
-from inlay.bench.deployed import Deployed, deployed
+from inlay.bench.deployed import Deployed
+from inlay.client import Prepared
+from inlay.cluster.pieces import Wanted, wanted_by
+from inlay.cluster.simulation.costs import Costs
+from inlay.cluster.simulation.routers import ROUTERS as SIMULATED
+from inlay.cluster.simulation.run import SimulationResult, simulate
+from inlay.cluster.simulation.traces import SimulatedRequest
+from inlay.prompt.request import EngineRequest
 
-DOCUMENTS, EACH = 120, 4
-ROUTERS = ("module", "prefix", "power-of-two", "round-robin")
-GREEDY = {"temperature": 0, "max_tokens": 8, "reuse": "anchored"}
-
-
-@dataclass(frozen=True)
-class Question:
-    """chosen: the documents of its prompt, in order."""
-
-    chosen: tuple[int, ...]
-    messages: list[dict[str, Any]]
-
-
-def document(number: int) -> str:
-    """About 150 tokens, the same for the same number."""
-    draws = random.Random(number)
-    names = ["".join(draws.choices("abdegiklmnoprstuv", k=6)).capitalize() for _ in range(12)]
-    told = [f"The {draws.choice(['mayor', 'host', 'owner', 'keeper'])} of {names[0]} is {name}." for name in names[1:]]
-    return f"{names[0]} is a town. " + " ".join(told) + "\n"
-
-
-def questions(count: int, exponent: float, seed: int) -> list[Question]:
-    """Questions over documents that are drawn by Zipf's law, in any order."""
-    draws = random.Random(seed)
-    weights = [1 / rank**exponent for rank in range(1, DOCUMENTS + 1)]
-    made = []
-    for _ in range(count):
-        chosen: dict[int, None] = {}
-        while len(chosen) < EACH:
-            chosen.update(dict.fromkeys(draws.choices(range(DOCUMENTS), weights)))
-        parts = [{"type": "text", "text": document(one), "cache_control": {"type": "ephemeral"}} for one in chosen]
-        question = {"type": "text", "text": f"Who is named in {document(next(iter(chosen))).split()[0]}?"}
-        messages = [{"role": "system", "content": "Answer."}, {"role": "user", "content": [*parts, question]}]
-        made.append(Question(tuple(chosen), messages))
-    return made
-
-
-def run_clients(work: Callable[[int], None], count: int, clients: int) -> float:
-    """Have threads do so many pieces of work; returns the seconds that took."""
-    numbers, lock = iter(range(count)), threading.Lock()
-
-    def client() -> None:
-        while True:
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                return
-            work(number)
-
-    began = time.perf_counter()
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
+RAY_PREFIX = "ray-prefix"
+ROUTERS = ("module", "prefix", RAY_PREFIX, "power-of-two", "round-robin")
+FIGURES = ("hit_share", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms")
+IDLE = 15  # requests that an idle cluster is asked, to calibrate
+WARM = 4  # one request in so many, those that come first, counts for nothing
 
 
 def routers(args: argparse.Namespace) -> dict[str, Any]:
     asked = questions(args.requests, args.zipf, args.seed)
-    warm = len(asked) // 4
+    draws = random.Random(args.seed)
+    times = list(accumulate(draws.expovariate(args.rate) for _ in asked))
+    wanted, pool = pieces_of(asked, args.kv_memory)
+    trace = [SimulatedRequest(at, one, 1) for at, one in zip(times, wanted, strict=True)]
     rows = []
     for router in args.routers.split(","):
-        with tempfile.TemporaryDirectory() as folder, three(Path(folder), router, args.kv_memory) as cluster:
-            times: dict[int, float] = {}
-            counts: dict[int, tuple[int, int]] = {}
+        row, costs = measured(args, router, asked, times)
+        if router in SIMULATED:
+            spent = replace(costs, pool=pool)
+            said = simulate(trace, router=router, replicas=args.replicas, costs=spent, seed=args.seed)
+            row["simulated"] = simulated(said, row["front_ms"])
+        rows.append(row)
+        print(line_of(row), file=sys.stderr, flush=True)
+    return {"requests": len(asked), "rate": args.rate, "replicas": args.replicas, "pool": pool, "rows": rows}
 
-            def ask(number: int, cluster: Deployed = cluster, times: Any = times, counts: Any = counts) -> None:
-                body = {"model": "demo", "messages": asked[number].messages, **GREEDY, "max_tokens": 1}
-                began = time.perf_counter()
-                status, answer = cluster.call("POST", "/v1/chat/completions", body, timeout=120)
-                assert status == 200, answer
-                times[number] = time.perf_counter() - began
-                usage = answer["usage"]
-                counts[number] = usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
 
-            run_clients(ask, warm, args.clients)
-            seconds = run_clients(lambda number: ask(warm + number), len(asked) - warm, args.clients)
-            counted = [counts[number] for number in range(warm, len(asked))]
-            ttft = sorted(times[number] for number in range(warm, len(asked)))
-            rows.append(
-                {
-                    "router": router,
-                    "hit_share": sum(found for found, _ in counted) / sum(tokens for _, tokens in counted),
-                    "ttft_p50_ms": 1000 * statistics.median(ttft),
-                    "ttft_p99_ms": 1000 * ttft[int(0.99 * (len(ttft) - 1))],
-                    "requests_s": len(counted) / seconds,
-                    "prompt_tokens": statistics.fmean(tokens for _, tokens in counted),
-                    "moves_share": share(cluster, "moves", "requests"),
-                    "predicted_share": share(cluster, "predicted_tokens", "prompt_tokens"),
-                }
-            )
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    return {"rows": rows, "simulated": simulated(asked, rows, args.kv_memory)}
+def measured(
+    args: argparse.Namespace, router: str, asked: Sequence[Question], times: Sequence[float]
+) -> tuple[dict[str, Any], Costs]:
+    """What came of the questions under one router, and what things cost meanwhile.
+
+    Costs are means of what was measured before and after, on one thread, as replicas have, while the cluster was idle.
+    front_ms: what a request takes beside its engine, for HTTP and the ingress.
+    """
+    ours = router != RAY_PREFIX
+    program = ["-m", "inlay"] if ours else [str(Path(__file__).with_name("cluster_ray_prefix.py"))]
+    ttft: dict[int, float] = {}
+    counts: dict[int, tuple[int, int]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kind = router if ours else "module"
+        with replicas(folder, args.replicas, kind, args.kv_memory, program=program) as cluster:
+
+            def ask(number: int) -> None:
+                ttft[number], counts[number] = first_token(cluster, asked[number])
+
+            before = calibrated(cluster, folder)
+            late_s = run_at(ask, times)
+            after = calibrated(cluster, folder)
+            predicted = share(cluster, "predicted_tokens", "prompt_tokens") if ours else None
+    first = len(asked) // WARM
+    found, tokens = (sum(counts[at][which] for at in range(first, len(asked))) for which in (0, 1))
+    seconds = [ttft[at] for at in range(first, len(asked))]
+    costs = {name: (before[name] + after[name]) / 2 for name in before}
+    row = {
+        "router": router,
+        "hit_share": found / tokens,
+        "predicted_share": predicted,
+        "ttft_mean_ms": 1000 * statistics.fmean(seconds),
+        "ttft_p50_ms": 1000 * percentile(seconds, 50),
+        "ttft_p99_ms": 1000 * percentile(seconds, 99),
+        "latest_ms": 1000 * late_s,
+        "front_ms": 1000 * costs.pop("front_s"),
+        "costs_before": before,
+        "costs_after": after,
+    }
+    return row, Costs(machine="this one, meanwhile", **costs)
+
+
+def calibrated(cluster: Deployed, folder: Path) -> dict[str, float]:
+    """Seconds, as ``Costs`` has them, and front_s: what a request of the idle cluster takes beside its engine."""
+    path = folder / "costs.json"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "inlay", "simulate", "--calibrate", str(path), "--force", "--model", "demo"]
+    subprocess.run(command, check=True, env=env, stderr=subprocess.DEVNULL)
+    costs = Costs.from_file(path)
+    tiny = question_over((0,))
+    taken = [first_token(cluster, tiny, reuse="off") for _ in range(IDLE)]
+    engine_s = costs.pass_s + costs.decode_s + taken[0][1][1] * costs.prefill_s
+    front_s = max(0.0, statistics.median(took for took, _ in taken) - engine_s)
+    return {"prefill_s": costs.prefill_s, "pass_s": costs.pass_s, "decode_s": costs.decode_s, "front_s": front_s}
+
+
+def first_token(cluster: Deployed, question: Question, **fields: Any) -> tuple[float, tuple[int, int]]:
+    """Seconds until the only token of an answer; the prompt tokens that were found, and all of them."""
+    body = {"model": "demo", "messages": question.messages, **GREEDY, "max_tokens": 1, **fields}
+    began = time.perf_counter()
+    status, answer = cluster.call("POST", "/v1/chat/completions", body, timeout=120)
+    took = time.perf_counter() - began
+    assert status == 200, answer
+    usage = answer["usage"]
+    return took, (usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"])
 
 
 def share(cluster: Deployed, part: str, whole: str) -> float:
@@ -131,109 +140,68 @@ def share(cluster: Deployed, part: str, whole: str) -> float:
     return cluster.metric(f"inlay:router_{part}_total") / of if of else 0.0
 
 
-def simulated(asked: Sequence[Question], rows: list[dict[str, Any]], kv_memory: str) -> list[dict[str, Any]]:
-    """The same traffic at the rate that module affinity had, as ``inlay simulate`` has it."""
-    llm = LLM("demo", kv_memory=kv_memory)
-    sizes = [len(llm.tokenizer.encode(document(number), add_special_tokens=False)) for number in range(DOCUMENTS)]
-    pool, rate = llm.store.pool.slots, rows[0]["requests_s"]
-    new = max(1, round(rows[0]["prompt_tokens"] - statistics.fmean(sizes) * EACH))
-    with tempfile.TemporaryDirectory() as folder:
-        trace, costs = Path(folder) / "trace.jsonl", Path(folder) / "costs.json"
-        lines = (
-            {"at": at / rate, "modules": [[str(one), sizes[one]] for one in question.chosen], "new": new, "answer": 1}
-            for at, question in enumerate(asked)
-        )
-        trace.write_text("\n".join(map(json.dumps, lines)))
-        run = [sys.executable, "-m", "inlay", "simulate"]
-        subprocess.run([*run, "--calibrate", str(costs), "--model", "demo"], check=True)
-        options = ["--replicas", "3", "--costs", str(costs), "--pool", str(pool), "--router", ",".join(ROUTERS)]
-        done = subprocess.run([*run, str(trace), *options, "--json"], check=True, capture_output=True, text=True)
-    names = ("router", "hit_share", "ttft_p50_s", "ttft_p99_s")
-    return [{name: row[name] for name in names} for row in json.loads(done.stdout)["rows"]]
+def pieces_of(asked: Sequence[Question], kv_memory: str) -> tuple[list[Wanted], int]:
+    """What an ingress makes of each question, and how many tokens a replica's pool holds."""
+    llm = LLM("demo", kv_memory=kv_memory, seed=0, reuse=str(GREEDY["reuse"]))
+    client = llm.client
+    made: list[Wanted] = []
+    prepare = client.prepare
+
+    def listen(request: EngineRequest, grammar: Any = None) -> Prepared:
+        made.append(wanted_by(request, client.model.keys))
+        return prepare(request, grammar)
+
+    client.prepare = listen  # type: ignore[method-assign]
+    for question in asked:
+        llm.chat(question.messages, SamplingParams(max_tokens=1, temperature=0))
+    llm.shutdown()
+    return made, llm.store.pool.slots
 
 
-def faults(args: argparse.Namespace) -> dict[str, Any]:
-    asked = questions(40, args.zipf, args.seed)
-    llm = LLM("demo", seed=0, kv_memory="256MiB", reuse="anchored")
-    params = SamplingParams(temperature=0, max_tokens=GREEDY["max_tokens"])
-    wanted = [llm.chat(one.messages, params)[0].outputs[0].text for one in asked]
-    outcomes: Counter[str] = Counter()
-    until = time.monotonic() + 60 * args.minutes
-    draws, longest = random.Random(args.seed), 0.0
-    with tempfile.TemporaryDirectory() as folder, three(Path(folder), "module", args.kv_memory) as cluster:
-
-        def client(seed: int) -> None:
-            nonlocal longest
-            mine = random.Random(seed)
-            while time.monotonic() < until:
-                number = mine.randrange(len(asked))
-                began = time.perf_counter()
-                outcomes[ask_one(cluster, asked[number], wanted[number])] += 1
-                longest = max(longest, time.perf_counter() - began)
-
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(args.clients)]
-        for thread in threads:
-            thread.start()
-        kills: Counter[str] = Counter()
-        while time.monotonic() < until:
-            time.sleep(args.every * draws.uniform(0.5, 1.5))
-            what = "ingress" if draws.random() < 0.2 else "engine"
-            running = cluster.processes(what)
-            if running:
-                draws.choice(running).kill()
-                kills[what] += 1
-        for thread in threads:
-            thread.join(180)
-        hanging = sum(thread.is_alive() for thread in threads)
-        cluster.wait(cluster.ready, 120)
-        last = ask_one(cluster, asked[0], wanted[0])
+def simulated(said: SimulationResult, front_ms: float) -> dict[str, float]:
+    """The simulator's figures as clients would see them."""
     return {
-        "minutes": args.minutes,
-        "killed": dict(kills),
-        "outcomes": dict(outcomes),
-        "hanging": hanging,
-        "longest_s": longest,
-        "at the end": last,
+        "hit_share": said.hit_share,
+        "ttft_mean_ms": 1000 * said.ttft_mean_s + front_ms,
+        "ttft_p50_ms": 1000 * said.ttft_p50_s + front_ms,
+        "ttft_p99_ms": 1000 * said.ttft_p99_s + front_ms,
+        "utilization": said.utilization,
     }
 
 
-def ask_one(cluster: Deployed, question: Question, wanted: str) -> str:
-    """What came of a question, in a word or two."""
-    body = {"model": "demo", "messages": question.messages, **GREEDY}
-    try:
-        status, answer = cluster.call("POST", "/v1/chat/completions", body, timeout=150)
-    except TimeoutError:
-        return "no answer in 150 s"
-    except (OSError, HTTPException):
-        time.sleep(0.2)
-        return "connection lost"
-    if status != 200:
-        time.sleep(0.2)
-        code = answer["error"]["code"] if isinstance(answer, dict) and "error" in answer else str(answer)[:40]
-        return f"{status} {code}"
-    return "right" if answer["choices"][0]["message"]["content"] == wanted else "wrong"
+def line_of(row: dict[str, Any]) -> str:
+    """A router's figures, and behind each what the simulator says, and by how much that is too high."""
+    said = [f"{row['router']:>12}"]
+    for name in FIGURES:
+        measured_, unit = row[name], "" if name == "hit_share" else " ms"
+        text = f"{name} {measured_:.2f}" if not unit else f"{name} {measured_:.0f}{unit}"
+        if "simulated" in row:
+            other = row["simulated"][name]
+            error = f"{100 * (other - measured_):+.0f} points" if not unit else f"{100 * (other / measured_ - 1):+.0f}%"
+            text += f" (simulated {other:.2f}, {error})" if not unit else f" (simulated {other:.0f}, {error})"
+        said.append(text)
+    return "  ".join(said)
 
 
-def three(folder: Path, router: str, kv_memory: str) -> Any:
-    return deployed(
-        folder,
-        replicas={"count": 3, "cpus": 0.3, "drain_s": 5.0},
-        engine={"kv_memory": kv_memory, "max_num_seqs": 16, "store": "off", "seed": 0, "max_waiting": 100},
-        router={"kind": router},
-    )
+def percentile(values: Sequence[float], percent: float) -> float:
+    return float(np.percentile(values, percent))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("routers", "faults"))
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills, about")
+    parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--kv-memory", default="96MiB", help="of a replica")
-    parser.add_argument("--clients", type=int, default=6, help="that ask one thing after the other")
-    parser.add_argument("--routers", default=",".join(ROUTERS))
     parser.add_argument("--zipf", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    of_routers = parser.add_argument_group("routers")
+    of_routers.add_argument("--routers", default=",".join(ROUTERS))
+    of_routers.add_argument("--requests", type=int, default=300)
+    of_routers.add_argument("--rate", type=float, default=6.0, help="requests a second, a Poisson process")
+    of_faults = parser.add_argument_group("faults")
+    of_faults.add_argument("--minutes", type=float, default=10.0)
+    of_faults.add_argument("--every", type=float, default=10.0, help="seconds between two kills, about")
+    of_faults.add_argument("--clients", type=int, default=6, help="that ask one thing after the other")
     args = parser.parse_args()
     print(json.dumps({"routers": routers, "faults": faults}[args.what](args)))
 

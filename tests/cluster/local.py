@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from inlay import AsyncLLM
@@ -85,10 +87,14 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(replicas: int = 2, model: str = "llama", **settings: Any) -> AsyncIterator[Cluster]:
-    """A cluster of tiny engines. settings: of RouterSettings."""
+async def cluster(
+    replicas: int = 2, model: str = "llama", adapters: Mapping[str, Path] = MappingProxyType({}), **settings: Any
+) -> AsyncIterator[Cluster]:
+    """A cluster of tiny engines. adapters: folders by name. settings: of RouterSettings."""
     engines = {
-        f"r{number}": AsyncLLM(tiny(model), kv_memory="4MiB", chunk_size=8, seed=0, max_waiting=50)
+        f"r{number}": AsyncLLM(
+            tiny(model), kv_memory="4MiB", chunk_size=8, seed=0, max_waiting=50, adapters=dict(adapters)
+        )
         for number in range(replicas)
     }
     routing = Routing(RouterSettings(**settings))

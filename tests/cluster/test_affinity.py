@@ -159,6 +159,34 @@ def test_with_nothing_to_find_the_least_busy_one_is_taken():
     assert decision.replica == "r2"
 
 
+def test_with_nothing_to_find_requests_go_round():
+    """Also where some answers end sooner: who has just ended several does not get the next ones one after the other."""
+    affinity = made(4)
+    sent = []
+    for number in range(80):
+        decision = affinity.choose(Wanted((), 100, 5), 0.0)
+        assert decision is not None
+        sent.append(decision.replica)
+        affinity.loads.begin(decision.replica, decision.work)
+        affinity.loads.first_token(decision.replica, decision.work)
+        if number % 20 == 19:
+            for _ in range(3):
+                affinity.loads.end("r2")
+    for first in range(0, 80, 4):
+        assert len(set(sent[first : first + 4])) == 4
+
+
+def test_far_more_answers_than_elsewhere_count():
+    affinity = made(3)
+    for _ in range(30):
+        affinity.loads.begin("r0", Work(0.0, 0.0))
+    for name in ("r1", "r2"):
+        affinity.loads.begin(name, Work(0.0, 0.1))
+    decision = affinity.choose(Wanted((), 10, 5), 0.0)
+    assert decision is not None
+    assert decision.replica != "r0", "though it was given less"
+
+
 def test_replicas_come_and_go_in_any_order():
     """Places in the arrays and bits of the map follow their names."""
     draws = random.Random(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from inlay import AbortedError, AsyncLLM, DeadlineError, ParameterError, Request
 from inlay.errors import EngineDeadError, InlayError
 from inlay.server.cache_view import CacheView
 
+from ..adapters import ALL, write_adapter
 from ..conftest import tiny
 from .local import Cluster, cluster
 
@@ -94,6 +96,41 @@ def test_modules_are_encoded_at_home_and_found_where_they_are():
         assert abs(counts.predicted_tokens - counts.found_tokens) <= 40
 
     with_cluster(test)
+
+
+def test_adapters_of_the_replicas_answer_and_their_modules_are_found(tmp_path: Path):
+    """With each adapter what one engine says, none finds what another has left, and the router knows whose it is."""
+    folders = {name: write_adapter(tmp_path / name, tiny("llama"), ALL, seed=seed) for seed, name in enumerate("xy")}
+    wanted: dict[str | None, RequestOutput] = {}
+
+    async def one_engine() -> None:
+        llm = AsyncLLM(tiny("llama"), kv_memory="4MiB", chunk_size=8, seed=0, adapters=folders)
+        await llm.add_schema(SCHEMA)
+        for name in (None, *folders):
+            wanted[name] = await last(llm, prompt_of("a", "c"), adapter=name)
+        llm.shutdown()
+
+    async def test(made: Cluster) -> None:
+        assert made.llm.adapters == made.engines["r0"].adapters
+        await made.llm.add_schema(SCHEMA)
+        for name in wanted:
+            await made.follow()
+            first = await last(made.llm, prompt_of("a", "c"), adapter=name)
+            await made.follow()
+            predicted = made.routing.counts.predicted_tokens
+            again = await last(made.llm, prompt_of("a", "c"), adapter=name)
+            predicted = made.routing.counts.predicted_tokens - predicted
+            for one in (first, again):
+                assert one.outputs[0].token_ids == wanted[name].outputs[0].token_ids
+            assert bool(first.usage.cached_tokens) == (name is None), "another's are not this one's"
+            assert again.usage.cached_tokens > 30
+            assert abs(predicted - again.usage.cached_tokens) <= 10
+        with pytest.raises(ParameterError, match="there is no adapter 'z'; use one of 'x'"):
+            await last(made.llm, "a", adapter="z")
+
+    asyncio.run(one_engine())
+    assert len({tuple(one.outputs[0].token_ids) for one in wanted.values()}) == 3
+    with_cluster(test, adapters=folders)
 
 
 def test_what_a_prompt_left_is_where_the_next_one_goes():

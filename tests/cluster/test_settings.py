@@ -33,7 +33,7 @@ def test_a_file_says_all_of_it_and_paths_are_beside_it(tmp_path: Path):
         model: demo
         served_names: [small]
         route_prefix: /llm
-        engine: {kv_memory: 64MiB, max_num_seqs: 8, max_waiting: 100, reuse: exact}
+        engine: {kv_memory: 64MiB, max_num_seqs: 8, max_waiting: 100, reuse: exact, adapters: {sql: adapters/sql}}
         replicas: {min: 2, max: 5, target_ongoing_requests: 4, kv_pressure: 0.9, cpus: 0.5, memory: 2GiB}
         ingress: {count: 2, cpus: 0.2}
         router: {bound: 1.5, memory: 64MiB, stalled_s: 3}
@@ -43,6 +43,7 @@ def test_a_file_says_all_of_it_and_paths_are_beside_it(tmp_path: Path):
         """
     )
     settings = ClusterSettings.read(path)
+    assert settings.engine_settings()["adapters"] == {"sql": str(tmp_path / "adapters/sql")}
     assert settings.replicas.fixed is None
     assert settings.replicas.most == 5
     assert settings.prompt_settings() == {"reuse": "exact", "max_num_seqs": 40, "max_waiting": 500}
@@ -63,6 +64,11 @@ def test_a_file_says_all_of_it_and_paths_are_beside_it(tmp_path: Path):
         ("replicas: {min: 4, max: 3}", "replicas: give min and max together, and min no more than max"),
         ("replicas: {memory: lots}", "memory is 'lots'; write a number of bytes"),
         ("engine: {kv_memroy: 1GiB}", "LLM has no setting 'kv_memroy'"),
+        (
+            "engine: {adapters: [sql]}",
+            "engine: adapters is ['sql']; give names with folders, as in {sql: adapters/sql}",
+        ),
+        ("engine: {adapters: {demo: x}}", "engine: an adapter and the model are called 'demo'; give each its own name"),
         ("server: {hots: x}", "server: there is no setting 'hots'"),
         ("server: {host: 0.0.0.0}", "server: there is no setting 'host'"),
         ("router: {bound: 0.5}", "bound is 0.5; give a number above 1"),

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -85,8 +85,8 @@ class Deployed:
 
 
 @contextmanager
-def deployed(folder: Path, **settings: Any) -> Iterator[Deployed]:
-    """A cluster of demo. settings: of its file."""
+def deployed(folder: Path, program: Sequence[str] = ("-m", "inlay"), **settings: Any) -> Iterator[Deployed]:
+    """A cluster of demo. program: what Python runs as the command ``inlay``. settings: of its file."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     said = {
@@ -103,7 +103,7 @@ def deployed(folder: Path, **settings: Any) -> Iterator[Deployed]:
     # Ray's processes see what this one does.
     paths = [str(Path(inlay.__file__).parent.parent), *filter(None, sys.path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, "-m", "inlay", "deploy", str(path)]
+    command = [sys.executable, *program, "deploy", str(path)]
     log = (folder / "log.txt").open("w")
     with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env) as process:
         children: list[psutil.Process] = []

@@ -1,10 +1,12 @@
 """Module affinity: which replica answers a request soonest, by what each holds of it and how much each has to do.
 
 Overlap is the sum over every resident piece, a module or an exact prefix alike, of its tokens × the credit of the tier
-that holds it. Cost is the seconds of prefill that are left, and those that a replica has before it. What nobody holds
-has a home: rendezvous hashing, among the replicas whose load is within a bound (Mirrokni, Thorup, Zadimoghaddam:
-consistent hashing with bounded loads, arXiv 1608.01350). Where all who hold a piece are beyond that bound, it gets a
-second home in the same way, so that what is hot spreads no further than its load asks for.
+that holds it. Cost is the seconds of prefill that are left, and those that a replica has before it. Answers under way
+count only where they are far more than elsewhere: to send to the fewest is to send several at once to who has just
+ended some, and work given of late spreads requests evenly in time. What nobody holds has a home: rendezvous hashing,
+among the replicas whose load is within a bound (Mirrokni, Thorup, Zadimoghaddam: consistent hashing with bounded loads,
+arXiv 1608.01350). Where all who hold a piece are beyond that bound, it gets a second home in the same way, so that what
+is hot spreads no further than its load asks for.
 """
 
 from __future__ import annotations
@@ -129,7 +131,11 @@ class Affinity:
         allowed = given <= self.settings.bound * mean + whole_s + answer_s
         bonus, second_home = self._homes(pieces, sizes, held, found, allowed, places)
         left_s = (wanted.tokens - overlap) * self.prefill_s
-        cost = left_s + loads.queue_s[places] + loads.running[places] * self.decode_s - bonus * self.prefill_s
+        queue, running = loads.queue_s[places], loads.running[places]
+        if not (overlap.any() or bonus.any()):
+            queue = np.maximum(0.0, queue - queue.mean())  # or all would go to who has just begun a pass without them
+        crowd = np.maximum(0.0, running - self.settings.bound * running.mean())
+        cost = left_s + queue + crowd * self.decode_s - bonus * self.prefill_s
         cost += self.settings.balance * whole_s * np.minimum(given / mean, _MOST_GIVEN)
         cost[~allowed] = math.inf
         at = int(cost.argmin())

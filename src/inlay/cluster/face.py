@@ -31,7 +31,7 @@ class ClusterLLM(AsyncLLM):
     ) -> None:
         self.config = EngineConfig.of(settings)
         self._under_way = {}
-        self._attach(said.name, tokenizer, said.defaults, client)
+        self._attach(said.name, tokenizer, said.defaults, client, said.adapters)
 
 
 def tokenizer_of(model: str, chat_template: str | None) -> PreTrainedTokenizerBase:

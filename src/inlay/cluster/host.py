@@ -39,7 +39,8 @@ class EngineHost:
     def describe(self) -> dict[str, Any]:
         """See wire.Description."""
         llm = self._llm
-        return Description(llm.model_name, llm.loaded.note, self._client.model, llm.sampling_defaults).to_dict()
+        note, model = llm.loaded.note, self._client.model
+        return Description(llm.model_name, note, model, llm.sampling_defaults, llm.adapters).to_dict()
 
     def check_health(self) -> None:
         """Raises InlayError, with the reason, where nothing is done any more."""

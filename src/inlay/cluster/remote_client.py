@@ -23,7 +23,7 @@ from inlay.cluster.wire import Status, summed
 from inlay.engine.profiles import Profile
 from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
 from inlay.events import EncodeEvent, Fault, events_from_bytes
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.policy import ReusePolicy
 from inlay.prompt.limits import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
@@ -138,15 +138,11 @@ class RemoteClient:
 
     def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
         """Nothing is pinned."""
-        none: Future[int] = Future()
-        none.set_result(0)
-        return none
+        return _done(0)
 
     def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
         """Nothing is pinned."""
-        none: Future[list[SegmentSpec]] = Future()
-        none.set_result([])
-        return none
+        return _done([])
 
     def reset_prefix_cache(self) -> Future[None]:
         async def ask() -> None:
@@ -158,8 +154,11 @@ class RemoteClient:
         """Each replica profiles what it has encoded, at the end of that."""
 
     def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
-        fingerprint = self._model.keys.fingerprint
-        data = EncodeRequest(request_id="profiles", name="", specs=tuple(specs), fingerprint=fingerprint).to_bytes()
+        asked = tuple(specs)
+        adapter = next((spec.before.adapter for spec in asked if spec.before.adapter), b"")  # one has encoded them all
+        made_by = fingerprint_under(self._model.keys.fingerprint, adapter)
+        request = EncodeRequest(request_id="profiles", name="", specs=asked, fingerprint=made_by, adapter=adapter)
+        data = request.to_bytes()
 
         async def ask() -> dict[bytes, Profile]:
             said = await self._ask_all("profiles", data)
@@ -399,3 +398,9 @@ class RemoteClient:
     def _end_all(self) -> None:
         for task in (*self._tasks.values(), *self._others, *self._followers.values()):
             task.cancel()
+
+
+def _done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future

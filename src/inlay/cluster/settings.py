@@ -15,10 +15,11 @@ from inlay.cluster.affinity import RouterSettings
 from inlay.config import EngineConfig, parse_bytes
 from inlay.errors import ParameterError
 from inlay.server.settings import ServerSettings, public_name
+from inlay.wording import show
 
 _MOST_BYTES = 1_000_000
 _MOST_PROBLEMS = 5
-_LOADED = ("dtype", "seed", "weights", "quantization", "chat_template")  # of LLM beside EngineConfig's
+_LOADED = ("dtype", "seed", "weights", "quantization", "chat_template", "adapters")  # of LLM beside EngineConfig's
 _OURS = ("host", "port", "served_names", "open_to_network", "uds")  # of ServerSettings, said elsewhere or never
 _WAITING = 1024  # requests at a replica, as for inlay serve
 ROUTERS = ("module", "prefix", "power-of-two", "round-robin")
@@ -152,10 +153,19 @@ class ClusterSettings(_Part):
     def _checked(self) -> ClusterSettings:
         if EngineConfig.of(_plain(self.engine)).shadow:
             raise ValueError("engine: shadow compares answers of one engine, and a cluster has several; leave it out")
+        self._check_adapters()
         self.server_settings()
         if self.ingress.count > 1 and self.schemas.folder is None:
             raise ValueError("several ingresses need schemas: folder, which all of them see, to know the same schemas")
         return self
+
+    def _check_adapters(self) -> None:
+        given = self.engine.get("adapters", {})
+        if not isinstance(given, dict) or not all(isinstance(folder, str) for folder in given.values()):
+            raise ValueError(f"engine: adapters is {show(given)}; give names with folders, as in {{sql: adapters/sql}}")
+        for name in given:
+            if name in (self.served_names or (public_name(self.model),)):
+                raise ValueError(f"engine: an adapter and the model are called {show(name)}; give each its own name")
 
     @classmethod
     def read(cls, path: Path) -> ClusterSettings:
@@ -191,8 +201,11 @@ class ClusterSettings(_Part):
         server = dict(self.server)
         if server.get("keys_file"):
             server["keys_file"] = str(folder.absolute() / Path(server["keys_file"]).expanduser())
+        engine = dict(self.engine)
+        if adapters := engine.get("adapters"):
+            engine["adapters"] = {name: str(folder.absolute() / Path(at).expanduser()) for name, at in adapters.items()}
         schemas = given.model_copy(update={"folder": where, "files": files})
-        return self.model_copy(update={"schemas": schemas, "server": server})
+        return self.model_copy(update={"schemas": schemas, "server": server, "engine": engine})
 
     def to_dict(self) -> dict[str, Any]:
         """What ``of`` reads, as plain data."""

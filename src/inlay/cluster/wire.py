@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from inlay.errors import InlayError
 from inlay.kv.changes import StoreChanges
 from inlay.kv.identity import KeyMaker
+from inlay.models.lora import AdapterInfo
 from inlay.prompt.limits import ModelInfo
 from inlay.types import EngineStats, TierStats
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
     """What a replica says of its model, for those who prepare requests without its weights.
 
-    name: of the model. note: see LoadedModel. defaults: see ``AsyncLLM.sampling_defaults``.
+    name: of the model. note: see LoadedModel. defaults: see ``AsyncLLM.sampling_defaults``. adapters: that requests may
+    name, beside their digests in ``info``.
     """
 
     name: str
     note: str | None
     info: ModelInfo
     defaults: dict[str, Any]
+    adapters: Mapping[str, AdapterInfo] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -36,6 +39,7 @@ class Description:
             "defaults": self.defaults,
             **{name: getattr(self.info, name) for name in _INFO},
             "keys": asdict(self.info.keys),
+            "adapters": {name: (digest, asdict(self.adapters[name])) for name, digest in self.info.adapters.items()},
         }
 
     @classmethod
@@ -46,8 +50,10 @@ class Description:
                 f"a replica speaks version {said.get('version')!r:.40} and this ingress version {VERSION}; run the "
                 "same inlay on all nodes"
             )
-        info = ModelInfo(keys=KeyMaker(**said["keys"]), **{name: said[name] for name in _INFO})
-        return cls(said["name"], said["note"], info, dict(said["defaults"]))
+        digests = {name: digest for name, (digest, _) in said["adapters"].items()}
+        info = ModelInfo(keys=KeyMaker(**said["keys"]), adapters=digests, **{name: said[name] for name in _INFO})
+        adapters = {name: AdapterInfo(**one) for name, (_, one) in said["adapters"].items()}
+        return cls(said["name"], said["note"], info, dict(said["defaults"]), adapters)
 
 
 _INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift")
@@ -94,9 +100,9 @@ class Status:
 def summed(each: Sequence[EngineStats]) -> EngineStats:
     """Several engines' numbers as one: sums, and of what waits the longest; their tiers are each one's own."""
     sums: dict[str, Any] = {
-        field.name: sum(getattr(one, field.name) for one in each)
-        for field in fields(EngineStats)
-        if field.type in ("int", "float")
+        one.name: sum(getattr(stats, one.name) for stats in each)
+        for one in fields(EngineStats)
+        if one.type in ("int", "float")
     }
     sums["write_lag_s"] = max((one.write_lag_s for one in each), default=0.0)
     return EngineStats(**sums, busy=any(one.busy for one in each))

@@ -11,11 +11,33 @@ from typing import BinaryIO
 Reply = bytes
 
 
+class Flood:
+    """An answer without an end, as fast as it is taken. claim: how it begins. ended: set when nobody takes more of it.
+
+    bytes: how much was sent.
+    """
+
+    _MOST = 1 << 30
+
+    def __init__(self, claim: bytes) -> None:
+        self._claim = claim
+        self.bytes = 0
+        self.ended = threading.Event()
+
+    def send(self, connection: socket.socket) -> None:
+        try:
+            connection.sendall(self._claim)
+            while self.bytes < self._MOST:
+                self.bytes += connection.send(b"x" * 65536)
+        finally:
+            self.ended.set()
+
+
 class FakeServer:
     """Strings by key, and the commands that a shared tier uses.
 
     stalls: names of commands that are never answered. drips: whether an answer comes byte for byte, without an end.
-    lie: makes another answer of a command's right one.
+    floods: what is sent in the place of a value. lie: makes another answer of a command's right one.
     """
 
     def __init__(self) -> None:
@@ -23,6 +45,7 @@ class FakeServer:
         self.lives: dict[bytes, int] = {}  # milliseconds that keys were given
         self.stalls: set[str] = set()
         self.drips = False
+        self.floods: Flood | None = None
         self.lie: Callable[[str, Reply], Reply] | None = None
         self.asked: list[str] = []
         self._gone = threading.Event()
@@ -62,7 +85,7 @@ class FakeServer:
 
     def right(self) -> None:
         """Stall and lie no more."""
-        self.stalls, self.drips, self.lie = set(), False, None
+        self.stalls, self.drips, self.floods, self.lie = set(), False, None, None
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
@@ -85,6 +108,8 @@ class FakeServer:
                     connection.sendall(b"$1000000\r\n")
                     while not self._gone.wait(0.01):
                         connection.sendall(b"x")
+                if self.floods is not None and name == "GETRANGE":
+                    self.floods.send(connection)
                 connection.sendall(reply)
 
     def _answer(self, name: str, arguments: list[bytes]) -> Reply:

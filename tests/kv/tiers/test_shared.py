@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from tests.kv.tiers.segments import KEYS, alike, expected, read, record_of, same
 from tests.kv.tiers.site import Site
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
-from tests.kv.tiers.fake_server import FakeServer  # noqa: E402
-from tests.kv.tiers.real_server import RealServer, server_program  # noqa: E402
+from inlay.bench.shared_server import RealServer, server_program  # noqa: E402
+from tests.kv.tiers.fake_server import FakeServer, Flood  # noqa: E402
 
 ONE, TWO, THREE = spec_of(1), spec_of(2, tokens=100), spec_of(3)
 PROGRAM = server_program()
@@ -306,6 +307,26 @@ def test_a_server_that_lies_gives_misses(fake, quick, caplog, lie):
     for spec in (ONE, TWO):
         assert tier.put(record_of(spec), slabs_of(spec))
         assert same(read(tier, record_of(spec)), slabs_of(spec))
+    tier.close()
+
+
+@pytest.mark.parametrize("claim", [b"$500000000\r\n", b"+"], ids=["a value", "a line"])
+def test_a_server_that_claims_a_great_length_is_not_read_to_its_end(fake, caplog, claim):
+    """It sends as fast as it can: no more is taken than a few parts of a value, however long that may go on."""
+    tier = tier_of(fake, ONE)
+    sent = fake.floods = Flood(claim)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TierMissError) as miss:
+            read(tier, record_of(ONE))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert miss.value.reason is Miss.FAILED
+    assert "it answers with more than 8 MiB" in caplog.text
+    assert sent.ended.wait(10), "its connection is closed"
+    assert sent.bytes < 2 * link.MOST_ANSWERED + (16 << 20), "the rest lay in the buffers of the two sockets"
+    assert most < 5 * link.MOST_ANSWERED, "redis-py copies what it has"
     tier.close()
 
 

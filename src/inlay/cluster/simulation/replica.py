@@ -1,8 +1,9 @@
-"""A replica that only counts: prompts one after the other in chunks, answers together, and a store that forgets.
+"""A replica that only counts: passes over prompts in chunks and over answers together, and a store that forgets.
 
-Between two events every rate is constant. A pass takes ``pass_s``, the decode of each answer under way, and a chunk of
-the prompt in front if there is one; it brings that prompt on by a chunk and every answer by a token. So answers share
-one clock, on which each ends where it began and its length; that needs no step for every token.
+A pass takes ``pass_s``, the decode of each answer under way, and up to a chunk of the prompts that wait, in order; at
+its end prompts that are through have their first token, and every answer has one more. Who comes meanwhile waits for
+that end. Answers share a clock that counts passes, on which each ends where it began and its length; so passes without
+prompts need no step each.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,23 +21,22 @@ from inlay.cluster.simulation.costs import Costs
 from inlay.cluster.simulation.traces import SimulatedRequest
 from inlay.kv.changes import StoreChanges
 
-_NOTHING = 1e-6  # of a token: what rounding leaves
+_NOTHING = 1e-6  # of a pass: what rounding leaves
 
 
 @dataclass(eq=False, slots=True)
 class Job:
     """A request on a replica.
 
-    found, read: tokens that were in its pool when its prefill began, and in tiers below. size, left: what it computes
-    in tokens, with what reading takes, and how much of that is left.
+    found, read: tokens that were in its pool when its prefill began, and in tiers below. left: what is still to compute
+    of it, in tokens, with what reading takes; None before its prefill has begun.
     """
 
     request: SimulatedRequest
     decision: Decision
     found: int = 0
     read: int = 0
-    size: int = 0
-    left: float = 0.0
+    left: int | None = None
     ttft_s: float = math.nan
 
 
@@ -74,7 +74,7 @@ class TokenStore:
 class Replica:
     """One replica. first_token, end: called when a job is that far.
 
-    busy_s: for how long it has computed. given: what its store has forgotten and taken in since ``changes``.
+    busy_s: for how long it has computed. running: requests under way. now: how far it has come.
     """
 
     def __init__(self, name: str, costs: Costs, first_token: Callable[[Job], None], end: Callable[[Job], None]) -> None:
@@ -84,13 +84,15 @@ class Replica:
         self.below = TokenStore(costs.below)
         self.busy_s = 0.0
         self.running = 0
+        self.now = 0.0
         self._first_token = first_token
         self._end = end
-        self.now = 0.0
-        self._clock = 0.0  # tokens that an answer under way from the start would have
-        self._answers: list[tuple[float, int, Job]] = []
+        self._clock = 0.0  # passes so far: whole at the end of each
+        self._until: float | None = None  # when the pass ends that prompts wait for, or are in
+        self._in_pass: list[tuple[Job, int]] = []  # prompts, and tokens of each
+        self._answers: list[tuple[float, int, Job]] = []  # by the clock at their ends
         self._prompts: deque[Job] = deque()
-        self._started: Job | None = None
+        self._coming: Counter[int] = Counter()  # keys that prompts which have begun will leave
         self._count = 0
         self._changed: dict[int, bool] = {}
         self._number = 0
@@ -100,22 +102,30 @@ class Replica:
         self.advance(now)
         self.running += 1
         self._prompts.append(job)
-        self._start()
+        if self._until is None:
+            left = math.ceil(self._clock - _NOTHING) - self._clock
+            if self._answers and left > _NOTHING:
+                self._until = now + left * self._decode_s()
+            else:
+                self._begin()
 
     def next_event(self) -> float:
         """When something happens next; infinity for never."""
-        if not self._prompts and not self._answers:
+        if self._until is not None:
+            return self._until
+        if not self._answers:
             return math.inf
-        seconds, chunk = self._pass()
-        passes = [self._prompts[0].left / chunk] if self._prompts else []
-        passes += [self._answers[0][0] - self._clock] if self._answers else []
-        return self.now + max(0.0, min(passes)) * seconds
+        return self.now + max(0.0, self._answers[0][0] - self._clock) * self._decode_s()
 
     def advance(self, now: float) -> None:
         """Let time go on until then."""
         while (until := self.next_event()) <= now:
             self._run(until)
+            if until == self._until:
+                self._finish()
             self._settle()
+            if self._until is None and self._prompts:
+                self._begin()
         if now > self.now:
             self._run(now)
 
@@ -127,47 +137,61 @@ class Replica:
         self._changed = {}
         return StoreChanges(1, first, self._number, added, removed, whole=not first)
 
-    def _pass(self) -> tuple[float, int]:
-        """The seconds of one pass now, and its prompt tokens: a chunk, unless the only prompt is shorter."""
-        costs, chunk = self.costs, 0
-        if self._prompts:
-            chunk = costs.chunk if len(self._prompts) > 1 else min(costs.chunk, self._prompts[0].size)
-        return costs.pass_s + costs.decode_s * len(self._answers) + costs.prefill_s * chunk, chunk
+    def _decode_s(self) -> float:
+        """Seconds of a pass without prompts."""
+        return self.costs.pass_s + self.costs.decode_s * len(self._answers)
+
+    def _begin(self) -> None:
+        """A pass with the prompts in front."""
+        room = self.costs.chunk
+        for job in self._prompts:
+            if not room:
+                break
+            if job.left is None:
+                self._look_up(job)
+            assert job.left is not None, "it has been looked up"
+            tokens = min(room, job.left)
+            room -= tokens
+            self._in_pass.append((job, tokens))
+        self._until = self.now + self._decode_s() + self.costs.prefill_s * (self.costs.chunk - room)
 
     def _run(self, until: float) -> None:
-        if self._prompts or self._answers:
-            seconds, chunk = self._pass()
-            passes = (until - self.now) / seconds
+        if self._until is not None or self._answers:
             self.busy_s += until - self.now
-            self._clock += passes
-            if self._prompts:
-                self._prompts[0].left -= passes * chunk
+        if self._until is None and self._answers:
+            self._clock += (until - self.now) / self._decode_s()
         self.now = until
 
+    def _finish(self) -> None:
+        """The end of a pass that prompts were in, or waited for."""
+        self._clock = math.floor(self._clock + _NOTHING) + 1.0
+        self._until, ran, self._in_pass = None, self._in_pass, []
+        for job, tokens in ran:
+            assert job.left is not None, "it has been looked up"
+            job.left -= tokens
+            if not job.left:
+                self._answer(self._prompts.popleft())
+
+    def _answer(self, job: Job) -> None:
+        """A prompt is through."""
+        job.ttft_s = self.now - job.request.at
+        self._keep(job.request.wanted)
+        self._count += 1
+        heapq.heappush(self._answers, (self._clock + job.request.answer, self._count, job))
+        self._first_token(job)
+
     def _settle(self) -> None:
-        """What has come to its end now."""
+        """Answers that have come to their ends."""
         while self._answers and self._answers[0][0] <= self._clock + _NOTHING:
             self.running -= 1
             self._end(heapq.heappop(self._answers)[2])
-        if self._prompts and self._prompts[0].left <= _NOTHING:
-            job = self._prompts.popleft()
-            self._started = None
-            job.ttft_s = self.now - job.request.at
-            self._keep(job.request.wanted)
-            self._count += 1
-            heapq.heappush(self._answers, (self._clock + job.request.answer, self._count, job))
-            self._first_token(job)
-            self._start()
 
-    def _start(self) -> None:
-        """The prompt in front is looked up."""
-        if not self._prompts or self._started is not None:
-            return
-        job = self._started = self._prompts[0]
+    def _look_up(self, job: Job) -> None:
+        """A prompt's turn has come: what is there of it, or comes no later than itself."""
         costs, behind, reading = self.costs, True, 0.0
         for piece in job.request.wanted.pieces:
             key, behind = piece.keys[-1], behind or not piece.chained
-            if behind and key in self.pool:
+            if behind and (key in self.pool or key in self._coming):
                 job.found += piece.tokens
             elif behind and (key in self.below or costs.shared_s is not None):
                 seconds = costs.below_s if key in self.below else costs.shared_s or 0.0
@@ -175,12 +199,15 @@ class Replica:
                 reading += piece.tokens * min(1.0, seconds / costs.prefill_s)
             else:
                 behind = False
-        job.size = max(1, math.ceil(job.request.wanted.tokens - job.found - job.read + reading))
-        job.left = float(job.size)
+        job.left = max(1, math.ceil(job.request.wanted.tokens - job.found - job.read + reading))
+        self._coming.update(piece.keys[-1] for piece in job.request.wanted.pieces)
 
     def _keep(self, wanted: Wanted) -> None:
         for piece in reversed(wanted.pieces):  # so that the beginning of a chain goes last
             key = piece.keys[-1]
+            self._coming[key] -= 1
+            if not self._coming[key]:
+                del self._coming[key]
             if key not in self.pool and piece.tokens <= self.costs.pool:
                 self._changed[key] = True
             for gone in self.pool.put(key, piece.tokens):

@@ -1,8 +1,8 @@
-"""A link to a server that is not ours to trust with time: it may be slow, stall, go away, and come back.
+"""A link to a server that is not ours to trust with time or memory: it may be slow, stall, lie, go away and come back.
 
-Every call has a deadline, at which its connection is cut, however the bytes drip. After a failure nobody calls for a
-while (a circuit breaker): a thread tries to reach the server again, at growing intervals, and calls fail at once until
-it has.
+Every call has a deadline, at which its connection is cut, however the bytes drip, and is answered by so many bytes at
+most, whatever length they claim. After a failure nobody calls for a while (a circuit breaker): a thread tries to reach
+the server again, at growing intervals, and calls fail at once until it has.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ CONNECT_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 _CALM_S = 60.0  # without a failure, before the next one is the first again: some calls may work while others stall
 AGAIN_S = 0.05  # between two cuts of a call that is late
+MOST_ANSWERED = 8 << 20  # bytes that come for what was sent at a time: a part of a value, or many small answers
 _NEVER_S = 120.0  # of redis-py's own timeouts, which are to be none
 
 
@@ -77,9 +78,15 @@ class Link:
             ) from None
         check_address("store_shared", address)
         scheme, _, rest = address.partition("://")
+        kinds = {
+            "redis": redis.Connection,
+            "rediss": redis.SSLConnection,
+            "unix": redis.UnixDomainSocketConnection,
+        }
         self._refused: type[Exception] = redis.ResponseError
         self._new: Callable[[], Any] = lambda: redis.Redis.from_url(
             f"{SCHEMES[scheme]}://{rest}",
+            connection_class=_bounded(kinds[SCHEMES[scheme]]),
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             socket_connect_timeout=CONNECT_S,
@@ -193,6 +200,49 @@ class Link:
                 self._client = client
         self._found()
         return None
+
+
+class _Metered:
+    """A socket that reads no more than MOST_ANSWERED bytes until something is sent again.
+
+    redis-py keeps what comes until it is as long as it claims to be, up to memory's end.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._read = 0
+
+    def sendall(self, data: Any) -> None:
+        self._read = 0
+        self._inner.sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        data: bytes = self._inner.recv(size)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, *arguments: int) -> int:
+        count: int = self._inner.recv_into(buffer, *arguments)
+        self._count(count)
+        return count
+
+    def _count(self, more: int) -> None:
+        self._read += more
+        if self._read > MOST_ANSWERED:
+            raise ValueError(f"it answers with more than {MOST_ANSWERED >> 20} MiB")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _bounded(kind: Any) -> Any:
+    """A class of redis-py's connections whose sockets are metered."""
+
+    class Bounded(kind):  # type: ignore[misc]
+        def _connect(self) -> _Metered:
+            return _Metered(super()._connect())
+
+    return Bounded
 
 
 @contextmanager

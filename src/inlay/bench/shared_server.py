@@ -1,4 +1,4 @@
-"""A real Valkey or Redis server of this machine, on a socket in a folder, for as long as a test needs it."""
+"""A Valkey or Redis server of this machine, on a socket in a folder, for as long as somebody needs it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -24,7 +25,10 @@ def server_program() -> str | None:
 
 
 class RealServer:
-    """A server that can be stopped and started again; it forgets all then."""
+    """A server that can be killed and started again; it forgets all then.
+
+    program: what ``server_program`` found. folder: where its socket is; a short path, as sockets need it.
+    """
 
     def __init__(self, program: str, folder: Path) -> None:
         self._program = program
@@ -37,7 +41,7 @@ class RealServer:
         return f"unix://{self._socket}"
 
     @property
-    def client(self) -> redis.Redis:
+    def client(self) -> Any:
         return redis.Redis(unix_socket_path=str(self._socket))
 
     def start(self, *settings: str) -> None:
