@@ -46,7 +46,7 @@ def main() -> int:
         command += ["--shadow", "0.1", "--prefetch", "likely"]
         with serving(command) as (process, url):
             say = partial(print, flush=True)
-            found = asyncio.run(run_soak(url, process.pid, keys, soak, say))
+            found = asyncio.run(run_soak(url, process.pid, partial(editing, keys), soak, say))
         print(json.dumps({"model": options.model, "exit_status": process.returncode, **found}))
     return int(not found["flat"] or bool(found["problems"]) or bool(process.returncode))
 

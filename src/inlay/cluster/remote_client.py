@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from inlay.client import EncodeListener, Prepared, TokenListener
+from inlay.cluster.encoding import encode_at_home
 from inlay.cluster.following import Following
-from inlay.cluster.pieces import Wanted, wanted_by, wanted_to_encode
+from inlay.cluster.pieces import Wanted, wanted_by
 from inlay.cluster.routing import Routing
 from inlay.cluster.transport import ReplicaLostError, Transport
 from inlay.cluster.wire import Status, summed
 from inlay.engine.profiles import Profile
 from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
-from inlay.events import EncodeEvent, Fault, events_from_bytes
+from inlay.events import events_from_bytes
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.policy import ReusePolicy
 from inlay.prompt.limits import ModelInfo
@@ -95,7 +95,8 @@ class RemoteClient:
 
     def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
         self.check_health()
-        self._begin(request.request_id, lambda: self._encode(request, listener))
+        with_replicas = (self._model.keys, self._routing, self._transport)
+        self._begin(request.request_id, lambda: encode_at_home(request, *with_replicas, listener, self.check_health))
 
     def cancel(self, request_id: str) -> None:
         self._on_loop(lambda: self._cancel(request_id))
@@ -296,52 +297,6 @@ class RemoteClient:
                 coming.cancel()
                 with suppress(asyncio.CancelledError, ReplicaLostError, StopAsyncIteration):
                     await coming
-
-    # Encodings
-
-    async def _encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
-        """Each segment is encoded where it is at home."""
-        parts: defaultdict[str, list[SegmentSpec]] = defaultdict(list)
-        homes = self._routing.homes(wanted_to_encode(request, self._model.keys))
-        for spec, home in zip(request.specs, homes, strict=False):
-            parts[home].append(spec)
-        done: dict[str, int] = dict.fromkeys(parts, 0)
-        total = request.tokens
-
-        def report(replica: str, count: int) -> None:
-            done[replica] = count
-            listener([EncodeEvent(request.request_id, min(sum(done.values()), total), total)])
-
-        try:
-            if request.specs and not parts:
-                self.check_health()
-            async with asyncio.TaskGroup() as group:
-                for number, (home, specs) in enumerate(parts.items()):
-                    part = replace(request, request_id=f"{request.request_id}-{number}", specs=tuple(specs))
-                    group.create_task(self._encode_part(home, part, report))
-            listener([EncodeEvent(request.request_id, total, total, finished=True)])
-        except BaseExceptionGroup as group_error:
-            error = group_error.exceptions[0]
-            listener([EncodeEvent(request.request_id, sum(done.values()), total, True, Fault.of(error))])
-        except InlayError as error:
-            listener([EncodeEvent(request.request_id, 0, total, True, Fault.of(error))])
-        except asyncio.CancelledError as error:
-            if error.args:
-                aborted = AbortedError(f"request {request.request_id} was aborted")
-                listener([EncodeEvent(request.request_id, 0, total, True, Fault.of(aborted))])
-            raise
-
-    async def _encode_part(self, replica: str, part: EncodeRequest, report: Callable[[str, int], None]) -> None:
-        """Encode segments on one replica; one that goes meanwhile leaves them to the requests that will want them."""
-        with suppress(ReplicaLostError):
-            async with aclosing(self._transport.encode(replica, part.to_bytes())) as items:
-                async for item in items:
-                    for event in events_from_bytes(item):
-                        if event.error is not None:
-                            raise event.error.exception()
-                        assert isinstance(event, EncodeEvent), "it is an encoding"
-                        report(replica, event.done)
-        report(replica, part.tokens)
 
     # The loop
 

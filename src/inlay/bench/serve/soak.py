@@ -7,17 +7,15 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count, takewhile
-from pathlib import Path
 from typing import Any
 
 from inlay.bench.serve.measure import at_rest
 from inlay.bench.serve.traffic import Seen, Tenant
 from inlay.bench.serve.under_attack import memory_of
 from inlay.errors import ParameterError
-from inlay.server.keys import editing
 
 FLAT = 0.02  # by which memory may be above what it settled at
 
@@ -63,10 +61,13 @@ class Pace:
         await asyncio.sleep(self._next - time.perf_counter())
 
 
-async def run_soak(url: str, pid: int, keys: Path, soak: Soak, say: Callable[[str], None]) -> dict[str, Any]:
+async def run_soak(
+    url: str, pid: int, keys: Callable[[], AbstractContextManager[Any]], soak: Soak, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Run it, and return what the JSON says: sizes in MiB, one an interval.
 
-    url: of the server, without a path. pid: of its process, on this machine. keys: its file of keys, which is changed.
+    url: of the server, without a path. pid: of its process, on this machine. keys: its KeyFile, to be
+        changed; see ``server.keys.editing``.
     """
     draw, seen = random.Random(soak.seed), Seen()
     pace, over = Pace(soak.rate, draw), asyncio.Event()
@@ -83,19 +84,19 @@ async def run_soak(url: str, pid: int, keys: Path, soak: Soak, say: Callable[[st
         """A tenant who comes, asks for a little, and whose key is taken back."""
         for number in takewhile(lambda _: not over.is_set(), count()):
             began = time.perf_counter()
-            with editing(keys) as file:
+            with keys() as file:
                 key, key_id = file.add(f"guest-{number}")
             await asyncio.sleep(_TAKEN_UP_S)
             guest = client(key)
             for _ in range(_GUEST_EPISODES):
                 await guest.episode()
             guest.leave()
-            with editing(keys) as file:
+            with keys() as file:
                 del file.keys[key_id], file.tenants[f"guest-{number}"]
             with suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), max(0.0, began + soak.interval_s - time.perf_counter()))
 
-    with editing(keys) as file:
+    with keys() as file:
         named = {name: file.add(name, admin=name == soak.tenants[0])[0] for name in soak.tenants}
     await asyncio.sleep(_TAKEN_UP_S)
     (admin, *_) = named.values()
