@@ -40,8 +40,8 @@ class RayPrefixRouter(ModuleAffinityRouter, PrefixCacheAffinityRouter):
             PrefixCacheAffinityRouter.on_request_routed(self, pending_request, replica_id, result)
 
     def _extract_text_from_request(self, pending_request: Any) -> str:
-        ids = json.loads(pending_request.args[0])["ids"]
-        return "".join(chr(_FIRST + number) for number in ids)
+        parts = json.loads(pending_request.args[0])["parts"]  # as EngineRequest.to_bytes writes them, ids first
+        return "".join(chr(_FIRST + number) for ids, *_ in parts for number in ids)
 
 
 if __name__ == "__main__":
