@@ -78,6 +78,7 @@ def test_mistakes_are_refused_and_what_else_is_refused_is_told():
 def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     options = ["--minutes", "0.3", "--settle", "0.1", "--interval", "3", "--rate", "40"]
     monkeypatch.setattr(sys, "argv", [str(FILE), *options])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the server: with more it would wait for other tests' threads
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FILE), run_name="__main__")
     *lines, last = capsys.readouterr().out.splitlines()
