@@ -43,7 +43,7 @@ def calls(monkeypatch):
         method = getattr(FewRows, name)
         monkeypatch.setattr(FewRows, name, lambda self, *args: (went.append(name), method(self, *args))[1])
 
-    note("_whole")
+    note("at_once")
     note("before")
     note("behind")
     return went
@@ -59,7 +59,7 @@ def test_two_calls_give_the_bits_of_the_layers_modules(name, quantization, calls
         assert calls == ["before", "behind"] * 3
         calls.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(FewRows, "_fits", lambda *_, **__: False)
+            patch.setattr(FewRows, "fits", lambda *_, **__: False)
             assert torch.equal(found, logits_of(model, IDS[:rows]))
         assert calls == []
 
@@ -72,9 +72,9 @@ def test_the_engine_says_the_same_in_one_call_in_two_and_without(name, quantizat
     prompts, params = [IDS[:50], IDS[20:23]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
     answers = []
     for expected, attribute, value in (
-        ("_whole", "whole", True),
+        ("at_once", "whole", True),
         ("before", "whole", False),
-        (None, "_fits", lambda *_, **__: False),
+        (None, "fits", lambda *_, **__: False),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(FewRows, attribute, value)
@@ -82,7 +82,7 @@ def test_the_engine_says_the_same_in_one_call_in_two_and_without(name, quantizat
             calls.clear()
             answers.append([output.outputs[0] for output in llm.generate(prompts, params)])
             assert (expected in calls) == (expected is not None)
-            assert ("_whole" in calls) == (expected == "_whole")
+            assert ("at_once" in calls) == (expected == "at_once")
     said = [[(each.token_ids, each.logprobs) for each in answer] for answer in answers]
     assert said[0] == said[1] == said[2]
 

@@ -45,7 +45,7 @@ def reads(monkeypatch):
 
 def test_tensors_and_parts_of_them_are_read_from_the_file(file, reads, monkeypatch):
     path, weights = file
-    monkeypatch.setattr(mapped, "_STEP", 100_000)
+    monkeypatch.setattr(mapped, "STEP", 100_000)
     found = opened(path)
     with mapped_files([path]):
         for name, tensor in found.items():

@@ -52,11 +52,11 @@ class FewRows:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The stock layer's call. hidden_states: (batch, rows, width)."""
-        if args or not self._fits(hidden_states, **kwargs):
+        if args or not self.fits(hidden_states, **kwargs):
             return self._stock(self._layer(), hidden_states, *args, **kwargs)
         return self._run(hidden_states, **kwargs)
 
-    def _fits(
+    def fits(
         self,
         x: Tensor,
         *,
@@ -81,7 +81,7 @@ class FewRows:
     def _run(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
         context: PassContext | None = kwargs.get("inlay")
         if context is not None and self.whole and self._in_kernel(context):
-            return self._whole(x, *position_embeddings, context)
+            return self.at_once(x, *position_embeddings, context)
         qkv = self.before(x, *position_embeddings)
         attended, _ = self._attention.attend(qkv, **kwargs)
         return self.behind(x, attended.reshape(x.shape[1], -1))
@@ -92,7 +92,7 @@ class FewRows:
         plain = context.last_layer is None and not context.watched
         return own and plain and isinstance(context.backend, CpuBackend)
 
-    def _whole(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
+    def at_once(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
         """The layer in one call."""
         attention, y = self._attention, torch.empty_like(x)
         if self._options is None or self._options[0] is not context.spec:

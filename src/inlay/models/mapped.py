@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_STEP = 64 << 20  # bytes of one read
+STEP = 64 << 20  # bytes of one read
 _MAPS = Path("/proc/self/maps")
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r\S+ ([0-9a-f]+) \S+ [1-9]\d* +(/.*)")
 
@@ -62,7 +62,7 @@ class MappedFiles:
                 self._files[path] = os.open(path, os.O_RDONLY)
             at = 0
             while at < len(memory):
-                count = os.preadv(self._files[path], [memory[at : at + _STEP]], offset + at)
+                count = os.preadv(self._files[path], [memory[at : at + STEP]], offset + at)
                 if count == 0:
                     return False
                 at += count

@@ -250,7 +250,7 @@ def test_what_the_kernels_do_not_take_is_refused():
             fp32,
             "takes heads of at most 256 dimensions, and this model has 288; use attention_backend",
         ),
-        (LayerShape(1, 64), torch.float64, "keeps KV in float32, float16 or bfloat16, not in torch.float64"),
+        (LayerShape(1, 64), torch.float64, "keeps KV in float32, float16, bfloat16, int8 or fp8, not in torch.float64"),
     ):
         with pytest.raises(ParameterError, match=sentence):
             backend().make_pool([layer], dtype, 64)
