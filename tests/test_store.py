@@ -15,6 +15,7 @@ from inlay import LLM, AsyncLLM, InlayError, ParameterError, Prompt, SamplingPar
 from inlay.engine.runner import Runner
 from inlay.events import EncodeEvent
 from inlay.kv.tiers.disk import DiskTier
+from inlay.models.fingerprint import NUMERICS_VERSION
 
 from .conftest import tiny
 
@@ -152,7 +153,7 @@ def test_others_keys_find_nothing(store):
 
 
 def test_an_upgrade_finds_nothing(store, monkeypatch):
-    monkeypatch.setattr("inlay.models.fingerprint.NUMERICS_VERSION", 2)
+    monkeypatch.setattr("inlay.models.fingerprint.NUMERICS_VERSION", NUMERICS_VERSION + 1)
     assert restarted(store)[1].disk_tokens == 0
     monkeypatch.undo()
     monkeypatch.setattr("inlay.models.fingerprint.transformers.__version__", "99.0")

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PretrainedConfig, PreTrainedModel
 
 #: Of the kernels and of how keys and values lie in a segment: raised when either changes what is computed.
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2  # 2: int4 products round their inputs to 8 bits
 
 #: Entries of a configuration that say nothing of what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version", "_attn_implementation")
