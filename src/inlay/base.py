@@ -169,11 +169,14 @@ class Base:
         modules: whether the request has any, by which the default goes.
         schema: of its prompt, and adapter: the one that answers, by which ``auto`` goes. new: see AutoReuse.resolve.
         """
-        written = reuse if reuse is not None else self.config.reuse or str(default_policy(modules=modules))
+        model = self.client.model
+        usual = default_policy(modules=modules, shared=model.why_unshared is None)
+        written = reuse if reuse is not None else self.config.reuse or str(usual)
         asked = ReusePolicy.parse(written, self.config.positions if positions is None else positions)
         if asked.auto and not modules:
             asked = ReusePolicy.parse(str(default_policy(modules=False)), asked.positions)
-        return self.auto.resolve(asked, schema, adapter, new=new).settled(self.client.model.why_not_shift)
+        resolved = asked if model.why_unshared else self.auto.resolve(asked, schema, adapter, new=new)
+        return resolved.settled(model.why_not_shift).check_shared(model.why_unshared)
 
     def policy_for(
         self,
@@ -261,6 +264,8 @@ class Base:
         """
         policy = self.policy(reuse, positions, schema=self._known_schema(name, salt), adapter=adapter)
         by_module = self.processor.schemas.module_specs(name, policy, salt, adapter)
+        if not by_module and self.client.model.why_unshared is not None:
+            raise ParameterError(f"nothing is encoded ahead: {self.client.model.why_unshared}")
         if not by_module:
             raise ParameterError("a policy without modules encodes nothing ahead; give reuse='anchored' or 'isolated'")
         layout = self.processor.schemas.layout(name, salt)

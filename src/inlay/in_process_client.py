@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from inlay.attention.backend import Backend
 from inlay.attention.quantization import NARROW
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import bytes_per_token
@@ -29,7 +30,8 @@ from inlay.engine.runner import Runner, check_adapters, check_compiled, why_not_
 from inlay.engine.shadow import ShadowSampler
 from inlay.engine.structured import Guide
 from inlay.engine.thread import EngineThread
-from inlay.errors import InlayError
+from inlay.engine.unshared_runner import UnsharedRunner
+from inlay.errors import InlayError, ParameterError
 from inlay.kv.identity import LOSSLESS, KeyMaker, SegmentSpec
 from inlay.kv.policies import POLICIES, PassCost
 from inlay.kv.pool import KVPool
@@ -74,21 +76,19 @@ class InProcessClient:
     ) -> None:
         device = loaded.model.device
         backend = get_backend(config.attention_backend, device)
-        kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
-        size = bytes_per_token(loaded.spec.shapes, kv_dtype)
-        pool = KVPool(config.kv_bytes(backend.scratch_bytes, free_bytes(device)), size, config.chunk_size)
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
         if config.compile:
             check_compilable(loaded.model, loaded.name, loaded.form, adapters=bool(adapters))
-        runner = Runner(loaded, backend, pool.slots, adapters=self._adapters, kv_dtype=kv_dtype, compile=config.compile)
+        runner, pool, max_requests = _make_runner(loaded, backend, config, self._adapters)
         self.storage = runner.storage
         if config.compile:
             check_compiled(loaded.spec, runner, pool)
         check_adapters(self._adapters, loaded.spec, runner, pool)
         named = {name: adapter.digest for name, adapter in (adapters or {}).items()}
-        self._model = _model_info(loaded, config, size, why_not_shift(loaded.spec, runner, pool), named)
+        self._model = _model_info(loaded, config, pool.bytes_per_token, why_not_shift(loaded.spec, runner, pool), named)
         policy = POLICIES[config.eviction]
-        cost = measured_cost(loaded.spec, runner, pool) if config.eviction == "cost" else PassCost()
+        measures = config.eviction == "cost" and loaded.spec.unshared is None
+        cost = measured_cost(loaded.spec, runner, pool) if measures else PassCost()
         self.store = SegmentStore(pool, self._model.keys, policy, cost)
         movable = self._model.why_not_shift is None
         profiler = Profiler(self.store, runner, KnownProfiles(), movable=movable, longest=self._model.max_positions)
@@ -100,14 +100,14 @@ class InProcessClient:
         self.residency = Residency(
             self.store,
             runner.storage,
-            tiers_of(config, cost),
+            () if loaded.spec.unshared else tiers_of(config, cost),  # there is nothing to keep
             model=loaded.name,
             timeout_s=config.store_timeout_s,
         )
         self.engine = Engine(
             self.store,
             runner,
-            max_requests=config.max_num_seqs,
+            max_requests=max_requests,
             max_tokens=config.max_num_batched_tokens,
             prefill_chunk=config.prefill_chunk,
             max_waiting=config.max_waiting,
@@ -259,6 +259,36 @@ class InProcessClient:
             self.call(self.residency.poll)
 
 
+def _make_runner(
+    loaded: LoadedModel, backend: Backend, config: EngineConfig, adapters: Adapters
+) -> tuple[Runner, KVPool, int]:
+    """What runs a model's passes, the pool, and how many requests may run at the same time."""
+    budget = config.kv_bytes(backend.scratch_bytes, free_bytes(loaded.model.device))
+    if loaded.spec.unshared is not None:
+        _check_unshared(loaded.spec.unshared, config, adapters)
+        unshared = UnsharedRunner(loaded, backend)
+        requests, tokens = unshared.probe().room(budget, config.max_num_seqs, loaded.spec.max_positions)
+        size = max(1, unshared.shape.bytes_per_token)
+        return unshared, KVPool(tokens * size, size, config.chunk_size), requests
+    kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
+    pool = KVPool(budget, bytes_per_token(loaded.spec.shapes, kv_dtype), config.chunk_size)
+    runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, compile=config.compile)
+    return runner, pool, config.max_num_seqs
+
+
+def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
+    """Raise ParameterError for what a model that runs without reuse cannot do. why: the reason for that."""
+    asked = {
+        "adapters were given": bool(adapters),
+        "compile is set": config.compile,
+        f"kv_cache_dtype is '{config.kv_cache_dtype}'": config.kv_cache_dtype != "auto",
+        f"attention_backend is '{config.attention_backend}'": config.attention_backend != "auto",
+    }
+    for what, so in asked.items():
+        if so:
+            raise ParameterError(f"{what}, and {why}; leave that out")
+
+
 def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
     """The tiers below the pool, nearest first. Raises ParameterError where one cannot be used."""
     tiers: list[Tier] = []
@@ -291,4 +321,6 @@ def _model_info(
         positioned=reason is not None,
         numerics=numerics(),
     )
-    return ModelInfo(loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason, adapters)
+    return ModelInfo(
+        loaded.spec.vocab_size, loaded.spec.max_positions, size, keys, reason, adapters, loaded.spec.unshared
+    )

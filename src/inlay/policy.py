@@ -334,6 +334,17 @@ class ReusePolicy:
             return self
         return replace(self, positions="schema" if self.modular and why_not_shift is not None else "packed")
 
+    def check_shared(self, why_unshared: str | None) -> ReusePolicy:
+        """This policy, ``settled``. why_unshared: why nothing of what a model computes can be read again, or None.
+
+        Raises ParameterError where it would read any of it, or leave gaps between positions.
+        """
+        if why_unshared is not None and not self.reads_nothing:
+            raise ParameterError(f"reuse is '{self}', and {why_unshared}; leave reuse out, or give 'off'")
+        if why_unshared is not None and not self.packed:
+            raise ParameterError(f"positions is '{self.positions}', and {why_unshared}; leave positions out")
+        return self
+
     def alone(self) -> ReusePolicy:
         """This policy for a prompt of which everything is computed: it stands where it did, and nothing is reused."""
         return replace(self, level="off", context=None, repair=None, across=False, best=False, healing=True)
@@ -386,11 +397,15 @@ def _cut(reuse: object) -> tuple[str, bool, str | None, bool]:
 #: What modules are encoded for where nobody says.
 BEST = ReusePolicy.parse("modular")
 EXACT = ReusePolicy.parse("exact")
+OFF = ReusePolicy.parse("off")
 
 
-def default_policy(*, modules: bool) -> ReusePolicy:
+def default_policy(*, modules: bool, shared: bool = True) -> ReusePolicy:
     """The policy of a request that does not say, on every face (docs/reuse.md).
 
-    modules: whether the request has any: it is of a schema, or marks parts of messages.
+    modules: whether the request has any: it is of a schema, or marks parts of messages. shared: whether anything of
+    what the model computes can be read again.
     """
+    if not shared:
+        return OFF
     return BEST if modules else EXACT

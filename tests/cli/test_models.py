@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from inlay.cli.main import main
 from inlay.models.families import FAMILIES
+from tests.families.configs import tiny_config
 
 
 def test_all_families_as_json(capsys):
@@ -26,7 +27,8 @@ def test_all_families_as_json(capsys):
     assert rows["gemma2"]["windows"] == [4096]
     assert rows["gpt_oss"]["sinks"]
     assert rows["deepseek_v3"]["latent"]
-    assert "states of fixed size" in printed["refused"]["mamba"]
+    assert "states of fixed size" in printed["without_reuse"]["mamba"]
+    assert "encoders" in printed["refused"]["bert"]
 
 
 def test_all_families_as_a_table(capsys):
@@ -49,10 +51,10 @@ def test_one_model_by_its_configuration(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (AutoConfig.for_model("rwkv"), "models of type 'rwkv' are not supported: they fold the text into states"),
+        (AutoConfig.for_model("bert"), "models of type 'bert' are not supported: they are encoders"),
         (
-            AutoConfig.for_model("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-            "rotary scaling 'dynamic' is not supported: it chooses its frequencies from the longest position",
+            AutoConfig.for_model("t5"),
+            "models of type 't5' are not supported: transformers has no causal language",
         ),
     ],
 )
@@ -60,3 +62,18 @@ def test_a_model_that_is_not_served(capsys, tmp_path, config, reason):
     config.save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_model_that_is_served_without_reuse(capsys, tmp_path):
+    AutoConfig.for_model("rwkv").save_pretrained(tmp_path)
+    assert main(["models", "show", str(tmp_path)]) == 0
+    assert "reuse exact, and modules: no; they fold the text into states of fixed size" in capsys.readouterr().out
+    assert main(["models", "show", str(tmp_path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["family"], printed["exact"], printed["modular"]) == ("rwkv", False, False)
+
+
+def test_a_context_that_ends_where_frequencies_change(capsys, tmp_path):
+    tiny_config("phi3 longrope").save_pretrained(tmp_path)
+    assert main(["models", "show", str(tmp_path)]) == 0
+    assert "context: its context is 4,096 tokens here, not 8,192: for longer texts" in capsys.readouterr().out

@@ -28,6 +28,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield one
 
 
+def test_schemas_are_encoded_and_prompts_find_them(cluster: Deployed):
+    """The first test: what others ask would reach the router, some time later, as well."""
+    assert cluster.metric("inlay:router_keys") == 0
+    status, made = cluster.call("POST", "/v1/schemas", {"pml": PML})
+    assert status == 201, made
+    assert made["encoded"]["tokens"] == made["encoded"]["of"] > 20
+    cluster.wait(lambda: cluster.metric("inlay:router_keys") >= SEGMENTS)
+    status, answer = cluster.call("POST", "/v1/completions", {"model": "demo", "pml": PROMPT, "max_tokens": 16})
+    assert status == 200, answer
+    assert answer["inlay"]["module_tokens"] + answer["inlay"]["exact_tokens"] > 20
+    assert cluster.call("GET", "/v1/schemas/docs")[0] == 200
+
+
 def test_it_answers_as_one_server_does(cluster: Deployed):
     llm = LLM("demo", seed=0, kv_memory="16MiB")
     prompt = "Bravel is a town. The mayor of Bravel is"
@@ -37,18 +50,6 @@ def test_it_answers_as_one_server_does(cluster: Deployed):
     *events, done = cluster.stream(prompt, max_tokens=8)
     assert done == "[DONE]"
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == wanted.outputs[0].text
-
-
-def test_schemas_are_encoded_and_prompts_find_them(cluster: Deployed):
-    before = cluster.metric("inlay:router_keys")  # of what other tests asked
-    status, made = cluster.call("POST", "/v1/schemas", {"pml": PML})
-    assert status == 201, made
-    assert made["encoded"]["tokens"] == made["encoded"]["of"] > 20
-    cluster.wait(lambda: cluster.metric("inlay:router_keys") >= before + SEGMENTS)
-    status, answer = cluster.call("POST", "/v1/completions", {"model": "demo", "pml": PROMPT, "max_tokens": 16})
-    assert status == 200, answer
-    assert answer["inlay"]["module_tokens"] + answer["inlay"]["exact_tokens"] > 20
-    assert cluster.call("GET", "/v1/schemas/docs")[0] == 200
 
 
 def test_wrong_requests_are_told_what_is_wrong(cluster: Deployed):

@@ -103,6 +103,19 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "olmo3": _MIXED,
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "phi3": {},
+    "phi3 longrope": {
+        "max_position_embeddings": 8192,
+        "original_max_position_embeddings": 4096,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 4096,
+            "factor": 2.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+        },
+    },
+    "llama dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     "cohere": {"logit_scale": 1.0},
     "granitemoe": {"logits_scaling": 4.0},
     "granitemoeshared": {"logits_scaling": 4.0},
@@ -115,6 +128,59 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
+#: The same of models that are served without reuse.
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+UNSHARED: dict[str, dict[str, Any]] = {
+    "bamba": _MAMBA2 | {"attn_layer_indices": [1, 3], "attn_rotary_emb": 8},
+    "codegen": _GPT | {"rotary_dim": 8, "n_ctx": 4096},
+    # It keeps all keys: among those whose score is 0, stock code itself takes others in pieces than whole.
+    "deepseek_v32": _LATENT | {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 128},
+    "dbrx": {
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": LAYERS,
+        "max_seq_len": 4096,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+    },
+    "falcon_h1": _MAMBA2 | {"mamba_d_ssm": 64, "head_dim": 8},
+    "gemma3n_text": {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 262,
+        "head_dim": 8,
+        "laurel_rank": 8,
+        "num_kv_shared_layers": 2,
+        "intermediate_size": 64,
+        "activation_sparsity_pattern": [0.0] * LAYERS,
+        **_MIXED,
+    },
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 262,
+        "head_dim": 8,
+        "global_head_dim": 8,
+        **_MIXED,
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": LAYERS, "num_heads": 4, "window_size": 24},
+    "gptj": _GPT | {"rotary_dim": 8},
+    "granitemoehybrid": _MAMBA2 | {"layer_types": ["mamba", "attention"] * (LAYERS // 2), "logits_scaling": 4.0},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4},
+    "kimi_linear": _LATENT | {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2), "head_dim": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2), "num_dense_layers": 1},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+    "nemotron_h": {},
+    "qwen3_next": {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
+    "qwen3_5_text": {"head_dim": 16, "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
+}
+
 #: What is compared: every model type that is served, and the further rows.
 ROWS = tuple(sorted({*FAMILIES, *SPECIAL}))
 
@@ -125,8 +191,8 @@ def model_type(name: str) -> str:
 
 
 def tiny_config(name: str, **more: Any) -> PretrainedConfig:
-    """The tiny configuration of a row of SPECIAL, or of any model type that needs no row. more: further settings."""
-    settings = COMMON | _EXPERTS | SPECIAL.get(name, {}) | more
+    """The tiny configuration of a row, or of any model type that needs none. more: further settings."""
+    settings = COMMON | _EXPERTS | SPECIAL.get(name, {}) | UNSHARED.get(name, {}) | more
     if "sliding_window" not in CONFIG_MAPPING[model_type(name)].__dataclass_fields__:
         del settings["sliding_window"]  # some code looks whether it is there, and no checkpoint has it
     return AutoConfig.for_model(model_type(name), **settings)

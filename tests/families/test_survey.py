@@ -11,6 +11,7 @@ from inlay.cli.models import family_rows
 from inlay.models.refused import REFUSED
 
 from ..pages import blocks
+from .configs import UNSHARED
 from .suite import CHECKS
 from .survey import PAGE, RESULTS, _is_served, generated
 
@@ -31,8 +32,8 @@ def test_every_claim_is_one_that_was_tested():
 def test_every_causal_family_is_served_refused_or_tried():
     assert RECORDED["refused"] == REFUSED
     unserved = {kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if not _is_served(kind)}
-    assert unserved == set(REFUSED) | set(RECORDED["as they are"])
-    assert "passes" not in RECORDED["as they are"].values()  # else it belongs into the list of those that do
+    assert unserved == set(REFUSED) | set(RECORDED["without reuse"])
+    assert all(RECORDED["without reuse"][kind] == "passes" for kind in UNSHARED)
 
 
 def test_the_page_is_made_from_the_results(capsys):

@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from inlay import ModelError
+from inlay import LLM, ContextError, ModelError
 from inlay.models import families
 from inlay.models.families import FAMILIES, check_config, describe, register
 from inlay.models.families.llama import Llama
+from inlay.models.family import note_of, positions_of
 from inlay.models.linear import FrozenLinear
 from inlay.models.load import LoadedModel
 from inlay.models.random import bytes_tokenizer
@@ -19,7 +20,7 @@ from inlay.models.weights import WeightForm, prepare
 
 from ..conftest import CONFIGS
 from ..equivalence.recorder import Recorder, close
-from ..families.configs import ROWS, model_type
+from ..families.configs import ROWS, model_type, tiny, tiny_config
 
 
 def test_every_file_is_a_family_and_every_family_has_tiny_models_to_be_compared_with():
@@ -45,8 +46,8 @@ def test_a_model_type_has_one_family():
         (AutoConfig.for_model("gpt2", reorder_and_upcast_attn=True), "GPT-2 with reorder_and_upcast_attn or add_cross"),
         (AutoConfig.for_model("gpt2", add_cross_attention=True), "GPT-2 with reorder_and_upcast_attn or add_cross_at"),
         (
-            AutoConfig.for_model("mamba"),
-            "models of type 'mamba' are not supported: they fold .* lists those that are, and transformers itself",
+            AutoConfig.for_model("xlnet"),
+            "models of type 'xlnet' are not supported: they are encoders",
         ),
     ],
 )
@@ -60,6 +61,21 @@ def test_a_scaling_that_nobody_has_verified_is_refused():
     config.rope_parameters = {"rope_type": "spiral"}
     with pytest.raises(ModelError, match="rotary scaling 'spiral' is not supported; use one of default, linear, lla"):
         check_config(config)
+
+
+def test_a_context_ends_where_a_scaling_would_change_the_frequencies_of_what_is_stored():
+    loaded = tiny("phi3 longrope")
+    assert loaded.spec.max_positions == 4096
+    assert (positions_of(tiny_config("llama dynamic")), note_of(tiny_config("llama dynamic"))) == (4096, None)
+    module = loaded.model.base_model.rotary_emb
+    before = module.inv_freq.clone()
+    module(torch.zeros(1), torch.tensor([[4095]]))
+    assert torch.equal(module.inv_freq, before)
+    module(torch.zeros(1), torch.tensor([[4096]]))
+    assert not torch.equal(module.inv_freq, before)
+    module(torch.zeros(1), torch.tensor([[0]]))
+    with pytest.raises(ContextError, match="the model's context is 4096 tokens long"):
+        LLM(loaded, kv_memory="16MiB").generate([[1] * 4096])
 
 
 @pytest.mark.parametrize("weights", ["stock", "packed"])

@@ -193,25 +193,7 @@ def test_a_missing_tokenizer(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"model_type": "lfm2"},
-            "models of type 'lfm2' are not supported: they fold the text into states of fixed size, .* `inlay models`",
-        ),
         ({"model_type": "bert"}, "models of type 'bert' are not supported: they are encoders"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rotary scaling 'dynamic'"),
-        (
-            {
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "factor": 2.0,
-                    "short_factor": [1.0] * 4,
-                    "long_factor": [1.0] * 4,
-                    "original_max_position_embeddings": 64,
-                }
-            },
-            "rotary scaling 'longrope' is not supported: it chooses its frequencies from the longest position",
-        ),
         (
             {"quantization_config": {"quant_method": "hqq", "bits": 4}},
             "weights quantized by 'hqq' are not read; inlay reads",

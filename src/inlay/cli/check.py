@@ -109,6 +109,8 @@ def check(
         generation_config="off",
         **memory,
     )
+    if llm.loaded.spec.unshared is not None:
+        raise ParameterError(f"there is nothing to check: {llm.loaded.spec.unshared}")
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     about = _about(llm)

@@ -19,19 +19,23 @@ Row = dict[str, Any]
 
 @app.callback(invoke_without_command=True)
 def models(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the families that are served, each with its default configuration, and those that are not, and why."""
+    """List the families that are served, with and without reuse, and those that are not, and why."""
     if context.invoked_subcommand is not None:
         return
     from inlay.models.refused import REASONS
+    from inlay.models.unshared import WHY
 
     rows = family_rows()
     if as_json:
-        print(json.dumps({"families": rows, "refused": {kind: why for why, of in REASONS.items() for kind in of}}))
+        without, refused = ({kind: why for why, of in each.items() for kind in of} for each in (WHY, REASONS))
+        print(json.dumps({"families": rows, "without_reuse": without, "refused": refused}))
         return
     _print_table(rows)
-    print("\nNot served, as")
-    for reason, kinds in REASONS.items():
-        print(f"- {reason}: {', '.join(sorted(kinds))}.")
+    for what, each in (("Served without reuse, as", WHY), ("Not served, as", REASONS)):
+        print(f"\n{what}")
+        for reason, kinds in each.items():
+            print(f"- {reason}: {', '.join(sorted(kinds))}.")
+    print("\nAny other causal model of transformers is served without reuse, where the probe at load finds it right.")
 
 
 @app.command()
@@ -44,6 +48,7 @@ def show(
     from inlay.advice.memory.estimate import config_named
     from inlay.advice.memory.families import shape_of
     from inlay.models.families import check_config, family_of
+    from inlay.models.family import note_of
     from inlay.models.random import SHAPES
 
     if model not in SHAPES:
@@ -51,12 +56,17 @@ def show(
     config = config_named(model)
     check_config(config)
     row = _row(config.model_type, family_of(config).allows(config))
+    if not row["exact"]:
+        _show_without_reuse(model, row, as_json=as_json)
+        return
     row["bytes_per_token"] = shape_of(config).bytes_per_token(CODECS["bf16"])
     if as_json:
         print(json.dumps({"model": model} | row))
         return
     print(f"{model} is of the family {row['family']}.")
     print("reuse off and exact: answers are those of the stock model")
+    if note := note_of(config):
+        print(f"context: {note}")
     print("modules at the positions of their schema: yes")
     print(f"modules at other positions: {'yes, by ' + row['shifts'] if row['shifts'] else 'no; ' + row['reason']}")
     windows = ", ".join(f"{window:,}" for window in row["windows"])
@@ -64,6 +74,15 @@ def show(
         f"sliding windows: {windows + ' positions' if windows else 'none'}; sinks: {'yes' if row['sinks'] else 'none'}"
     )
     print(f"a cached token takes {row['bytes_per_token']:,} bytes in bfloat16{_latent_note(row)}")
+
+
+def _show_without_reuse(model: str, row: Row, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"model": model} | row))
+        return
+    print(f"{model} is of the family {row['family']}.")
+    print("reuse off: answers are those of the stock model, which transformers' own code computes")
+    print(f"reuse exact, and modules: no; {row['reason']}")
 
 
 def family_rows() -> list[Row]:

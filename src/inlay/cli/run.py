@@ -266,7 +266,7 @@ def _table(answers: Sequence[Row]) -> None:
     for each in answers[0].get("order", ()):
         print(f"(order: {', '.join(each['members'])}{_why(each)})")
     encode_ms = sum(row["encode_ms"] for row in answers)
-    if encode_ms >= 0.05:
+    if encode_ms >= 0.05 and any(row["encoded_tokens"] or any(row["tiers"].values()) for row in answers):
         encoded = any(row["encoded_tokens"] or not row["tiers"]["disk"] for row in answers)
         how = "encoded once" if encoded else "read from the store"
         print(f"(its modules were {how}, before the request, in {encode_ms:,.1f} ms)")

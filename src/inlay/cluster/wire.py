@@ -14,7 +14,7 @@ from inlay.models.lora import AdapterInfo
 from inlay.prompt.limits import ModelInfo
 from inlay.types import EngineStats, TierStats
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Description:
         return cls(said["name"], said["note"], info, dict(said["defaults"]), adapters)
 
 
-_INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift")
+_INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why_unshared")
 
 
 @dataclass(frozen=True, slots=True)

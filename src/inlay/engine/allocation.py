@@ -6,8 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Item, Part, Table, items_at
@@ -18,6 +20,19 @@ from inlay.prompt.splice import Fresh, Repaired, Splice
 from inlay.slots import SlotRange, cut, join, total
 
 
+@dataclass(eq=False, slots=True)
+class SequenceStates:
+    """What a model that is served without reuse keeps of a running request.
+
+    cache: as transformers' code returns it; None before the first pass. tokens: how many it has been given.
+    waiting: the last of them that have not run yet, as they have to run with those that follow.
+    """
+
+    cache: Any = None
+    tokens: int = 0
+    waiting: list[Tensor] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Tokens to run through the model, and the rows that they fill.
@@ -25,6 +40,7 @@ class Work:
     mass: who wants to know what they attend to; None for nobody. check: whether they go through the first layers only,
         to find how their keys change where they stand here.
     adapter: the digest of the one that computes them; b"" for the model alone.
+    states: of the request, for models that are served without reuse; others do not look at it.
     """
 
     ids: tuple[int, ...]
@@ -32,6 +48,7 @@ class Work:
     mass: AttentionMass | None = None
     check: bool = False
     adapter: bytes = b""
+    states: SequenceStates | None = None
 
     def split(self, tokens: int) -> tuple[Work, Work]:
         """The first ``tokens`` tokens, and the rest, which sees them as context."""
@@ -96,6 +113,7 @@ class SequenceAllocation:
     context: what the token behind its prompt sees. hold: the stored segments that it reads.
     prefill: parts that are not computed, or not known to be. since: when it was admitted, seconds of ``perf_counter``.
     last: the run of tokens that an answer carries on, with its slots; None where nothing may be kept of it.
+    states: see Work.
     """
 
     modules: tuple[SlotRange, ...] = ()
@@ -106,6 +124,7 @@ class SequenceAllocation:
     prefill: list[Prefill] = field(default_factory=list)
     hold: Hold = field(default_factory=Hold)
     last: tuple[TokenRun, tuple[SlotRange, ...]] | None = None
+    states: SequenceStates = field(default_factory=SequenceStates)
     _row: Part | None = None  # of the last decode step
     _computed: bool = False  # whether that step has run
     since: float = field(default_factory=time.perf_counter)
@@ -264,7 +283,8 @@ def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation,
     rows = Part.of(start, len(part.ids) - done, allocation.context, slots)
     keep, lies = allocation.last or (None, ())
     pending = None if keep is None else keep.rest(done)
-    allocation.prefill.append(Prefill(Work(part.ids[done:], rows, adapter=adapter), keep, lies, pending))
+    work = Work(part.ids[done:], rows, adapter=adapter, states=allocation.states)
+    allocation.prefill.append(Prefill(work, keep, lies, pending))
     allocation.context += items_at(slots, start)
     allocation.tokens += len(part.ids) - done
 

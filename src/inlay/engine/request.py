@@ -218,7 +218,8 @@ class Request:
         ahead: whether that token is one more than is known here, as a device has it; its id is 0 then.
         """
         row = self.allocation.next_row(self.positions[-1] + len(self.token_ids) + ahead)
-        return Work((0 if ahead else self.token_ids[-1],), row, adapter=self.adapter)
+        ids = (0 if ahead else self.token_ids[-1],)
+        return Work(ids, row, adapter=self.adapter, states=self.allocation.states)
 
     def decoded(self) -> None:
         """Note that the step of ``decode_work`` has run."""

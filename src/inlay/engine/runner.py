@@ -164,7 +164,7 @@ _TEXTS = 8
 
 #: How far logits may be off, as a share of their spread. Rounding alone gives 1e-5 in fp32 and 0.03 in bf16
 #: and int8, and 0.03 to 0.24 in fp8, where the least of some texts is within the same.
-_TOLERANCE = {torch.float32: 1e-3} | dict.fromkeys((torch.bfloat16, torch.int8, torch.float8_e4m3fn), 0.15)
+TOLERANCE = {torch.float32: 1e-3} | dict.fromkeys((torch.bfloat16, torch.int8, torch.float8_e4m3fn), 0.15)
 
 
 def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
@@ -179,8 +179,8 @@ def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
     runner.graphs = None  # which would play a recording of either for both
     try:
         for runner._compiled in (model, None):
-            found.append(torch.cat([_whole(0, _ids(spec, 0)[:rows], runner, runs) for rows in (_HEAD, _TAIL, 1)]))
-        off = max(_error(one, other) for one, other in zip(*found, strict=True))
+            found.append(torch.cat([_whole(0, probe_ids(spec, 0)[:rows], runner, runs) for rows in (_HEAD, _TAIL, 1)]))
+        off = max(error_of(one, other) for one, other in zip(*found, strict=True))
     except (RuntimeError, ImportError, NotImplementedError) as error:  # those of the compiler's are of the first kind
         reason = str(error).strip().splitlines()[:1]
         raise ParameterError(
@@ -190,7 +190,7 @@ def check_compiled(spec: ModelSpec, runner: Runner, pool: KVPool) -> None:
     finally:
         runner._compiled, runner.graphs = model, graphs
         pool.free(runs)
-    if off > _TOLERANCE[runner.storage.dtype]:
+    if off > TOLERANCE[runner.storage.dtype]:
         raise ParameterError(
             f"compile is set, and torch.compile changes this model's logits by {off:.2g} of their spread; leave it out"
         )
@@ -206,7 +206,7 @@ def why_not_shift(spec: ModelSpec, runner: Runner, pool: KVPool) -> str | None:
     runs = pool.allocate(_HEAD + _TAIL)
     if runs is None:
         raise _too_small(pool, _HEAD + _TAIL)
-    tolerance = _TOLERANCE[runner.storage.dtype]
+    tolerance = TOLERANCE[runner.storage.dtype]
     try:
         least = _change(spec, runner, runs, 0)
         for text in range(1, _TEXTS):
@@ -226,7 +226,7 @@ def check_adapters(adapters: Adapters, spec: ModelSpec, runner: Runner, pool: KV
     """
     if not adapters:
         return
-    ids, wanted = _ids(spec, 0)[:_TAIL], [1, _TAIL - 1]
+    ids, wanted = probe_ids(spec, 0)[:_TAIL], [1, _TAIL - 1]
     runs = pool.allocate(len(ids))
     if runs is None:
         raise _too_small(pool, len(ids))
@@ -244,13 +244,14 @@ def _too_small(pool: KVPool, tokens: int) -> CapacityError:
 
 def _change(spec: ModelSpec, runner: Runner, runs: tuple[SlotRange, ...], text: int) -> float:
     """How far a shift moves the last logits of a text, and how far moving all of it does: the worse of the two."""
-    ids = _ids(spec, text)
+    ids = probe_ids(spec, text)
     here = _whole(0, ids, runner, runs)
-    moved = _error(_whole(_SHIFT, ids, runner, runs), here)
-    return max(moved, _error(_shifted(ids, runner, runs), here))
+    moved = error_of(_whole(_SHIFT, ids, runner, runs), here)
+    return max(moved, error_of(_shifted(ids, runner, runs), here))
 
 
-def _ids(spec: ModelSpec, text: int) -> tuple[int, ...]:
+def probe_ids(spec: ModelSpec, text: int) -> tuple[int, ...]:
+    """A text of the probes, by its number."""
     generator = torch.Generator().manual_seed(1 + text)
     return tuple(torch.randint(0, min(spec.vocab_size, 1 << 15), (_HEAD + _TAIL,), generator=generator).tolist())
 
@@ -269,7 +270,8 @@ def _shifted(ids: tuple[int, ...], runner: Runner, runs: tuple[SlotRange, ...]) 
     return runner.run([Work(ids[_HEAD:], span)], [_TAIL - 1])
 
 
-def _error(logits: Tensor, expected: Tensor) -> float:
+def error_of(logits: Tensor, expected: Tensor) -> float:
+    """How far logits are off, as a share of their spread."""
     logits, expected = logits.float(), expected.float()
     spread = (expected - expected.mean()).norm().clamp_min(1e-9)
     return float((logits - expected).norm() / spread)

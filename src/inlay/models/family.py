@@ -21,9 +21,8 @@ from inlay.models.linear import MakeLinear, joined
 from inlay.models.quantized import check_quantized, settings_of
 from inlay.models.spec import LayerSpec, ModelSpec
 
-#: Rotary scalings whose frequencies do not depend on the longest position in a forward pass.
-_FIXED_SCALINGS = ("default", "linear", "llama3", "yarn")
-_MOVING_SCALINGS = ("dynamic", "longrope")
+#: Rotary scalings whose frequencies are the same for all positions that a model has.
+_SCALINGS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 class Family(ABC):
@@ -43,14 +42,8 @@ class Family(ABC):
     def check(self, config: PretrainedConfig) -> None:
         """Raise ModelError, with the reason, if a model of this configuration cannot be served."""
         for scaling in _scalings(config):
-            if scaling in _MOVING_SCALINGS:
-                raise ModelError(
-                    f"rotary scaling '{scaling}' is not supported: it chooses its frequencies from the longest "
-                    "position in a forward pass, so stored attention states would not fit later ones"
-                )
-            if scaling not in _FIXED_SCALINGS:
-                known = ", ".join(_FIXED_SCALINGS)
-                raise ModelError(f"rotary scaling '{scaling}' is not supported; use one of {known}")
+            if scaling not in _SCALINGS:
+                raise ModelError(f"rotary scaling '{scaling}' is not supported; use one of {', '.join(_SCALINGS)}")
         if (settings := settings_of(config)) is not None:
             check_quantized(settings)
 
@@ -80,9 +73,7 @@ class Family(ABC):
     def spec(self, model: PreTrainedModel) -> ModelSpec:
         """What the rest of inlay needs to know of a stock model."""
         config = model.config
-        return ModelSpec(
-            config.model_type, self.layers(model), config.max_position_embeddings, config.vocab_size, self.fixed
-        )
+        return ModelSpec(config.model_type, self.layers(model), positions_of(config), config.vocab_size, self.fixed)
 
     def patch(self, model: PreTrainedModel) -> None:  # noqa: B027  (most families need none)
         """Make a stock model, whose weights may not be there yet, attend through inlay where its code does not.
@@ -101,6 +92,28 @@ class Family(ABC):
         if isinstance(part, nn.Linear):  # lm_head; where it is tied, the embedding keeps the weight
             return joined([part], make, shared=True)
         return part
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """How many positions a model has whose stored states fit each other: to where its frequencies change for all.
+
+    "longrope" takes other ones for texts beyond the original context, and "dynamic" for texts beyond the whole context.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sets = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
+    borders = [each["original_max_position_embeddings"] for each in sets if each.get("rope_type") == "longrope"]
+    return int(min((config.max_position_embeddings, *borders)))
+
+
+def note_of(config: PretrainedConfig) -> str | None:
+    """What a user should know of the model's context; None for nothing."""
+    most: int | None = getattr(config, "max_position_embeddings", None)
+    if most is None or positions_of(config) == most:
+        return None
+    return (
+        f"its context is {positions_of(config):,} tokens here, not {most:,}: for longer texts its rotary scaling "
+        "'longrope' has other frequencies at all positions, so that stored states would not fit"
+    )
 
 
 def _scalings(config: PretrainedConfig) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
         rotated["partial_rotary_factor"] = width * config.num_attention_heads / config.hidden_size
     if any(name.startswith("rope_factors_") for name in file.tensors):
         raise ModelError(
-            f"{file.name}: rotary scaling 'longrope' is not supported: it chooses its frequencies from the longest "
-            "position in a forward pass, so stored attention states would not fit later ones"
+            f"{file.name}: rotary scaling 'longrope' is not read from GGUF files; give the folder of its Hugging Face "
+            "checkpoint"
         )
     divided = _llama3(config, file) if "rope_freqs.weight" in file.tensors else {}
     if divided and scaled:

@@ -25,6 +25,7 @@ from transformers import (
 from inlay.errors import ModelError, ParameterError
 from inlay.models.device import check_form, check_placed, find_device, put_on
 from inlay.models.families import check_config, describe
+from inlay.models.family import note_of
 from inlay.models.fill import check_complete
 from inlay.models.fingerprint import fingerprint as fingerprint
 from inlay.models.fingerprint_cache import Checkpoint
@@ -47,6 +48,7 @@ from inlay.models.random import build_random, bytes_tokenizer, check_shape
 from inlay.models.reading import ReadAhead, pieces_of, quiet_transformers
 from inlay.models.reading import weights_progress as weights_progress
 from inlay.models.spec import ModelSpec, dtype_name
+from inlay.models.unshared import check_unquantized
 from inlay.models.weights import STOCK, WeightForm, prepare
 
 MODEL_DIRECTORY = Path(__file__).parent / "demo"
@@ -208,7 +210,9 @@ def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> Loade
     tokenizer = bytes_tokenizer()
     shape, bos, eos = name.removeprefix("random:"), tokenizer.bos_token_id, tokenizer.eos_token_id
     model, fingerprint = build_random(shape, dtype, seed, bos=bos, eos=eos, form=form)
-    return LoadedModel(name, model, tokenizer, describe(model), fingerprint, f"{name} has random weights", form)
+    spec = describe(model)
+    check_unquantized(spec, form.quantization)
+    return LoadedModel(name, model, tokenizer, spec, fingerprint, f"{name} has random weights", form)
 
 
 def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -> LoadedModel:
@@ -229,9 +233,10 @@ def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -
             files = None  # which of the two was read?
         model.eval()
         spec = describe(model)
+        check_unquantized(spec, form.quantization)
         with mapped_files(weight_files(place)):
             fingerprint = prepare(model, form, files, ahead.reached)
-    return LoadedModel(name, model, tokenizer, spec, fingerprint, form=form)
+    return LoadedModel(name, model, tokenizer, spec, fingerprint, spec.unshared or note_of(config), form)
 
 
 def _read_weights(name: str, config: PretrainedConfig, dtype: str) -> PreTrainedModel:

@@ -33,6 +33,7 @@ class ModelSpec:
 
     family: the ``model_type`` of its configuration.
     fixed: why no key can be read at a shift although the layers' positions would allow it; None where it can.
+    unshared: why nothing of it is reused at all, so that it runs with caches of its own; None where it is.
     """
 
     family: str
@@ -40,6 +41,7 @@ class ModelSpec:
     max_positions: int
     vocab_size: int
     fixed: str | None = None
+    unshared: str | None = None
 
     @property
     def shapes(self) -> list[LayerShape]:

@@ -27,6 +27,7 @@ class ModelInfo:
     bytes_per_token: of its keys and values. keys: what names its segments, with its fingerprint.
     why_not_shift: the reason why its segments cannot be read at a shift, or None.
     adapters: the digests of those that requests may name.
+    why_unshared: the reason why nothing is reused, so that every request runs under ``off``; None where it is.
     """
 
     vocab_size: int
@@ -35,6 +36,7 @@ class ModelInfo:
     keys: KeyMaker
     why_not_shift: str | None
     adapters: Mapping[str, bytes] = field(default_factory=dict)
+    why_unshared: str | None = None
 
     def adapter(self, name: str | None) -> bytes:
         """The digest of an adapter; b"" for None, which is the model alone. Raises ParameterError."""

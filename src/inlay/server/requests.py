@@ -183,7 +183,7 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
     words = ReusePolicy.least(settings.max_reuse, tenant.limits.max_reuse)
     ceiling = auto.tolerating(words)
     asked = None if call.reuse is None else auto.tolerating(_placed(call.reuse, call, service))
-    default = auto.tolerating(_placed(str(_default(call, settings)), call, service))
+    default = auto.tolerating(_placed(str(_default(call, service)), call, service))
     measured = _measured(call, tenant, service) if ceiling.auto else [()]
     found = {ReusePolicy.bounded(asked, default, ceiling, rows) for rows in measured}
     if None not in found:
@@ -191,6 +191,8 @@ def policy_of(call: Call, tenant: Tenant, service: Service) -> str:
     whose = "this server" if words == ReusePolicy.parse(settings.max_reuse) else "your key"
     where = "" if call.positions is None else f" with positions {call.positions!r:.100}"
     asks = f"reuse is {call.reuse!r:.100}{where} and {whose} allows no more than '{ceiling}'"
+    why = service.llm.client.model.why_unshared
+    asks += "" if why is None else f", as {why}"
     raise BodyError(f"{asks}; ask for that, or leave it out", param="reuse", code="reuse_not_allowed", status=403)
 
 
@@ -208,10 +210,11 @@ def _measured(call: Call, tenant: Tenant, service: Service) -> list[tuple[Measur
     return [service.llm.measured(prompt, cache_salt=tenant.salt, adapter=adapter) for prompt in call.prompts]
 
 
-def _default(call: Call, settings: ServerSettings) -> ReusePolicy:
-    if settings.reuse is not None:
-        return ReusePolicy.parse(settings.reuse)
-    return default_policy(modules=any(map(has_modules, call.prompts)))
+def _default(call: Call, service: Service) -> ReusePolicy:
+    if service.settings.reuse is not None:
+        return ReusePolicy.parse(service.settings.reuse)
+    shared = service.llm.client.model.why_unshared is None
+    return default_policy(modules=any(map(has_modules, call.prompts)), shared=shared)
 
 
 def _timeout(given: str | None, settings: ServerSettings) -> float | None:

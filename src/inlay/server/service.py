@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,7 +18,7 @@ from inlay.api.tools.formats import model_tools
 from inlay.async_llm import AsyncLLM
 from inlay.models.lora import check_names
 from inlay.pml import Schema
-from inlay.policy import ReusePolicy
+from inlay.policy import OFF, ReusePolicy
 from inlay.sampling_params import SamplingParams
 from inlay.server.cache_view import CacheView
 from inlay.server.errors import refuse
@@ -115,7 +116,8 @@ class Service:
     ) -> None:
         check_names(llm.adapters, settings.served_names)
         self.llm = llm
-        self.settings = settings
+        #: Where the model runs without reuse, nobody may ask for any.
+        self.settings = settings if llm.client.model.why_unshared is None else replace(settings, max_reuse=str(OFF))
         self.tenants = Tenants(settings.keys_file, settings.api_keys)
         self.tools = model_tools(llm.tokenizer, settings.tool_parser)
         self.reasoning = model_reasoning(llm.tokenizer, settings.reasoning_parser)
@@ -146,9 +148,11 @@ class Service:
     async def open(self) -> None:
         """Make the schemas of the start known, once, before anybody can ask for them. Raises InlayError."""
         await self.schemas.refresh()
-        ahead = ReusePolicy.ahead(self.settings.reuse, ReusePolicy.parse(self.settings.max_reuse))
+        ahead: str | None = str(ReusePolicy.ahead(self.settings.reuse, ReusePolicy.parse(self.settings.max_reuse)))
+        if self.llm.client.model.why_unshared is not None:
+            ahead = None
         for schema in self._first_schemas[len(self._records) :]:
-            self._records.append(await self.schemas.publish(schema, reuse=str(ahead), ttl=self.settings.schema_ttl))
+            self._records.append(await self.schemas.publish(schema, reuse=ahead, ttl=self.settings.schema_ttl))
 
     async def warm_up(self) -> None:
         """Encode these schemas, where anybody may use that, and let the model answer once. Raises InlayError."""

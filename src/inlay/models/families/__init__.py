@@ -1,7 +1,8 @@
-"""The families that inlay serves, one file each; a file is found by being here, and gives its family as ``FAMILY``.
+"""The families that inlay reuses states of, one file each; a file is found by being here, and gives a ``FAMILY``.
 
-Everything else is refused with a reason, because a model whose attention does not go through ``transformers``'
-AttentionInterface, or that ignores ``position_ids``, would give wrong answers without a word.
+Whatever else is a causal model of transformers is served without reuse (``models/unshared.py``), or refused with a
+reason: a model whose attention does not go through ``transformers``' AttentionInterface, or that ignores
+``position_ids``, would give wrong answers without a word where its states were reused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from inlay.errors import ModelError
 from inlay.models.family import Family
 from inlay.models.refused import REFUSED
 from inlay.models.spec import ModelSpec
+from inlay.models.unshared import unshared_of
 
 #: ``model_type`` → family.
 FAMILIES: dict[str, Family] = {}
@@ -28,14 +30,13 @@ def register(family: Family) -> None:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of models of this configuration. Raises ModelError where none has been verified."""
-    if config.model_type not in FAMILIES:
-        reason = REFUSED.get(config.model_type, "inlay has not verified their attention and positions")
-        raise ModelError(
-            f"models of type '{config.model_type}' are not supported: {reason}; `inlay models` lists those that are, "
-            "and transformers itself runs this one, without reuse"
-        )
-    return FAMILIES[config.model_type]
+    """The family of models of this configuration. Raises ModelError where it cannot be served."""
+    kind = config.model_type
+    family = FAMILIES.get(kind) or (None if kind in REFUSED else unshared_of(kind))
+    if family is None:
+        reason = REFUSED.get(kind, "transformers has no causal language model of that type")
+        raise ModelError(f"models of type '{kind}' are not supported: {reason}; `inlay models` lists those that are")
+    return family
 
 
 def check_config(config: PretrainedConfig) -> None:

@@ -1,0 +1,214 @@
+"""Passes of models that are served without reuse: each request's rows go through the stock model with its own cache.
+
+What transformers keeps of a text between two calls (keys and values, convolution and recurrent states) hangs on the
+request's allocation, and goes with it. The pool only counts: a slot stands for what a token adds to such a cache.
+
+The load-time probe: does a text that comes in pieces, between those of another, give what it gives whole?
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.attention.backend import Backend
+from inlay.attention.plan import Plan
+from inlay.engine.allocation import SequenceStates, Work
+from inlay.engine.runner import TOLERANCE, Runner, error_of, probe_ids
+from inlay.errors import CapacityError, ModelError
+from inlay.models.device import on_device
+from inlay.models.load import LoadedModel
+
+#: Where the stock models take what they keep between two calls, and return it.
+_CARRIERS = ("past_key_values", "cache_params", "state")
+
+_LONG, _SHORT = 48, 16  # texts by whose caches it is seen what a token adds
+
+#: What code of somebody else's raises where it is called in a way that it was not written for.
+_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a stock model keeps of a text.
+
+    bytes_per_token: what each token adds. state_bytes: what there is of it whatever the length.
+    in_steps: whether tokens behind the first call have to come one by one, as the model's code forgets the states when
+        several do. A prompt then waits until it is whole.
+    """
+
+    bytes_per_token: int
+    state_bytes: int
+    in_steps: bool = False
+
+    def room(self, budget: int, requests: int, positions: int) -> tuple[int, int]:
+        """How many requests may run at the same time, and how many tokens' caches a budget in bytes then holds.
+
+        requests, positions: the most of either. Half of the budget at most goes into states where tokens take room too.
+        Raises CapacityError where it does not hold one state.
+        """
+        for_states = budget // 2 if self.bytes_per_token else budget
+        fitting = min(requests, for_states // self.state_bytes) if self.state_bytes else requests
+        if fitting < 1:
+            least = self.state_bytes * (2 if self.bytes_per_token else 1)
+            raise CapacityError(
+                f"kv_memory of {budget} bytes holds no state of a request, which takes {self.state_bytes} bytes; give "
+                f"at least {least}"
+            )
+        left = budget - fitting * self.state_bytes
+        most = fitting * positions
+        return fitting, min(most, left // self.bytes_per_token) if self.bytes_per_token else most
+
+
+class UnsharedRunner(Runner):
+    """Runs work through a stock model, one request's rows after the other's."""
+
+    def __init__(self, loaded: LoadedModel, backend: Backend) -> None:
+        super().__init__(loaded, backend, 0)
+        self.graphs = None
+        self.shape = CacheShape(0, 0)
+        parameters = inspect.signature(loaded.model.forward).parameters
+        self._carrier = next((name for name in _CARRIERS if name in parameters), "")
+        self._picks = "logits_to_keep" in parameters
+        self._places = "position_ids" in parameters
+
+    def probe(self) -> CacheShape:
+        """Find out the shape of caches. Raises ModelError where a text in pieces is not what it is whole."""
+        if not self._carrier:
+            raise self._refusal("it keeps nothing of a text between two calls")
+        why = ""
+        for in_steps in (False, True):
+            try:
+                self.shape = replace(self._measured(), in_steps=in_steps)
+                off = self._off_in_pieces()
+            except _FAILURES as error:
+                why = f"it does not run a text in pieces: {type(error).__name__}: {error}".splitlines()[0][:300]
+                continue
+            if off <= TOLERANCE[self._loaded.model.dtype]:
+                return self.shape
+            why = f"a text in pieces changes its logits by {off:.2g} of their spread"
+        raise self._refusal(why)
+
+    def _refusal(self, why: str) -> ModelError:
+        return ModelError(f"{self._loaded.name} cannot be served: transformers' own code computes it, and {why}")
+
+    def _measured(self) -> CacheShape:
+        short, long = (self._cache_bytes(tokens) for tokens in (_SHORT, _LONG))
+        per_token = max(0, long - short) // (_LONG - _SHORT)
+        return CacheShape(per_token, max(0, short - _SHORT * per_token))
+
+    def check_cost(self, tokens: int) -> int:
+        """See Runner.check_cost: no policy that there is for these models ends a pass early."""
+        return tokens
+
+    def run(
+        self, work: Sequence[Work], rows: Sequence[int], plan: Plan | None = None, ids: Tensor | None = None
+    ) -> Tensor:
+        """See Runner.run; the plan is for attention in a pool."""
+        found, first, wanted = [], 0, set(rows)
+        device = self.backend.device
+        with on_device(device), torch.inference_mode():
+            for each in work:
+                count = each.part.rows
+                own = torch.tensor(each.ids, device=device) if ids is None else ids[first : first + count]
+                asked = [row - first for row in range(first, first + count) if row in wanted]
+                found.append(self._continued(own, _states_of(each), asked))
+                first += count
+        logits = torch.cat(found)
+        if list(rows) == sorted(wanted):
+            return logits
+        order = {row: number for number, row in enumerate(sorted(wanted))}
+        return logits[[order[row] for row in rows]]
+
+    def _continued(self, ids: Tensor, states: SequenceStates, wanted: Sequence[int]) -> Tensor:
+        """The logits of some of the rows behind what a request has run already, (len(wanted), vocabulary)."""
+        if not self.shape.in_steps:
+            return self._call(ids, states, wanted)
+        if states.cache is not None:
+            steps = [self._call(ids[row : row + 1], states, [0] if row in wanted else []) for row in range(len(ids))]
+            return torch.cat(steps)
+        if not wanted:  # the end of a prompt wants some
+            states.waiting.append(ids)
+            states.tokens += len(ids)
+            return torch.empty(0, self.vocabulary, dtype=self._loaded.model.dtype, device=ids.device)
+        before = sum(map(len, states.waiting))
+        whole = torch.cat([*states.waiting, ids])
+        states.waiting.clear()
+        states.tokens -= before
+        return self._call(whole, states, [before + row for row in wanted])
+
+    def _call(self, ids: Tensor, states: SequenceStates, wanted: Sequence[int]) -> Tensor:
+        model = self._loaded.model
+        said: dict[str, Any] = {} if states.cache is None else {self._carrier: states.cache}
+        picked = torch.tensor(wanted, dtype=torch.int64, device=ids.device)
+        if self._picks:
+            said["logits_to_keep"] = picked
+        if self._places:
+            said["position_ids"] = torch.arange(states.tokens, states.tokens + len(ids), device=ids.device)[None]
+        output = model(input_ids=ids[None], use_cache=True, **said)
+        kept = next((kept for name in _CARRIERS if (kept := getattr(output, name, None)) is not None), None)
+        if kept is None:
+            raise RuntimeError(f"{type(model).__name__} has not returned what it keeps of the text")
+        states.cache = kept
+        states.tokens += len(ids)
+        logits: Tensor = output.logits[0]
+        return logits if self._picks else logits[picked]
+
+    def _cache_bytes(self, tokens: int) -> int:
+        states = SequenceStates()
+        with on_device(self.backend.device), torch.inference_mode():
+            self._call(self._text(0, tokens), states, [])
+        return sum({each.untyped_storage().data_ptr(): each.nbytes for each in _tensors(states.cache, set())}.values())
+
+    def _text(self, number: int, tokens: int) -> Tensor:
+        ids = probe_ids(self._loaded.spec, number)
+        return torch.tensor((ids * -(-tokens // len(ids)))[:tokens], device=self.backend.device)
+
+    def _off_in_pieces(self) -> float:
+        """How far pieces of two texts, in turns, are from each of them whole: the least of a few pairs of texts."""
+        return min(self._off_of(pair) for pair in range(3))
+
+    def _off_of(self, pair: int) -> float:
+        texts = [self._text(2 * pair + number, 24) for number in (0, 1)]
+        both = [SequenceStates(), SequenceStates()]
+        found: list[list[Tensor]] = [[], []]
+        with on_device(self.backend.device), torch.inference_mode():
+            at = 0
+            for size in (11, 8, 1, 1, 3):
+                for text, states, own in zip(texts, both, found, strict=True):
+                    own.append(self._continued(text[at : at + size], states, range(size)))
+                at += size
+            whole = [self._call(text, SequenceStates(), range(24)) for text in texts]
+        return max(error_of(torch.cat(own), each) for own, each in zip(found, whole, strict=True))
+
+
+def _states_of(work: Work) -> SequenceStates:
+    """What is kept of the text in front of work. Raises RuntimeError where that is another one."""
+    assert work.states is not None, "work of requests has their states"
+    if work.part.start != work.states.tokens:
+        raise RuntimeError(f"a part starts at {work.part.start} behind {work.states.tokens} tokens")
+    return work.states
+
+
+def _tensors(kept: Any, seen: set[int]) -> Iterator[Tensor]:
+    """All tensors of what a model has returned, in whatever objects."""
+    if id(kept) in seen:
+        return
+    seen.add(id(kept))
+    if isinstance(kept, Tensor):
+        yield kept
+        return
+    inside: Iterable[Any] = ()
+    if isinstance(kept, dict):
+        inside = kept.values()
+    elif isinstance(kept, list | tuple):
+        inside = kept
+    elif hasattr(kept, "__dict__") and not isinstance(kept, type | torch.nn.Module):
+        inside = vars(kept).values()
+    for each in list(inside):
+        yield from _tensors(each, seen)

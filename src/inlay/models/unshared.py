@@ -1,0 +1,106 @@
+"""Models that are served without reuse: each request runs through the stock code with a cache of transformers' own.
+
+Nothing of what they compute can be read by anybody else, or not through our attention; so they have no keys and values
+in the pool, and the only reuse policy is ``off``. A probe at load (engine/unshared_runner.py) proves that a text that
+comes in pieces gives what it gives whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from inlay.errors import ModelError, ParameterError
+from inlay.models.allows import Allows
+from inlay.models.family import Family
+from inlay.models.linear import MakeLinear
+from inlay.models.quantized import settings_of
+from inlay.models.spec import LayerSpec, ModelSpec
+
+#: Why nothing is reused, and the model types of which that is known.
+WHY: dict[str, tuple[str, ...]] = {
+    "they fold the text into states of fixed size, in all or some of their layers, so that nothing of it can be kept, "
+    "shared or read apart from the rest": (
+        *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text", "inkling_text"),
+        *("jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h"),
+        *("olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
+        *("qwen4_exp_text", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+    ),
+    "their attention chooses, mixes or shares keys in a way of its own, beside transformers' AttentionInterface": (
+        *("axk2", "codegen", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hy_v4"),
+        *("minimax_m3_vl_text", "dots3_note", "dots3_note_text", "longcat_flash", "gemma3n_text", "gemma4_text"),
+        *("gemma4_unified_text", "gpt_neox_japanese", "xglm", "gptj", "jetmoe", "hrm_text", "llama4_text"),
+    ),
+    "their keys and values differ in width, which no backend stores yet": ("mimo_v2_flash",),
+}
+_UNVERIFIED = "inlay has not verified their attention and positions"
+
+_REASONS: dict[str, str] = {kind: why for why, kinds in WHY.items() for kind in kinds}
+
+#: How far texts may be without a limit of their own: where nothing but a state is carried on.
+_POSITIONS = 1 << 20
+
+
+class Unshared(Family):
+    """A family that is served without reuse."""
+
+    def __init__(self, model_type: str) -> None:
+        self.model_type = model_type
+
+    @property
+    def why(self) -> str:
+        """Why nothing is reused."""
+        return _REASONS.get(self.model_type, _UNVERIFIED)
+
+    def check(self, config: PretrainedConfig) -> None:
+        """Any configuration is what transformers makes of it; weights in few bits are not read."""
+        if settings_of(config) is not None:
+            raise ModelError(
+                f"models of type '{self.model_type}' are served as transformers has them, without reuse ({self.why}), "
+                "and quantized weights of such are not read; use the checkpoint in bfloat16"
+            )
+
+    def allows(self, config: PretrainedConfig) -> Allows:
+        return Allows(
+            exact=False,
+            modular=False,
+            shifts=None,
+            reason=self.why,
+            windows=(),
+            sinks=False,
+            latent=False,
+            joined=False,
+        )
+
+    def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
+        """None: the pool has nothing of them."""
+        return ()
+
+    def spec(self, model: PreTrainedModel) -> ModelSpec:
+        config = model.config.get_text_config(decoder=True)
+        why = f"models of type '{self.model_type}' are served without reuse: {self.why}"
+        return ModelSpec(self.model_type, (), positions_of(config), config.vocab_size, fixed=why, unshared=why)
+
+    def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
+        """Their own code may read any weight, so all stay as they are."""
+        return part
+
+
+def unshared_of(model_type: str) -> Unshared | None:
+    """The family of models that run without reuse; None where transformers has no causal model of that type."""
+    return Unshared(model_type) if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
+
+
+def positions_of(config: Any) -> int:
+    """How long a text with its answer may be."""
+    found = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return int(found) if isinstance(found, int) and found > 0 else _POSITIONS
+
+
+def check_unquantized(spec: ModelSpec, quantization: str | None) -> None:
+    """Raises ParameterError where weights of a model that runs without reuse are to be quantized."""
+    if spec.unshared is not None and quantization is not None:
+        raise ParameterError(f"quantization is '{quantization}', and {spec.unshared}; leave quantization out")
