@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from inlay import LLM, ModelError
+from inlay import LLM, ParameterError
 from inlay.models.families import FAMILIES, register
 from inlay.models.family import Family
 from inlay.models.random import bytes_tokenizer
@@ -56,9 +56,11 @@ def wren(request: pytest.FixtureRequest) -> Iterator[Family]:
     del FAMILIES["wren"]
 
 
-def test_without_its_file_a_model_is_refused(folder: Path) -> None:
-    with pytest.raises(ModelError, match="models of type 'wren' are not supported: inlay has not verified"):
-        LLM(str(folder / "path/to/wren"))
+def test_without_its_file_a_model_is_served_without_reuse(folder: Path) -> None:
+    llm = LLM(str(folder / "path/to/wren"))
+    assert "models of type 'wren' are served without reuse: inlay has not verified" in (llm.loaded.note or "")
+    with pytest.raises(ParameterError, match="reuse is 'exact', and models of type 'wren' are served without reuse"):
+        llm.generate(["Once"], reuse="exact")
 
 
 @pytest.mark.usefixtures("wren")

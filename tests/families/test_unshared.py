@@ -118,10 +118,12 @@ def test_a_prompt_that_has_to_run_whole_waits_for_its_end_and_its_logprobs_are_t
     runner = llm.client.engine.runner
     assert runner.shape.in_steps
     calls: list[int] = []
-    call = runner._call
-    runner._call = lambda ids, states, wanted: calls.append(len(ids)) or call(ids, states, wanted)
+    heard = loaded.model.register_forward_pre_hook(
+        lambda model, args, said: calls.append(said["input_ids"].shape[1]), with_kwargs=True
+    )
     ids = [3 * number % 200 for number in range(50)]
     llm.generate([ids], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    heard.remove()
     assert calls == [50, 1, 1]
     (output,) = llm.generate([ids], SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))
     expected = loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)

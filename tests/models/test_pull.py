@@ -67,8 +67,8 @@ def test_pickled_weights_alone_are_refused(hub):
 
 
 def test_nothing_is_downloaded_of_a_model_that_would_be_refused(hub):
-    AutoConfig.for_model("rwkv").save_pretrained(hub)
-    with pytest.raises(ModelError, match="owner/name: models of type 'rwkv' are not supported: they fold the text"):
+    AutoConfig.for_model("bert").save_pretrained(hub)
+    with pytest.raises(ModelError, match="owner/name: models of type 'bert' are not supported: they are encoders"):
         pull("owner/name")
     assert [path.name for path in (hub.parent / "cache").iterdir()] == ["config.json"]
 

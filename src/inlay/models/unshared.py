@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from inlay.errors import ModelError, ParameterError
 from inlay.models.allows import Allows
@@ -89,9 +88,9 @@ class Unshared(Family):
         return part
 
 
-def unshared_of(model_type: str) -> Unshared | None:
-    """The family of models that run without reuse; None where transformers has no causal model of that type."""
-    return Unshared(model_type) if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
+def unshared_of(config: PretrainedConfig) -> Unshared | None:
+    """The family of models that run without reuse; None where transformers knows no causal model of that type."""
+    return Unshared(config.model_type) if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
 
 
 def positions_of(config: Any) -> int:

@@ -32,7 +32,7 @@ def register(family: Family) -> None:
 def family_of(config: PretrainedConfig) -> Family:
     """The family of models of this configuration. Raises ModelError where it cannot be served."""
     kind = config.model_type
-    family = FAMILIES.get(kind) or (None if kind in REFUSED else unshared_of(kind))
+    family = FAMILIES.get(kind) or (None if kind in REFUSED else unshared_of(config))
     if family is None:
         reason = REFUSED.get(kind, "transformers has no causal language model of that type")
         raise ModelError(f"models of type '{kind}' are not supported: {reason}; `inlay models` lists those that are")
