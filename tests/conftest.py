@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from inlay.kv import loader
+from inlay.kv.tiers import link, shared
 from inlay.models.families import describe
 from inlay.models.load import LoadedModel, fingerprint
 from inlay.models.random import bytes_tokenizer
@@ -21,6 +23,16 @@ torch.set_num_threads(1)  # tiny models gain nothing from more, and threads that
 _CACHE = tempfile.TemporaryDirectory(prefix="inlay-tests-")
 os.environ["INLAY_CACHE_ROOT"] = _CACHE.name
 os.environ["INLAY_STORE"] = "off"  # a test that wants a store says so
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no store that stalls: a test of deadlines sets its own."""
+    for name in ("FIND_S", "BLOCK_S", "WRITE_S"):
+        monkeypatch.setattr(shared, name, 30.0)
+    monkeypatch.setattr(link, "CONNECT_S", 5.0)
+    monkeypatch.setattr(loader, "SEEK_S", 30.0)
+
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 262,

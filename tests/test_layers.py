@@ -22,7 +22,7 @@ SOURCE = Path(inlay.__file__).parent
 LAYERS = (
     ("errors", "slots", "wording", "distribution", "logprobs"),
     ("tolerance",),
-    ("types", "sampling_params", "policy", "strict_json", "kv.identity"),
+    ("types", "sampling_params", "policy", "strict_json", "whole_file", "kv.identity"),
     ("pml", "kv", "events"),
     ("prompt", "attention"),
     ("models", "config", "output"),
@@ -59,6 +59,7 @@ LIGHT = (
     "sampling_params",
     "events",
     "strict_json",
+    "whole_file",
     "kv.identity",
     "pml",
     "pml.json_readers",

@@ -29,10 +29,8 @@ DEADLINES = {"EXISTS": "FIND_S", "GETRANGE": "BLOCK_S", "SET": "WRITE_S"}
 
 @pytest.fixture
 def quick(monkeypatch, command):
-    """A deadline that a test can wait for, of that command alone: others may take as long on a busy machine."""
-    for name in DEADLINES.values():
-        monkeypatch.setattr(shared, name, 0.5 if name == DEADLINES[command] else 30.0)
-    monkeypatch.setattr("inlay.kv.loader.SEEK_S", 30.0)
+    """A deadline that a test can wait for, of that command alone."""
+    monkeypatch.setattr(shared, DEADLINES[command], 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +122,6 @@ def test_a_server_need_not_be_there(server, expected):
 
 def test_others_go_on_while_the_server_is_asked(server, expected, monkeypatch):
     restarted(None, store_shared=server.address)
-    monkeypatch.setattr(shared, "FIND_S", 30.0)
-    monkeypatch.setattr("inlay.kv.loader.SEEK_S", 30.0)
 
     async def ask():
         llm = make(None, AsyncLLM, store_shared=server.address, store_timeout_s=30)

@@ -9,10 +9,7 @@ import hashlib
 import json
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from inlay.pml import Schema
 from inlay.policy import ReusePolicy
 from inlay.prompt.limits import ModelInfo
 from inlay.tolerance import Measured, Tolerance
+from inlay.whole_file import replace_file
 
 VERSION = 1  # of the file
 _MOST_BYTES = 16 << 20
@@ -227,13 +225,5 @@ def _document(fingerprint: bytes, rows: dict[str, Any]) -> dict[str, Any]:
 def _write(path: Path, fingerprint: bytes, rows: dict[str, tuple[Measured, ...]]) -> None:
     """Put a whole file in the place of what is there. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            written = {key: [asdict(row) for row in of_schema] for key, of_schema in rows.items()}
-            json.dump(_document(fingerprint, written), file)
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise
+    written = {key: [asdict(row) for row in of_schema] for key, of_schema in rows.items()}
+    replace_file(path, json.dumps(_document(fingerprint, written)).encode(), durable=False)

@@ -82,6 +82,6 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(record):
-    record.path(experiment("two")).with_suffix(".part").mkdir()
+    record.path(experiment("two")).mkdir()
     with pytest.raises(ParameterError, match=r"two.quick.json cannot be written"):
         record.keep(experiment("two"), SETTINGS, KEPT)

@@ -13,15 +13,15 @@ import json
 import logging
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError
 from inlay.server.schema_record import KeptSchema, SchemaVersion
+from inlay.whole_file import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class SchemaFolder:
             mine = self._look() == self._seen
             yield
             if mark:
-                self._replace(self._revision, secrets.token_hex(16).encode())
+                replace_file(self._revision, secrets.token_hex(16).encode())
                 if mine:  # nobody else has changed anything, and this is known
                     self._seen = self._look()
         finally:
@@ -124,20 +124,7 @@ class SchemaFolder:
     def _write(self, kept: KeptSchema) -> None:
         said = {"version": _VERSION, **asdict(kept), "versions": [asdict(one) for one in kept.versions]}
         said["sha256"] = _checksum(said)
-        self._replace(self._path(kept), json.dumps(said).encode())
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        handle, draft = tempfile.mkstemp(dir=self._folder, prefix=".draft-")
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
+        replace_file(self._path(kept), json.dumps(said).encode())
 
 
 def _checksum(said: dict[str, Any]) -> str:

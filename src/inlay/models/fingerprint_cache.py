@@ -10,9 +10,7 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +22,7 @@ from transformers import PretrainedConfig
 from transformers.utils.hub import cached_file
 
 from inlay.models.location import gguf_parts
+from inlay.whole_file import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -84,15 +83,7 @@ class Checkpoint:
             if tuple(_files(Path(self.folder))) != self.files:
                 return
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-            try:
-                with open(handle, "w", encoding="utf-8") as file:
-                    json.dump(self._record(dtype, weights), file)
-                os.replace(draft, path)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(draft)
-                raise
+            replace_file(path, json.dumps(self._record(dtype, weights)).encode(), durable=False)
         except OSError as error:
             logger.debug("the fingerprint of %s is not kept: %s", self.folder, error)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from inlay import __version__
 from inlay.errors import ParameterError
 from inlay.reproduce.experiment import Data, Experiment, Outcome, Scale, Settings
 from inlay.strict_json import JSONError, read_json
+from inlay.whole_file import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +89,8 @@ class Record:
         found = json.loads(json.dumps(found))  # tuples as lists, as they will be read
         found["sha256"] = _digest(found)
         path = self.path(experiment)
-        beside = path.with_suffix(".part")
         try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(found, indent=1) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
+            replace_file(path, f"{json.dumps(found, indent=1)}\n".encode())
         except OSError as error:
             raise ParameterError(
                 f"--out: {path} cannot be written ({error.strerror}); make room, or give another folder"

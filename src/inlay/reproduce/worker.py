@@ -17,6 +17,7 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.reproduce.experiment import Experiment, NotBuiltError, NotHereError, Outcome, Settings
+from inlay.whole_file import replace_file
 
 _CLASSES: dict[str, type[Exception]] = {"not built": NotBuiltError, "not here": NotHereError}
 
@@ -75,9 +76,7 @@ def main(name: str, path: str) -> None:
         said = {"what": "not built" if isinstance(error, NotBuiltError) else "not here", "reason": str(error)}
     except FailedError as error:
         said = {"what": "failed", "reason": str(error)}
-    beside = Path(f"{path}.part")
-    beside.write_text(json.dumps(said), encoding="utf-8")
-    beside.replace(path)
+    replace_file(Path(path), json.dumps(said).encode(), durable=False)
 
 
 if __name__ == "__main__":

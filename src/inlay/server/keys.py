@@ -16,9 +16,8 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from inlay.errors import ParameterError
 from inlay.server.limits import NO_LIMITS, PUBLIC, Limits
+from inlay.whole_file import replace_file
 
 _PREFIX = "inlay"
 _ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 4, 32, 16
@@ -216,32 +216,7 @@ def _sentence(error: ValidationError) -> str:
 
 def _write(path: Path, content: KeyFile) -> None:
     """Put a new file in the place of the old one, in one step; a link goes on to point at it, and its owner owns it."""
-    target = os.path.realpath(path)
-    folder = os.path.dirname(target)
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)  # mode 0600
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                with suppress(FileNotFoundError):
-                    old = os.stat(target)
-                    os.fchown(handle, old.st_uid, old.st_gid)  # root may edit what a server's own user reads
-                file.write(content.model_dump_json(indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        _sync_folder(folder)
+    try:  # root may edit what a server's own user reads
+        replace_file(Path(os.path.realpath(path)), f"{content.model_dump_json(indent=2)}\n".encode(), keep_owner=True)
     except OSError as error:
         raise ParameterError(f"{path}: cannot be written ({error.strerror}); nothing has changed") from None
-
-
-def _sync_folder(folder: str) -> None:
-    """So that the new name outlives a crash of the machine."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,7 +9,6 @@ import time
 import pytest
 
 from inlay.errors import CapacityError
-from inlay.kv.tiers import shared
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.shared import SharedTier
 from inlay.kv.tiers.tier import Miss, Tier, TierMissError
@@ -116,13 +115,6 @@ def _move(site: Site, spec, moves: random.Random) -> None:
         with site.store.hold(site.store.longest(spec)):
             site.store.clear()
     site.residency.poll()
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """A busy machine is no server that stalls."""
-    for name in ("FIND_S", "BLOCK_S", "WRITE_S"):
-        monkeypatch.setattr(shared, name, 60.0)
 
 
 def test_32_threads(tmp_path):

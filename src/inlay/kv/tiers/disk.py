@@ -19,12 +19,13 @@ from inlay.kv.identity import LOSSLESS
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.tiers.counts import TierCounts
 from inlay.kv.tiers.disk_index import DiskIndex
-from inlay.kv.tiers.files import FileSource, remove_drafts, sync_folder, write_file
+from inlay.kv.tiers.files import FileSource, remove_drafts, write_file
 from inlay.kv.tiers.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
 from inlay.kv.tiers.worth import Worth
 from inlay.types import TierStats
+from inlay.whole_file import sync_folder
 
 logger = logging.getLogger(__name__)
 

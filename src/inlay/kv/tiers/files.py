@@ -17,6 +17,7 @@ from inlay.kv.codecs.codec import Slab
 from inlay.kv.tiers.form import Encoded
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import Miss, TierMissError
+from inlay.whole_file import sync_folder
 
 
 class FileSource:
@@ -75,15 +76,6 @@ def remove_drafts(folder: Path) -> None:
                 os.unlink(draft)
             finally:
                 os.close(file)
-
-
-def sync_folder(folder: Path) -> None:
-    """See to it that the names in a folder outlive a fall of the machine. Raises OSError."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def write_all(file: int, data: memoryview) -> None:
