@@ -14,7 +14,7 @@ from inlay import LLM, AbortedError, CapacityError, ParameterError, SamplingPara
 from inlay.client import EngineClient, Prepared
 from inlay.events import events_from_bytes, events_to_bytes
 from inlay.in_process_client import InProcessClient
-from inlay.prompt.limits import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.types import EngineStats
 

@@ -14,7 +14,7 @@ from inlay.engine.profiles import Profile
 from inlay.events import EncodeEvent, TokenEvent
 from inlay.kv.identity import SegmentSpec
 from inlay.policy import ReusePolicy
-from inlay.prompt.limits import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling_params import SamplingParams
 from inlay.types import DriftStats, EngineStats, SegmentState

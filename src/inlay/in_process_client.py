@@ -47,7 +47,7 @@ from inlay.models.load import LoadedModel
 from inlay.models.lora import Adapter, Adapters
 from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
-from inlay.prompt.limits import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling_params import SamplingParams
 from inlay.types import DriftStats, EngineStats, SegmentState

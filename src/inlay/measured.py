@@ -18,7 +18,7 @@ from inlay.config import EngineConfig
 from inlay.models.fingerprint_cache import cache_root
 from inlay.pml import Schema
 from inlay.policy import ReusePolicy
-from inlay.prompt.limits import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.tolerance import Measured, Tolerance
 from inlay.whole_file import replace_file
 

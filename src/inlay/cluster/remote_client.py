@@ -25,7 +25,7 @@ from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayErro
 from inlay.events import events_from_bytes
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.policy import ReusePolicy
-from inlay.prompt.limits import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling_params import SamplingParams
 from inlay.types import DriftStats, EngineStats, SegmentState

@@ -11,7 +11,7 @@ from inlay.errors import InlayError
 from inlay.kv.changes import StoreChanges
 from inlay.kv.identity import KeyMaker
 from inlay.models.lora import AdapterInfo
-from inlay.prompt.limits import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.types import EngineStats, TierStats
 
 VERSION = 3

@@ -14,7 +14,7 @@ from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
 from inlay.prompt.contexts import SchemaSpecs, placeholder_id
 from inlay.prompt.layout import SchemaLayout, lay_out_schema
-from inlay.prompt.limits import ModelInfo
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placed import PromptLayout
 from inlay.prompt.registry import PUBLIC, SchemaRegistry
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary

@@ -19,7 +19,8 @@ from inlay.prompt.free_order import NOT_IN_PARTS, FreeSet, check_count, why_not_
 from inlay.prompt.inputs import Conversation, as_prompt, check_ids, check_messages, is_conversation, unwrap
 from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
-from inlay.prompt.limits import ModelInfo, check_forced, check_prompt, check_tokens, check_weight
+from inlay.prompt.limits import check_forced, check_prompt, check_tokens, check_weight
+from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout, lay_out_ids
 from inlay.prompt.placement import lay_out_prompt
 from inlay.prompt.registry import PUBLIC
