@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from inlay import LLM, ModelError, SamplingParams
 from inlay.cli.main import main
+from inlay.models.interface import attention_implementation
 from inlay.models.load import LoadedModel, load_model, load_tokenizer
 from inlay.models.quantize import Int4Linear, Int8Linear, Runs
 
@@ -190,6 +192,27 @@ def test_llama3s_scaling_is_told_from_its_factors(tmp_path):
     twice = write_gguf(tmp_path / "twice.gguf", model, "llama", extra=extra, more=more)
     with pytest.raises(ModelError, match=r"twice\.gguf: scales its rotary embedding twice, .* by the factor 2, which"):
         load_model(twice)
+
+
+def test_phi3s_scaling_is_read_with_both_its_factors(tmp_path):
+    wide = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    short, long = (torch.linspace(1, end, 8) for end in (1.5, 4.0))
+    scaling = wide | {"short_factor": short.tolist(), "long_factor": long.tolist()}
+    sizes = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
+    model = random_model("phi3", rope_parameters=scaling, **sizes)
+    extra = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    attention = math.sqrt(1 + math.log(256 / 64) / math.log(64))
+    more = {"phi3.rope.scaling.original_context_length": 64, "phi3.rope.scaling.attn_factor": attention}
+    loaded = load_model(write_gguf(tmp_path / "model.gguf", model, "phi3", extra=extra, more=more), weights="stock")
+    assert loaded.spec.max_positions == 64
+    assert "its context is 64 tokens here, not 256" in (loaded.note or "")
+    for length in (48, 200):  # the second of the long factors, which only stock code is asked for
+        ids = torch.randint(0, 256, (1, length), generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode(), attention_implementation(loaded.model, "sdpa"):
+            torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits, atol=1e-4, rtol=0)
+    alone = write_gguf(tmp_path / "alone.gguf", model, "phi3", extra=extra)
+    with pytest.raises(ModelError, match=r"alone\.gguf: has rotary factors without the context that they are for"):
+        load_model(alone)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from inlay.errors import ModelError
 
 #: Llama 3's rotary scalings, of which a file holds the factors alone: the factor of each.
 _LLAMA3_FACTORS = (8.0, 32.0)
+_ORIGINAL = "original_max_position_embeddings"
 #: llama.cpp's names of the widths of experts, and those of configurations.
 _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -98,10 +99,8 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
     if (width := file.said("{arch}.rope.dimension_count")) and "partial_rotary_factor" in rotated:
         rotated["partial_rotary_factor"] = width * config.num_attention_heads / config.hidden_size
     if any(name.startswith("rope_factors_") for name in file.tensors):
-        raise ModelError(
-            f"{file.name}: rotary scaling 'longrope' is not read from GGUF files; give the folder of its Hugging Face "
-            "checkpoint"
-        )
+        parameters |= _longrope(config, file)
+        return
     divided = _llama3(config, file) if "rope_freqs.weight" in file.tensors else {}
     if divided and scaled:
         raise ModelError(
@@ -120,6 +119,26 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
         parameters["original_max_position_embeddings"] = int(context or config.max_position_embeddings / factor)
     else:
         raise ModelError(f"{file.name}: rotary scaling '{kind}' is not supported; use one of linear, yarn, llama3")
+
+
+def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
+    """Phi-3's scaling: the factors that frequencies are divided by, up to the original context and beyond it."""
+    context = file.said("{arch}.rope.scaling.original_context_length")
+    names = "short_factor", "long_factor"
+    tensors = [file.tensors.get(f"rope_factors_{name.removesuffix('_factor')}.weight") for name in names]
+    if context is None or any(tensor is None for tensor in tensors):
+        raise ModelError(
+            f"{file.name}: has rotary factors without the context that they are for, or for one length alone; give the "
+            "folder of its Hugging Face checkpoint"
+        )
+    config.original_max_position_embeddings = int(context)
+    factor = config.max_position_embeddings / int(context)
+    found: dict[str, Any] = {"rope_type": "longrope", "factor": factor, _ORIGINAL: int(context)}
+    for name, tensor in zip(names, tensors, strict=True):
+        found[name] = np.asarray(tensor.data, dtype=np.float32).tolist()
+    if attention := file.said("{arch}.rope.scaling.attn_factor"):
+        found["attention_factor"] = float(attention)
+    return found
 
 
 def _llama3(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
