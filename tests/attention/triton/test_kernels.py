@@ -15,6 +15,7 @@ from inlay.attention.reference import ReferenceBackend
 from inlay.attention.rope import UNTURNED
 from inlay.attention.storage import LayerShape
 from inlay.attention.triton import work
+from inlay.engine.unshared_runner import UnsharedRunner
 from inlay.errors import ParameterError
 from inlay.slots import SlotRange
 from tests.attention.kernel_cases import (
@@ -29,6 +30,7 @@ from tests.attention.kernel_cases import (
     with_rotary,
 )
 from tests.attention.triton.cases import backend, check, fp16, interpreted, same, variations
+from tests.families.unshared import tiny_unshared
 
 pytestmark = interpreted
 
@@ -268,3 +270,9 @@ def test_tensors_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=sentence):
             backend().attend(query, key, good, pool, plan, 0, options)
+
+
+def test_a_model_that_is_served_without_reuse_takes_none_of_its_memory():
+    runner = UnsharedRunner(tiny_unshared("lfm2"), backend())
+    assert runner.probe().bytes_per_token > 0
+    assert (runner.storage.keys, runner.graphs) == ([], None)

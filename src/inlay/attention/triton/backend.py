@@ -92,7 +92,7 @@ class TritonBackend:
             )
         if dtype == torch.float8_e4m3fn:
             _check_fp8(self.device)
-        widest = max(layer.head_dim for layer in layers)
+        widest = max((layer.head_dim for layer in layers), default=0)  # none of a model that is served without reuse
         if widest > LARGEST_HEAD:
             raise ParameterError(
                 f"attention backend 'triton' takes heads of at most {LARGEST_HEAD} dimensions, and this model has "
