@@ -204,6 +204,22 @@ def test_a_broken_models_int8_shows(instruction_set, backend):
 
 
 @every_set
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1])
+def test_a_broken_key_shows_whatever_bits_it_has(instruction_set, bits, rows):
+    """Memory full of ones is no number either."""
+    layer = Layer(head_dim=64, heads=2)
+    parts = [Part.of(0, rows, (), (SlotRange(0, rows),))]
+    query, key, value = fresh_of(layer, rows)
+    key[:, 0, 3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    for softcap in (None, 20.0):
+        options = replace(layer.options, softcap=softcap)
+        pool = pool_for(layer, parts)
+        output = CpuBackend(instruction_set).attend(query, key, value, pool, build_plan(parts), 0, options)
+        assert output.isnan().any(-1).all()
+
+
+@every_set
 def test_great_scores_do_not_overflow(instruction_set):
     layer = Layer(head_dim=64)
     check(replace(layer, options=replace(layer.options, scale=40.0)), SHORT[1:2], instruction_set)
