@@ -177,6 +177,19 @@ def test_int8_is_stored_as_the_specification_has_it(head_dim, fresh):
     assert pools[0].read_values(0, slice(4, 6))[1].isnan().all(), "a broken model shows"
 
 
+def test_int8_is_rounded_alike_where_numbers_lie_half_way():
+    """Of 65,536 numbers in bf16 some lie so near to the middle of two that the last bit of a factor decides."""
+    layer = Layer(head_dim=64, stored=int8, fresh=bf16)
+    parts = [Part.of(0, 512, (), (SlotRange(0, 512),))]
+    query, key, value = fresh_of(layer, 512)
+    pools = [pool_for(layer, parts) for _ in range(2)]
+    CpuBackend().attend(query, key, value, pools[0], build_plan(parts), 0, layer.options)
+    pools[1].write(0, SlotRange(0, 512), key, value)
+    for memory in ("keys", "values"):
+        one, other = (getattr(pool, memory)[0][:, :512] for pool in pools)
+        assert torch.equal(one, other)
+
+
 @every_set
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_a_broken_models_int8_shows(instruction_set, backend):
@@ -188,6 +201,22 @@ def test_a_broken_models_int8_shows(instruction_set, backend):
     output = attention.attend(query, key, value, pool_for(layer, parts), build_plan(parts), 0, layer.options)
     assert output[1:, :2].isnan().any()
     assert not output[:, 2:].isnan().any()
+
+
+@every_set
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1])
+def test_a_broken_key_shows_whatever_bits_it_has(instruction_set, bits, rows):
+    """Memory full of ones is no number either."""
+    layer = Layer(head_dim=64, heads=2)
+    parts = [Part.of(0, rows, (), (SlotRange(0, rows),))]
+    query, key, value = fresh_of(layer, rows)
+    key[:, 0, 3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    for softcap in (None, 20.0):
+        options = replace(layer.options, softcap=softcap)
+        pool = pool_for(layer, parts)
+        output = CpuBackend(instruction_set).attend(query, key, value, pool, build_plan(parts), 0, options)
+        assert output.isnan().any(-1).all()
 
 
 @every_set

@@ -47,6 +47,8 @@ class LocalTransport:
 
     async def encode(self, replica: str, data: bytes) -> AsyncGenerator[bytes, None]:
         self.calls.append((replica, "encode"))
+        if replica in self.silent:
+            await asyncio.Event().wait()
         async for item in self._items(replica, self.hosts[replica].encode(data)):
             yield item
 

@@ -56,6 +56,14 @@ def test_configurations_that_are_refused(config, reason):
         check_config(config)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_part_of_a_head_is_not_turned_where_stock_code_turns_all_of_it(kind):
+    rotated = {"rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
+    with pytest.raises(ModelError, match=f"partial_rotary_factor is 0.5 beside rotary scaling 'linear', .* '{kind}'"):
+        check_config(AutoConfig.for_model(kind, rope_parameters=rotated | {"rope_type": "linear"}))
+    check_config(AutoConfig.for_model(kind, rope_parameters=rotated | {"rope_type": "default"}))  # which ignores it
+
+
 def test_a_scaling_that_nobody_has_verified_is_refused():
     config = LlamaConfig()
     config.rope_parameters = {"rope_type": "spiral"}

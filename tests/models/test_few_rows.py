@@ -109,6 +109,15 @@ def test_many_rows_batches_and_other_dtypes_go_the_layers_own_way(calls):
     assert calls == []
 
 
+def test_tables_of_part_of_a_head_are_not_read_past_their_end(calls):
+    model = made("llama").model
+    rotary = model.model.rotary_emb.stock
+    rotary.inv_freq = rotary.inv_freq[: len(rotary.inv_freq) // 2]
+    with pytest.raises(RuntimeError, match="shape"):
+        logits_of(model, IDS[:5])
+    assert calls == []
+
+
 def test_a_model_is_freed_when_nobody_has_it():
     model = made("llama").model
     layer = weakref.ref(model.model.layers[0])

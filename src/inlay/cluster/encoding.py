@@ -3,74 +3,90 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 
 from inlay.client import EncodeListener
 from inlay.cluster.pieces import wanted_to_encode
 from inlay.cluster.routing import Routing
-from inlay.cluster.transport import ReplicaLostError, Transport
-from inlay.errors import AbortedError, InlayError
+from inlay.cluster.transport import ReplicaLostError, Transport, next_item
+from inlay.errors import EngineDeadError
 from inlay.events import EncodeEvent, Fault, events_from_bytes
 from inlay.kv.identity import KeyMaker, SegmentSpec
 from inlay.prompt.request import EncodeRequest
 
-
-async def encode_at_home(
-    request: EncodeRequest,
-    keys: KeyMaker,
-    routing: Routing,
-    transport: Transport,
-    listener: EncodeListener,
-    check_health: Callable[[], None],
-) -> None:
-    """Encode, and tell the listener how far it is, and how it ended; raises nothing but where it is cancelled.
-
-    check_health: raises InlayError, with the reason, where there is no replica to ask.
-    """
-    parts: defaultdict[str, list[SegmentSpec]] = defaultdict(list)
-    for spec, home in zip(request.specs, routing.homes(wanted_to_encode(request, keys)), strict=False):
-        parts[home].append(spec)
-    done: dict[str, int] = dict.fromkeys(parts, 0)
-    name, total = request.request_id, request.tokens
-
-    def report(replica: str, count: int) -> None:
-        done[replica] = count
-        listener([EncodeEvent(name, min(sum(done.values()), total), total)])
-
-    def fail(error: BaseException) -> None:
-        listener([EncodeEvent(name, min(sum(done.values()), total), total, True, Fault.of(error))])
-
-    try:
-        if request.specs and not parts:
-            check_health()
-        async with asyncio.TaskGroup() as group:
-            for number, (home, specs) in enumerate(parts.items()):
-                part = replace(request, request_id=f"{name}-{number}", specs=tuple(specs))
-                group.create_task(_encode_part(transport, home, part, report))
-        listener([EncodeEvent(name, total, total, finished=True)])
-    except BaseExceptionGroup as group_error:
-        fail(group_error.exceptions[0])
-    except InlayError as error:
-        fail(error)
-    except asyncio.CancelledError as error:
-        if error.args:
-            fail(AbortedError(f"request {name} was aborted"))
-        raise
+logger = logging.getLogger(__name__)
 
 
-async def _encode_part(
-    transport: Transport, replica: str, part: EncodeRequest, report: Callable[[str, int], None]
-) -> None:
-    """Encode segments on one replica; one that goes meanwhile leaves them to the requests that will want them."""
-    with suppress(ReplicaLostError):
-        async with aclosing(transport.encode(replica, part.to_bytes())) as items:
-            async for item in items:
-                for event in events_from_bytes(item):
-                    if event.error is not None:
-                        raise event.error.exception()
-                    assert isinstance(event, EncodeEvent), "it is an encoding"
-                    report(replica, event.done)
-    report(replica, part.tokens)
+class HomeEncoding:
+    """One encoding, in parts of several replicas. Its listener hears how far it is, and once how it ended."""
+
+    def __init__(
+        self, request: EncodeRequest, keys: KeyMaker, routing: Routing, transport: Transport, listener: EncodeListener
+    ) -> None:
+        self._request = request
+        self._keys = keys
+        self._routing = routing
+        self._transport = transport
+        self._listener = listener
+        self._done: dict[str, int] = {}  # tokens of each replica's part
+        self._over = False
+
+    async def run(self) -> None:
+        """Encode. Raises what ends it before its time, of which the listener has to hear by ``fail``."""
+        parts: defaultdict[str, list[SegmentSpec]] = defaultdict(list)
+        specs = self._request.specs
+        homes = self._routing.homes(wanted_to_encode(self._request, self._keys))
+        if specs and not homes:
+            raise EngineDeadError("no replica of the model answers now; try again in a moment")
+        for spec, home in zip(specs, homes, strict=True):
+            parts[home].append(spec)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, (home, own) in enumerate(parts.items()):
+                    part = replace(self._request, request_id=f"{self._request.request_id}-{number}", specs=tuple(own))
+                    group.create_task(self._encode(home, part))
+        except BaseExceptionGroup as error:
+            raise error.exceptions[0] from None
+        self._end(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell that it has ended before its time, unless it has ended."""
+        if not self._over:
+            self._end(Fault.of(error))
+
+    async def _encode(self, replica: str, part: EncodeRequest) -> None:
+        """Encode segments on one replica; one that goes meanwhile leaves them to the requests that will want them."""
+        try:
+            async with aclosing(self._transport.encode(replica, part.to_bytes())) as items:
+                while (item := await next_item(items, lambda: self._check(replica))) is not None:
+                    for event in events_from_bytes(item):
+                        if event.error is not None:
+                            raise event.error.exception()
+                        assert isinstance(event, EncodeEvent), "it is an encoding"
+                        self._report(replica, event.done)
+        except ReplicaLostError as error:
+            logger.warning("%s: replica %s encodes no more of it: %s", self._request.name, replica, error)
+        self._report(replica, part.tokens)
+
+    def _check(self, replica: str) -> None:
+        """Raises ReplicaLostError where nothing more is to be expected of a replica while there are others."""
+        replicas = self._routing.replicas
+        if replica not in replicas:
+            raise ReplicaLostError("it has gone")
+        if len(replicas) > 1 and self._routing.stalled(replica):
+            raise ReplicaLostError("it has stalled")
+
+    def _report(self, replica: str, count: int) -> None:
+        self._done[replica] = count
+        self._listener([EncodeEvent(self._request.request_id, self._so_far(), self._request.tokens)])
+
+    def _end(self, fault: Fault | None) -> None:
+        self._over = True
+        total = self._request.tokens
+        self._listener([EncodeEvent(self._request.request_id, self._so_far() if fault else total, total, True, fault)])
+
+    def _so_far(self) -> int:
+        return min(sum(self._done.values()), self._request.tokens)

@@ -16,11 +16,13 @@ class Following:
     """How far a request is, as its listener has heard.
 
     sent: whether it has heard of tokens. over: whether all its answers have ended. said: tokens of all of them.
+    aborted: whether its caller has given it up, so that no other replica is asked.
     """
 
     def __init__(self, request: EngineRequest, listener: TokenListener, routing: Routing) -> None:
         self.said = 0
         self.sent = False
+        self.aborted = False
         self._learned = False
         self._id = request.request_id
         self._open = set(range(request.params.n))

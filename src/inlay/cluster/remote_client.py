@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from inlay.client import EncodeListener, Prepared, TokenListener
-from inlay.cluster.encoding import encode_at_home
+from inlay.cluster.encoding import HomeEncoding
 from inlay.cluster.following import Following
 from inlay.cluster.pieces import Wanted, wanted_by
 from inlay.cluster.routing import Routing
-from inlay.cluster.transport import ReplicaLostError, Transport
+from inlay.cluster.transport import ReplicaLostError, Transport, next_item
 from inlay.cluster.wire import Status, summed
 from inlay.engine.profiles import Profile
 from inlay.errors import AbortedError, DeadlineError, EngineDeadError, InlayError, ParameterError
@@ -38,7 +38,6 @@ _FOLLOW_S = 0.5  # between two looks at a replica's news,
 _BUSY_S = 0.1  # and where there was some; more, where there are many replicas:
 _MANY = 20
 _CALL_S = 5.0  # that a small call may take
-_LOOK_S = 1.0  # how often somebody who waits looks whether the replica has stalled
 _LATE_S = 2.0  # that a replica has behind a deadline to say so itself
 _ATTEMPTS = 4  # that a request is sent, where replicas go
 
@@ -68,6 +67,7 @@ class RemoteClient:
         self._routing = routing
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of requests and encodings, by id
+        self._ending: dict[str, InlayError | None] = {}  # of those that are cancelled, what their listeners hear
         self._following: dict[str, Following] = {}
         self._others: set[asyncio.Task[Any]] = set()
         self._followers: dict[str, asyncio.Task[None]] = {}
@@ -86,7 +86,8 @@ class RemoteClient:
     def submit(self, request: Prepared, listener: TokenListener) -> None:
         assert isinstance(request, RemoteRequest), "it is what prepare made"
         self.check_health()
-        self._begin(request.id, lambda: self._answer(request, listener))
+        following = Following(request.request, listener, self._routing)
+        self._begin(request.id, lambda: self._answer(request, following), following.fail)
 
     def finish(self, request_id: str, index: int) -> None:
         if (following := self._following.get(request_id)) is not None:
@@ -95,18 +96,27 @@ class RemoteClient:
 
     def encode(self, request: EncodeRequest, listener: EncodeListener) -> None:
         self.check_health()
-        with_replicas = (self._model.keys, self._routing, self._transport)
-        self._begin(request.request_id, lambda: encode_at_home(request, *with_replicas, listener, self.check_health))
+        encoding = HomeEncoding(request, self._model.keys, self._routing, self._transport, listener)
+        self._begin(request.request_id, encoding.run, encoding.fail)
 
     def cancel(self, request_id: str) -> None:
         self._on_loop(lambda: self._cancel(request_id))
 
     def abort(self, request_id: str) -> None:
-        """Where it is nowhere yet, or being encoded, it ends here."""
-        if self._routing.replica_of(request_id) is None:
-            self._on_loop(lambda: self._cancel(request_id, "aborted"))
-        else:
-            self._tell(request_id, "abort", request_id)
+        """Where it is nowhere yet, or being encoded, or its replica can't be told, it ends here."""
+
+        def end() -> None:
+            self._cancel(request_id, AbortedError(f"request {request_id} was aborted"))
+
+        def abort() -> None:
+            if (following := self._following.get(request_id)) is not None:
+                following.aborted = True
+            if self._routing.replica_of(request_id) is None:
+                end()
+            else:
+                self._tell(request_id, "abort", request_id, otherwise=end)
+
+        self._on_loop(abort)
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
         data = request.to_bytes()
@@ -221,22 +231,33 @@ class RemoteClient:
 
     async def _follow(self, replica: str) -> None:
         """Hear a replica's news, again and again."""
+        failed = False
         while True:
             pause = _FOLLOW_S
-            with suppress(ReplicaLostError):
+            try:
                 epoch, number = self._routing.heard(replica)
                 said = await self._transport.call(replica, "status", epoch, number, timeout_s=_CALL_S)
                 status = Status.from_dict(said)
                 self._routing.update(replica, status.stats, status.changes)
                 if status.changes.last != number:
                     pause = min(_FOLLOW_S, _BUSY_S * max(1.0, len(self._followers) / _MANY))
+                failed = False
+            except ReplicaLostError:
+                pass  # it comes again, or is taken off
+            except Exception:  # of which the next call may know nothing
+                if not failed:
+                    logger.exception("replica %s does not say how it is; it is asked again", replica)
+                failed = True
             await asyncio.sleep(pause)
 
     # Requests
 
-    async def _answer(self, request: RemoteRequest, listener: TokenListener) -> None:
-        """Send a request, and once more elsewhere where its replica goes before it has said anything."""
-        following = self._following[request.id] = Following(request.request, listener, self._routing)
+    async def _answer(self, request: RemoteRequest, following: Following) -> None:
+        """Send a request, and once more elsewhere where its replica goes before it has said anything.
+
+        Raises what else ends it, of which its listener has to hear.
+        """
+        self._following[request.id] = following
         self._routing.ask(request.id, request.wanted)
         try:
             for attempt in range(_ATTEMPTS):
@@ -247,17 +268,13 @@ class RemoteClient:
                 except ReplicaLostError as error:
                     lost = self._routing.waits_at(request.id)
                     logger.warning("request %s lost its replica %s: %s", request.id, lost, error)
+                    if following.aborted:
+                        raise AbortedError(f"request {request.id} was aborted") from error
                     if following.sent:
                         break
                 else:
                     return
-            following.fail(EngineDeadError(following.gone))
-        except InlayError as error:
-            following.fail(error)
-        except asyncio.CancelledError as error:
-            if error.args:  # aborted, where there was no replica to tell so
-                following.fail(AbortedError(f"request {request.id} was aborted"))
-            raise
+            raise EngineDeadError(following.gone)
         finally:
             del self._following[request.id]
             self._routing.ended(request.id, following.said)
@@ -271,62 +288,67 @@ class RemoteClient:
                 raise DeadlineError(f"request {request.id}: its deadline has passed before a replica answered")
         async with aclosing(self._transport.answer(request.id, request.data, remaining)) as items:
             while not following.over:
-                item = await self._next(items, request.request, following)
+                item = await next_item(items, lambda: self._check(request.request, following))
                 if item is None:
                     raise ReplicaLostError("its stream ended before the answer")
                 following.take(events_from_bytes(item))
 
-    async def _next(
-        self, items: AsyncGenerator[bytes, None], request: EngineRequest, following: Following
-    ) -> bytes | None:
-        """The next item. Until the first, a replica that stalls is not waited for; and none far beyond the deadline."""
-        coming = asyncio.ensure_future(anext(items, None))
-        try:
-            while True:
-                await asyncio.wait((coming,), timeout=_LOOK_S)
-                if coming.done():
-                    return coming.result()
-                if request.deadline is not None and time.perf_counter() > request.deadline + _LATE_S:
-                    raise DeadlineError(f"request {request.request_id}: its replica has not ended it by its deadline")
-                replica = self._routing.waits_at(request.request_id)
-                alone = replica is None or len(self._routing.replicas) == 1
-                if not (following.sent or alone) and self._routing.stalled(replica or ""):
-                    raise ReplicaLostError("it has stalled")
-        finally:
-            if not coming.done():
-                coming.cancel()
-                with suppress(asyncio.CancelledError, ReplicaLostError, StopAsyncIteration):
-                    await coming
+    def _check(self, request: EngineRequest, following: Following) -> None:
+        """Until the first token, a replica that stalls is not waited for; and none far beyond the deadline."""
+        if request.deadline is not None and time.perf_counter() > request.deadline + _LATE_S:
+            raise DeadlineError(f"request {request.request_id}: its replica has not ended it by its deadline")
+        replica = self._routing.waits_at(request.request_id)
+        alone = replica is None or len(self._routing.replicas) == 1
+        if not (following.sent or alone) and self._routing.stalled(replica or ""):
+            raise ReplicaLostError("it has stalled")
 
     # The loop
 
-    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _begin(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], fail: Callable[[InlayError], None]
+    ) -> None:
+        """Have work done. fail: tells who waits for it that it has ended before its time."""
+
         def begin() -> None:
             task = self._tasks[name] = self._loop.create_task(work())
-            task.add_done_callback(lambda ended: self._ended(name, ended))
+            task.add_done_callback(lambda ended: self._ended(name, ended, fail))
 
         self._on_loop(begin)
 
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+    def _ended(self, name: str, task: asyncio.Task[None], fail: Callable[[InlayError], None]) -> None:
+        """Whatever ended it, and whether it had begun at all: who waits for it hears of it, but for who gave it up."""
+        why: InlayError | None = EngineDeadError(f"request {name} was cancelled; send it again")
         if self._tasks.get(name) is task:
             del self._tasks[name]
-        if not task.cancelled() and (error := task.exception()) is not None:
+            why = self._ending.pop(name, why)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            if why is not None:
+                fail(why)
+        elif isinstance(error, InlayError):
+            fail(error)
+        elif error is not None:
             logger.error("request %s ended by a fault", name, exc_info=error)
+            fail(EngineDeadError(f"request {name} ended by a fault, {type(error).__name__}: {error}; send it again"))
 
-    def _cancel(self, name: str, why: str | None = None) -> None:
+    def _cancel(self, name: str, why: InlayError | None = None) -> None:
+        """why: what its listener hears; None for nothing."""
         task = self._tasks.get(name)
         if task is not None:
-            task.cancel(why)
+            self._ending.setdefault(name, why)
+            task.cancel()
 
-    def _tell(self, request_id: str, method: str, *args: Any) -> None:
-        """Tell the replica that a request is on; where that has gone there is nobody to tell."""
+    def _tell(self, request_id: str, method: str, *args: Any, otherwise: Callable[[], None] = lambda: None) -> None:
+        """Tell the replica that a request is on. otherwise: is called where that can't be done."""
         replica = self._routing.replica_of(request_id)
         if replica is None:
             return
 
         async def tell() -> None:
-            with suppress(ReplicaLostError):
+            try:
                 await self._transport.call(replica, method, *args, timeout_s=_CALL_S)
+            except InlayError:
+                otherwise()
 
         self._on_loop(lambda: self._keep(self._loop.create_task(tell())))
 
@@ -351,7 +373,9 @@ class RemoteClient:
             self._loop.call_soon_threadsafe(do)
 
     def _end_all(self) -> None:
-        for task in (*self._tasks.values(), *self._others, *self._followers.values()):
+        for name in self._tasks:
+            self._cancel(name, InlayError("the client was shut down before the request ended"))
+        for task in (*self._others, *self._followers.values()):
             task.cancel()
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from inlay.errors import InlayError
+
+_LOOK_S = 1.0  # how often somebody who waits looks whether there is anything to wait for
 
 
 class ReplicaLostError(InlayError):
@@ -29,3 +33,25 @@ class Transport(Protocol):
     async def call(self, replica: str, method: str, *args: Any, timeout_s: float) -> Any:
         """A method of one replica's EngineHost. Raises ReplicaLostError, also where there is no answer in time."""
         ...
+
+
+async def next_item(items: AsyncGenerator[bytes, None], check: Callable[[], None]) -> bytes | None:
+    """The next item of a call; None where there are no more.
+
+    check: is called every second that nothing comes, and raises where nothing more is waited for.
+    Raises ReplicaLostError for a call that somebody else has cancelled, and what the call raises.
+    """
+    coming = asyncio.ensure_future(anext(items, None))
+    try:
+        while not coming.done():
+            await asyncio.wait((coming,), timeout=_LOOK_S)
+            if not coming.done():
+                check()
+    finally:
+        if not coming.done():
+            coming.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await coming
+    if coming.cancelled():
+        raise ReplicaLostError("its call was cancelled")
+    return coming.result()

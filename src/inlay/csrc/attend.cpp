@@ -31,7 +31,7 @@ void quantize(const Numbers& numbers, int dims, char* to) {
     finite = finite && size <= std::numeric_limits<float>::max();
     most = size > most ? size : most;
   }
-  const float factor = finite && most > kLeast ? 127.0f / most : 0.0f;
+  const float factor = finite && most > kLeast ? 1.0f / most * 127.0f : 0.0f;  // in two steps, as all others have it
   for (int i = 0; i < dims; ++i) {
     const float rounded = (finite ? numbers(i) * factor : 0.0f) + kWhole;
     uint32_t bits;

@@ -152,8 +152,8 @@ INLINE vf exp2_of(vf x) {
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
-  const vi scaled = reinterpret_cast<vi>(p) + (reinterpret_cast<vi>(rounded) << 23);
-  return nothing ? vf{} : reinterpret_cast<vf>(scaled);
+  const vi power = (reinterpret_cast<vi>(rounded) << 23) + 0x3f800000;
+  return nothing ? vf{} : p * reinterpret_cast<vf>(power);  // a product, as a sum of bits makes numbers of some NaN
 }
 
 INLINE vf tanh_of(vf x) {

@@ -70,7 +70,7 @@ class FewRows:
         cos, sin = position_embeddings
         return (
             x.dtype == torch.bfloat16
-            and cos.shape[1] == x.shape[1]
+            and cos.shape == sin.shape == (1, x.shape[1], self._attention.head_dim)
             and cos.dtype == sin.dtype == torch.float32
             and x.is_contiguous()
             and cos.is_contiguous()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.attention.rope import Rotary
+from inlay.errors import ModelError
 from inlay.models.family import Family
 from inlay.models.few_rows import FewRows
 from inlay.models.fused import FusedAttention, FusedMLP, FusedNorm, FusedRotary
@@ -20,6 +21,17 @@ class Llama(Family):
 
     model_types = ("llama",)
     joined = True
+
+    def check(self, config: PretrainedConfig) -> None:
+        """See Family.check. Stock code turns whole heads, and fails where a scaling turns a part of each."""
+        super().check(config)
+        rotated = getattr(config, "rope_parameters", None) or {}
+        kind, part = rotated.get("rope_type", "default"), rotated.get("partial_rotary_factor") or 1.0
+        if kind != "default" and part != 1.0:
+            raise ModelError(
+                f"partial_rotary_factor is {part:g} beside rotary scaling '{kind}', and models of type "
+                f"'{config.model_type}' turn whole heads; take it out of rope_parameters if it does not belong there"
+            )
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         """One shape, and one table of frequencies, for all layers."""
