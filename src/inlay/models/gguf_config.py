@@ -124,9 +124,8 @@ def _rotary(config: PretrainedConfig, file: Metadata) -> None:
 def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
     """Phi-3's scaling: the factors that frequencies are divided by, up to the original context and beyond it."""
     context = file.said("{arch}.rope.scaling.original_context_length")
-    names = "short_factor", "long_factor"
-    tensors = [file.tensors.get(f"rope_factors_{name.removesuffix('_factor')}.weight") for name in names]
-    if context is None or any(tensor is None for tensor in tensors):
+    tensors = {f"{length}_factor": f"rope_factors_{length}.weight" for length in ("short", "long")}
+    if context is None or not all(name in file.tensors for name in tensors.values()):
         raise ModelError(
             f"{file.name}: has rotary factors without the context that they are for, or for one length alone; give the "
             "folder of its Hugging Face checkpoint"
@@ -134,8 +133,8 @@ def _longrope(config: PretrainedConfig, file: Metadata) -> dict[str, Any]:
     config.original_max_position_embeddings = int(context)
     factor = config.max_position_embeddings / int(context)
     found: dict[str, Any] = {"rope_type": "longrope", "factor": factor, _ORIGINAL: int(context)}
-    for name, tensor in zip(names, tensors, strict=True):
-        found[name] = np.asarray(tensor.data, dtype=np.float32).tolist()
+    for key, name in tensors.items():
+        found[key] = np.asarray(file.tensors[name].data, dtype=np.float32).tolist()
     if attention := file.said("{arch}.rope.scaling.attn_factor"):
         found["attention_factor"] = float(attention)
     return found
