@@ -171,6 +171,7 @@ class Engine:
         settled = self._settle(interruptible) if step is None else []
         step = step or self.scheduler.step(began, self._most_prefill())
         self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
+        self.residency.demote()
         ended = self._leave(step)
         if on_leave is not None:
             for request in ended:

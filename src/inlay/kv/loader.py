@@ -70,6 +70,7 @@ class Loader:
 
     record_of: what is compared of a segment when it is read. timeout_s: how long a read may take.
     promote: told of a segment that came from the tier of that number, with its slabs, which those before it lack.
+    nearest: the number of the first tier that is to hear of that.
     tell: told, on any thread, that something has come further.
     """
 
@@ -82,6 +83,7 @@ class Loader:
         *,
         record_of: Callable[[SegmentSpec], SegmentRecord],
         promote: Callable[[SegmentRecord, list[Slab], int], None],
+        nearest: int = 0,
         tell: Callable[[], None],
         timeout_s: float,
     ) -> None:
@@ -93,6 +95,7 @@ class Loader:
         self._misses = misses
         self._record_of = record_of
         self._promote = promote
+        self._nearest = nearest
         self._tell = tell
         self._timeout_s = timeout_s
         self._reader, self._seeker = Worker("inlay-reader"), Worker("inlay-seeker")
@@ -254,7 +257,7 @@ class Loader:
         for number, tier in enumerate(self._tiers):
             copies: list[Slab] = []
 
-            def take(layer: int, slab: Slab, copies: list[Slab] = copies, copy: bool = number > 0) -> None:
+            def take(layer: int, slab: Slab, copies: list[Slab] = copies, copy: bool = number > self._nearest) -> None:
                 self._memory.write_slab(layer, wanted.slots, slab[:, :, wanted.done :])
                 if copy:
                     copies.append(slab.copy())
@@ -270,7 +273,7 @@ class Loader:
             self.loaded[tier.name] = self.loaded.get(tier.name, 0) + total(wanted.slots)
             if (left_s := tier.left_s(record.key)) is not None:
                 load.left_s[record.key] = left_s
-            if number:
+            if number > self._nearest:
                 self._promote(record, copies, number)
             return tier.name
         if not asked:  # it has gone since it was wanted, or the tier has

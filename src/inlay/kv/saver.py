@@ -42,6 +42,8 @@ class _Save:
 class Saver:
     """Writes segments of one store to the tiers below it, and has them forget some.
 
+    nearest: the number of the first tier that is written; those before it only forget.
+
     forms: a segment and those forms of it that the tiers have. record_of: what is written of one.
     tell: told, on any thread, that something has come further; tell_waiting, that there is nothing for others to do.
     """
@@ -54,6 +56,7 @@ class Saver:
         *,
         forms: Callable[[SegmentSpec], Iterator[SegmentSpec]],
         record_of: Callable[[SegmentSpec], SegmentRecord],
+        nearest: int = 0,
         tell: Callable[[], None],
         tell_waiting: Callable[[], None],
     ) -> None:
@@ -61,6 +64,7 @@ class Saver:
         self._store = store
         self._memory = memory
         self._tiers = tiers
+        self._nearest = nearest
         self._forms = forms
         self._record_of = record_of
         self._tell = tell
@@ -145,7 +149,7 @@ class Saver:
 
     def _is_written(self, spec: SegmentSpec) -> bool:
         """Whether each tier has a segment as it writes it, which is not to be removed from there."""
-        written = [(tier, self._written_by(tier, spec).key) for tier in self._tiers]
+        written = [(tier, self._written_by(tier, spec).key) for tier in self._tiers[self._nearest :]]
         return all(tier.holds(key) and key not in self._deleting for tier, key in written)
 
     def _written_by(self, tier: Tier, spec: SegmentSpec) -> SegmentSpec:
@@ -165,7 +169,7 @@ class Saver:
 
         def put() -> None:
             try:
-                for tier in self._tiers[:number]:
+                for tier in self._tiers[self._nearest : number]:
                     if self._tiers[number].holds(record.key):  # it has not been forgotten meanwhile
                         tier.put(record, slabs)
             finally:
@@ -183,7 +187,7 @@ class Saver:
             dtype = self._store.keys.kv_dtype
             if save.given_up or not all(is_finite(slab, dtype) for slab in slabs):
                 return
-            for tier in self._tiers:
+            for tier in self._tiers[self._nearest :]:
                 tier.put(self._record_of(self._written_by(tier, save.spec)), slabs)
             if save.given_up:
                 for form in self._forms(save.spec):
