@@ -151,6 +151,21 @@ def test_what_is_being_copied_stays_until_it_is(host, monkeypatch):
     site.close()
 
 
+def test_a_copy_that_is_late_at_once_does_not_take_what_it_holds(host, monkeypatch):
+    site = Site([], tokens=128, host=host, timeout_s=1e-9)
+    site.compute(ONE)
+    site.compute(TWO)
+    slow = Slowly(site, monkeypatch)
+    site.pool.free(site.store.allocate(32))
+    (held,) = (segment for segment in site.store if segment.held)
+    assert held.specs.keys() == {ONE.key}
+    assert held.tokens == len(ONE.ids)
+    slow.go_on.set()
+    site.settled()
+    audit(site.store)
+    site.close()
+
+
 def test_a_copy_that_hangs_is_waited_for_no_longer_than_a_read(host, monkeypatch):
     site = Site([], tokens=128, host=host, timeout_s=0.05)
     site.compute(ONE)

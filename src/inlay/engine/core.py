@@ -117,10 +117,12 @@ class Engine:
             promotion_s=0.0 if self.promoter is None else self.promoter.seconds,
             encoded_tokens=self.kv_manager.encoded_tokens,
             pinned_bytes=self.kv_manager.retention.pins.bytes,
+            host_tokens=self.residency.loaded.get("host", 0),
             disk_tokens=self.residency.loaded.get("disk", 0),
             shared_tokens=self.residency.loaded.get("shared", 0),
             unwritten_segments=self.residency.waiting,
             write_lag_s=self.residency.lag_s,
+            host=self._tier("host"),
             disk=self._tier("disk"),
             shared=self._tier("shared"),
             shadow=None if self.shadow is None else self.shadow.stats(),
@@ -217,6 +219,7 @@ class Engine:
         self.kv_manager.orders.counts.clear()
         if self.shadow is not None:
             self.shadow.clear()
+        self.residency.clear_host()
         self.store.clear()
 
     def release(self, task: Task) -> None:

@@ -204,8 +204,8 @@ class SegmentStore:
         if demotion is not None and urgent:
             return victims(order, chunks, self.pool, demotion.is_safe) or victims(order, chunks, self.pool)
         chosen = victims(order, chunks, self.pool)
-        if demotion is not None:
-            lost = [segment for segment, _ in chosen if not demotion.is_safe(segment)]
-            if lost and demotion.begin(lost):
-                return []
-        return chosen
+        lost = [] if demotion is None else [segment for segment, _ in chosen if not demotion.is_safe(segment)]
+        if demotion is None or not lost:
+            return chosen
+        # Where it is not waited for, some of them may be held by now all the same.
+        return [] if demotion.begin(lost) else victims(order, chunks, self.pool)
