@@ -7,13 +7,13 @@ import threading
 import pytest
 
 from inlay.errors import CapacityError
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.identity import SegmentSpec, specify
 from inlay.kv.segment import Found
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.host import HostTier
 from inlay.kv.tiers.host_memory import PAGE
 from tests.kv.accounting import audit
-from tests.kv.tiers.segments import spec_of
+from tests.kv.tiers.segments import KEYS, spec_of
 from tests.kv.tiers.site import Site
 
 ONE, TWO, THREE, FOUR = (spec_of(number, tokens) for number, tokens in ((1, 60), (2, 50), (3, 64), (4, 40)))
@@ -253,6 +253,19 @@ def test_forgotten_while_it_is_copied(host, monkeypatch):
     site.close()
 
 
+def test_a_forgotten_module_that_others_begin_with_goes_nowhere(host):
+    """What is left of it in the pool is the others' text, and is copied as theirs."""
+    site = Site([], tokens=128, host=host)
+    short, long = (specify(tuple(range(7000, 7000 + tokens)), 0, (), KEYS) for tokens in (32, 70))
+    site.compute(short)
+    site.compute(long)
+    site.store.forget_module(short)
+    site.residency.forget(short.key)
+    site.pool.free(site.allocate(128))
+    assert (host.holds(short.key), host.holds(long.key)) == (False, True)
+    site.close()
+
+
 def test_forgotten_below_and_cleared(host):
     site = Site([], tokens=64, host=host)
     for spec in (ONE, TWO, THREE):
@@ -270,7 +283,8 @@ def test_forgotten_below_and_cleared(host):
 def test_a_segment_that_is_cut_is_copied_whole(host):
     """The index splits where texts part; a module that begins with another is copied with that one's tokens."""
     site = Site([], tokens=128, host=host)
-    long, other = spec_of(7, 70), SegmentSpecs.parting(spec_of(7, 70), 30)
+    long = spec_of(7, 70)
+    other = specify((*long.ids[:30], *range(90_000, 90_020)), 0, (), KEYS)
     site.compute(long)
     site.compute(other)
     assert len(site.store) == 3
@@ -280,17 +294,6 @@ def test_a_segment_that_is_cut_is_copied_whole(host):
     site.bring_up(long)
     assert site.lies_right(long)
     site.close()
-
-
-class SegmentSpecs:
-    """Specs that begin alike."""
-
-    @staticmethod
-    def parting(spec: SegmentSpec, at: int) -> SegmentSpec:
-        from inlay.kv.identity import specify
-        from tests.kv.tiers.segments import KEYS
-
-        return specify((*spec.ids[:at], *range(90_000, 90_020)), 0, (), KEYS)
 
 
 def test_looking_for_copies_changes_no_order(host):

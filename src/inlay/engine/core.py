@@ -210,7 +210,10 @@ class Engine:
 
         whole, only: see IdleTime.use; who comes meanwhile waits for the end of the pass.
         """
-        return not self.busy and self._idle_time.use(whole=whole, only=only)
+        if self.busy:
+            return False
+        self.residency.demote()
+        return self._idle_time.use(whole=whole, only=only)
 
     def forget(self) -> None:
         """Forget all that is stored and that no request reads, and what is asked for again."""

@@ -70,7 +70,7 @@ class LowerTiers:
         """Have a module that was computed written to the tiers below, where these may hold it."""
         if not isinstance(run, SegmentSpec):
             return
-        self._residency.misses.stored(run)
+        self._residency.computed(run)
         if not self._residency.tiers:
             return
         found = self._store.get(run)

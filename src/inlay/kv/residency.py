@@ -182,10 +182,14 @@ class Residency:
         """
         return self._loader.bring_up(wanted, lambda: self.moving)
 
-    def save(self, spec: SegmentSpec) -> None:
-        """Write a segment, which the store has, behind what is going on."""
+    def computed(self, spec: SegmentSpec) -> None:
+        """Note that a segment was computed, and is in the pool."""
+        self.misses.stored(spec)
         for form in self.forms(spec):
             self._loader.try_again(form.key)
+
+    def save(self, spec: SegmentSpec) -> None:
+        """Write a segment, which the store has, behind what is going on."""
         self._saver.save(spec)
 
     def forget(self, key: bytes) -> None:

@@ -94,7 +94,8 @@ class SegmentStore:
     def allocate(self, tokens: int, *, after: SlotRange | None = None, urgent: bool = False) -> tuple[SlotRange, ...]:
         """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError.
 
-        Also where what would go is to be copied first, unless it is urgent: then that is lost.
+        Also where what would go is copied first; who asks again later has the room. urgent: for those who don't: then
+        what is copied already goes, and where that is too little other segments are lost.
         """
         runs = self.pool.allocate(tokens, after=after)
         if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks, urgent):
@@ -179,6 +180,12 @@ class SegmentStore:
     def held(self, spec: SegmentSpec) -> bool:
         """Whether somebody needs any of what is stored of a segment."""
         return any(segment.held for segment in self.longest(spec).segments)
+
+    def forget_module(self, spec: SegmentSpec) -> None:
+        """Forget a module and all that was said behind it, but for what somebody holds or other text shares."""
+        self.discard(self.own_ends(spec))
+        for segment in self._index.longest(spec, touch=False).segments:
+            segment.specs.pop(spec.key, None)
 
     def discard(self, segments: Iterable[Segment]) -> None:
         """Forget segments, but for what somebody holds of them."""

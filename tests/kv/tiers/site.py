@@ -49,6 +49,7 @@ class Site:
             self.storage.write_slab(layer, slots, slab)
         self.store.insert(spec, slots)
         self.pool.free(room)
+        self.residency.computed(spec)
         self.residency.save(spec)
 
     def allocate(self, tokens: int) -> tuple[SlotRange, ...]:
