@@ -334,6 +334,35 @@ def test_device_host_disk(host, tmp_path):
     site.close()
 
 
+def test_the_host_is_read_while_the_disk_hangs(host, tmp_path):
+    disk, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
+    site = Site([disk], tokens=256, host=host, timeout_s=0.05)
+    site.compute(ONE)
+    site.written()
+    site.store.clear()
+    site.compute(TWO)
+    site.compute(THREE)
+    site.written()
+    site.pool.free(site.allocate(256))
+    assert [host.holds(spec.key) for spec in (ONE, TWO, THREE)] == [False, True, True]
+    get = disk.get
+    disk.get = lambda *asked: (go_on.wait(30), get(*asked))
+    assert site.residency.bring_up([(ONE, site.store.longest(ONE))])
+    while site.residency.moving:
+        site.residency.wait(0.01)
+        site.residency.poll()
+    assert not site.residency.below(ONE.key), "it is late, and is computed"
+    assert site.residency.below(TWO.key)
+    site.bring_up(TWO)
+    assert site.lies_right(TWO)
+    go_on.set()
+    while site.residency.bringing([ONE.key]):
+        site.residency.wait(10)
+        site.residency.poll()
+    audit(site.store)
+    site.close()
+
+
 def test_a_restart_finds_what_is_on_disk(tmp_path):
     for number in range(2):
         host, disk = HostTier(64 * PAGE), DiskTier(tmp_path, 1 << 30)
