@@ -35,7 +35,8 @@ class HostMemory:
     def __init__(self, capacity: int, lock: Lock | None = None) -> None:
         self.pages = max(1, capacity // PAGE)
         self._free = FreeSpans(self.pages)
-        self._block = np.frombuffer(mmap.mmap(-1, self.pages * PAGE), np.uint8)
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self._block = np.frombuffer(mmap.mmap(-1, self.pages * PAGE, **private), np.uint8)
         self._unlock = None if lock is None else lock(self._block)
 
     @property
