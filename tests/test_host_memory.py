@@ -110,7 +110,7 @@ def test_answers_do_not_wait_for_copies(device, monkeypatch, expected):
     read, go_on = type(llm.storage).read_slab, threading.Event()
 
     def slowly(storage, layer, slots):
-        assert go_on.wait(60)
+        assert go_on.wait(20)
         return read(storage, layer, slots)
 
     monkeypatch.setattr(type(llm.storage), "read_slab", slowly)
@@ -133,7 +133,7 @@ def test_decode_steps_never_wait(device, monkeypatch):
 
         def slowly(storage, layer, slots, read=read, go_on=go_on, copying=copying):
             copying.set()
-            assert go_on.wait(60)
+            assert go_on.wait(20)
             return read(storage, layer, slots)
 
         llm.add_schema(SCHEMAS[0])
@@ -222,7 +222,7 @@ def test_salts_are_apart_and_private_text_may_be_there(device):
 
 
 def test_a_wrong_byte_is_computed_again(device, expected, caplog):
-    llm = make()
+    llm = make(host_memory="2MiB")
     encoded = add_all(llm)
     host = llm.local.residency.tiers[0]
     host._memory._block[::64] ^= 1

@@ -112,8 +112,13 @@ class Residency:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is to be written, copied or removed."""
-        return self._saver.settled and (self._demoter is None or self._demoter.settled)
+        """Whether nothing is to be written or removed."""
+        return self._saver.settled
+
+    @property
+    def demoting(self) -> bool:
+        """Whether anything is copied to the host tier, or waits for that."""
+        return self._demoter is not None and not self._demoter.settled
 
     @property
     def lag_s(self) -> float:

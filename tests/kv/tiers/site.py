@@ -60,7 +60,7 @@ class Site:
             except CapacityError:
                 if not self.residency.moving:
                     raise
-                self.residency.wait(10)
+                self.residency.wait(0.05)  # a copy may hang
                 self.residency.poll()
 
     def written(self) -> None:
@@ -71,7 +71,7 @@ class Site:
 
     def settled(self) -> None:
         """Wait until nothing is to be copied from tier to tier, either."""
-        while not self.residency.settled:
+        while not self.residency.settled or self.residency.demoting:
             self.residency.wait(10)
             self.residency.poll()
 

@@ -229,7 +229,7 @@ class Tiers(RuleBasedStateMachine):
     def what_the_pool_has_is_right(self):
         if not hasattr(self, "site"):
             return
-        if self.site.residency.settled:  # else some is held
+        if self.site.residency.settled and not self.site.residency.demoting:  # else some is held
             audit(self.site.store)
             if self.host is not None:
                 assert self.host._memory.free_bytes == self.host.quota - self.host.stats().bytes
