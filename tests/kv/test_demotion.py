@@ -139,14 +139,33 @@ def test_what_is_being_copied_stays_until_it_is(host, monkeypatch):
     held = site.store.longest(ONE).slots
     taken = site.store.allocate(64, urgent=True)  # TWO goes for who cannot wait
     assert set(site.pool.chunks_of(taken)).isdisjoint(site.pool.chunks_of(held))
-    with pytest.raises(CapacityError):
-        site.store.allocate(64, urgent=True)
     slow.go_on.set()
     site.pool.free(site.allocate(32))
     site.pool.free(taken)
     site.bring_up(ONE)
     assert site.lies_right(ONE)
     site.settled()
+    audit(site.store)
+    site.close()
+
+
+def test_who_cannot_wait_takes_what_is_being_copied_last_of_all(host, monkeypatch):
+    """Nobody loses a place for a copy; what came of it is dropped, since others write where it reads."""
+    site = Site([], tokens=64, host=host)
+    site.compute(ONE)
+    slow = Slowly(site, monkeypatch)
+    with pytest.raises(CapacityError):
+        site.store.allocate(16)
+    assert slow.reading.wait(10)
+    runs = site.store.allocate(64, urgent=True)
+    for layer in range(2):
+        site.storage.keys[layer].fill_(9.0)
+    slow.go_on.set()
+    site.settled()
+    assert not host.holds(ONE.key)
+    assert host.stats().segments == 0
+    assert site.store.demotion.not_copied == 1
+    site.pool.free(runs)
     audit(site.store)
     site.close()
 

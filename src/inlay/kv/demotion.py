@@ -7,7 +7,8 @@ Copies are made ahead: whenever little of the pool is free, of what goes next (`
 chunk finds one whose going loses nothing, and takes another where it does not: it waits for no copy. Who is to be
 admitted, or read from below, waits until what has to go for it is copied, but no longer than a read may take.
 
-What is copied is held, so that nothing else comes into its slots before the copy is over.
+What is copied is held, so that nothing else comes into its slots before the copy is over. Only where a decode step
+finds no other chunk is the copy given up, and what came of it dropped.
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ class Demoter:
             self._copy_next()
         return self.moving
 
+    def give_up(self) -> None:
+        """See Demotion."""
+        for each in [] if self._batch is None else self._batch.copies:
+            self.forget(each.spec.key)
+
     def evicted(self, segment: Segment) -> None:
         """See Demotion."""
         for key in segment.specs:
@@ -166,8 +172,7 @@ class Demoter:
 
     def clear(self) -> None:
         """Copy none of what is here now, and forget what was copied."""
-        for each in [] if self._batch is None else self._batch.copies:
-            self.forget(each.spec.key)
+        self.give_up()
         self._waiting.clear()
         self._host.clear()
 

@@ -26,6 +26,10 @@ class Demotion(Protocol):
         """Have what would be lost with these copied; returns whether to wait for that."""
         ...
 
+    def give_up(self) -> None:
+        """Hold nothing any more; what is being copied is lost."""
+        ...
+
     def evicted(self, segment: Segment) -> None:
         """A segment goes now, wholly or in part."""
         ...
@@ -209,7 +213,10 @@ class SegmentStore:
         """As ``victims``; none as well where some of them are copied first."""
         order, demotion = self._index.by_use, self.demotion
         if demotion is not None and urgent:
-            return victims(order, chunks, self.pool, demotion.is_safe) or victims(order, chunks, self.pool)
+            chosen = victims(order, chunks, self.pool, demotion.is_safe) or victims(order, chunks, self.pool)
+            if not chosen:  # nobody loses a place, or waits, for what is copied
+                demotion.give_up()
+            return chosen or victims(order, chunks, self.pool)
         chosen = victims(order, chunks, self.pool)
         lost = [] if demotion is None else [segment for segment, _ in chosen if not demotion.is_safe(segment)]
         if demotion is None or not lost:
