@@ -167,6 +167,44 @@ def check_rounded_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
             yield {"check": "answers in fp8", "of_rounding": off, "passed": 1 < off < 30}
 
 
+def check_host(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
+    """Modules of twice the pool's size, which go to the memory of the host and come back: none is computed twice.
+
+    Answers are those of a pool that has room for all of them. In int8 scales go with their rows.
+    """
+    from inlay import LLM, Prompt, SamplingParams, Schema
+
+    count, tokens = (4, 48) if asked.dry else (32, 400)
+    schemas = [
+        Schema.from_string(
+            f'<schema name="s{n}"><module name="m">{str(n) * 2} {"word " * (tokens // 5)}</module></schema>'
+        )
+        for n in range(count)
+    ]
+    prompts = [Prompt.from_string(f'<prompt schema="s{n}"><m/>And?</prompt>') for n in range(count)] * 2
+    params = SamplingParams(temperature=0, max_tokens=1 if asked.dry else 30, ignore_eos=True)
+    for kept, kept_bytes in (("auto", 4096),) if asked.dry else (("auto", 4096), ("int8", 4096 * 36 // 128)):
+        found = []
+        for memory in (4 * count * tokens * kept_bytes, count * tokens * kept_bytes // 2):
+            llm = LLM(
+                "random:tiny", device=str(device), attention_backend="triton", dtype="float32", seed=0, store="off",
+                kv_memory=memory, kv_cache_dtype=kept, chunk_size=16, host_memory="256MiB", profile="off",
+                promotion_memory=0,
+            )  # fmt: skip
+            for schema in schemas:
+                llm.add_schema(schema)
+            encoded = llm.stats().encoded_tokens
+            answers = [_texts(llm.generate([prompt], params)) for prompt in prompts]
+            stats = llm.stats()
+            found.append((answers, stats.encoded_tokens == encoded, stats.host_tokens, dict(stats.host.misses)))
+            llm.shutdown()
+        (expected, _, none, _), (answers, once, read, misses) = found
+        yield {
+            "check": "memory of the host", "kept": kept, "host_tokens": read, "misses": misses,
+            "passed": answers == expected and once and none == 0 < read and not misses,
+        }  # fmt: skip
+
+
 def _has_fp8(device: Any) -> bool:
     import torch
 
@@ -288,7 +326,8 @@ def main() -> int:
     asked = options(__doc__ or "")
     device = device_of(asked)
     rows = []
-    for check in (check_passes, check_quantized, check_plain, check_tokens, check_answers, check_rounded_answers):
+    answers = (check_answers, check_rounded_answers, check_host)
+    for check in (check_passes, check_quantized, check_plain, check_tokens, *answers):
         for row in check(asked, device):
             rows.append(row)
             print("passed" if row["passed"] else "FAILED", {k: v for k, v in row.items() if k != "passed"}, flush=True)

@@ -43,6 +43,9 @@ class EngineConfig:
     positions: the default position policy; None for "packed" where the model allows shifts, else "schema".
     kv_memory: bytes of the KV pool, as a number or like "4GiB"; None for a quarter of the free memory, at most 4 GiB,
         and on a GPU for nine tenths of what the weights leave.
+    host_memory: bytes of the host tier, which modules go to that the pool of a device has no room for: as a number or
+        like "16GiB", 0 for none; None for 4 GiB, and at most a quarter of the host's free memory. Where the pool is in
+        the host's memory the two are one tier, and this says nothing.
     kv_cache_dtype: what keys and values are in the pool: "auto" for the model's dtype, or "int8", or on a GPU "fp8",
         for a byte a number with a scale for each token and head: what the engine computes is computed over the rounded
         ones.
@@ -93,6 +96,7 @@ class EngineConfig:
     tolerance: float | str = str(DEFAULT)
     positions: str | None = None
     kv_memory: int | str | None = None
+    host_memory: int | str | None = None
     kv_cache_dtype: str = "auto"
     chunk_size: int = 64
     max_num_seqs: int = 64
@@ -149,6 +153,7 @@ class EngineConfig:
                 "anything; give shadow a share, like 0.01, or leave shadow_threshold out"
             )
         self.kv_bytes()
+        self.host_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
         for name in ("store_private", "compile"):
@@ -195,6 +200,13 @@ class EngineConfig:
         if on_device is not None:
             return max(on_device - scratch, 0) * 9 // 10
         return int(min(4 * 2**30, max(psutil.virtual_memory().available - scratch, 0) // 4))
+
+    def host_bytes(self) -> int:
+        """The size of the host tier in bytes, below a pool that is a device's; 0 for none."""
+        if self.host_memory is None:
+            return min(4 * 2**30, psutil.virtual_memory().available // 4)
+        none = str(self.host_memory) == "0"  # which False is not
+        return 0 if none else parse_bytes("host_memory", self.host_memory)
 
 
 def parse_bytes(name: str, value: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,9 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 from inlay.attention.backend import Backend
+from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.quantization import NARROW
 from inlay.attention.registry import get_backend
-from inlay.attention.storage import bytes_per_token
+from inlay.attention.storage import KVStorage, bytes_per_token
 from inlay.client import EncodeListener, Prepared, TokenListener
 from inlay.config import EngineConfig, parse_bytes
 from inlay.engine.core import Engine
@@ -38,6 +40,7 @@ from inlay.kv.pool import KVPool
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.host import HostTier
 from inlay.kv.tiers.shared import SharedTier
 from inlay.kv.tiers.tier import Tier
 from inlay.models.compiling import check_compilable
@@ -52,8 +55,9 @@ from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling_params import SamplingParams
 from inlay.types import DriftStats, EngineStats, SegmentState
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 _FLUSH_S = 60.0  # for what is still to be written when an engine ends
 
@@ -100,7 +104,8 @@ class InProcessClient:
         self.residency = Residency(
             self.store,
             runner.storage,
-            () if loaded.spec.unshared else tiers_of(config, cost),  # there is nothing to keep
+            tiers_of(config, cost) if loaded.spec.unshared is None else (),  # else there is nothing to keep
+            host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
             model=loaded.name,
             timeout_s=config.store_timeout_s,
         )
@@ -289,8 +294,22 @@ def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
             raise ParameterError(f"{what}, and {why}; leave that out")
 
 
+def host_tier(config: EngineConfig, cost: PassCost, storage: KVStorage) -> HostTier | None:
+    """The tier right below the pool of a device; None where the pool is in the host's memory, or none is wanted."""
+    if isinstance(storage, DeviceStorage):
+        size = config.host_bytes()
+        return HostTier(size, POLICIES[config.eviction], cost, lock=storage.lock) if size else None
+    if config.host_memory is not None and config.host_bytes():
+        logger.warning(
+            "host_memory is %s, and the KV pool is in the memory of the host: device and host are one tier here, "
+            "called device, and nothing is copied between them",
+            config.host_memory,
+        )
+    return None
+
+
 def tiers_of(config: EngineConfig, cost: PassCost) -> tuple[Tier, ...]:
-    """The tiers below the pool, nearest first. Raises ParameterError where one cannot be used."""
+    """The tiers below these, nearest first. Raises ParameterError where one cannot be used."""
     tiers: list[Tier] = []
     folder = config.store_folder()
     if folder is not None:

@@ -69,6 +69,8 @@ class Usage:
         selecting_tokens: passes of one token through all layers that were made to choose the repaired tokens: the new
             text's once more under ``query``, all modules' through a part of the layers under ``blend``. Not among
             computed_tokens.
+        host_tokens: cached tokens that were not in the pool of a device when the request came, and were read from the
+            memory of the host for it.
         disk_tokens: cached tokens that were not in the pool when the request came, and were read from the store on
             disk for it.
         shared_tokens: the same of the store that is shared with other servers.
@@ -87,6 +89,7 @@ class Usage:
     repaired_tokens: int = 0
     linked_tokens: int = 0
     selecting_tokens: int = 0
+    host_tokens: int = 0
     disk_tokens: int = 0
     shared_tokens: int = 0
     across_tokens: int = 0
@@ -104,8 +107,8 @@ class Usage:
         assert 0 <= self.shifted_tokens <= self.cached_tokens, self
         assert 0 <= self.recomputed_tokens <= self.computed_tokens, self
         assert 0 <= self.linked_tokens <= self.repaired_tokens <= self.prompt_tokens, self
-        assert min(self.selecting_tokens, self.disk_tokens, self.shared_tokens) >= 0, self
-        assert self.disk_tokens + self.shared_tokens <= self.cached_tokens, self
+        assert min(self.selecting_tokens, self.host_tokens, self.disk_tokens, self.shared_tokens) >= 0, self
+        assert self.host_tokens + self.disk_tokens + self.shared_tokens <= self.cached_tokens, self
         assert 0 <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
@@ -180,7 +183,8 @@ class SegmentState:
 
     Arguments:
         key: of the segment, or of the form of it that is there; codec: what that has passed through.
-        tokens: of it. tiers: where it lies, nearest first: "pool", "disk", "shared"; none where it is pinned alone.
+        tokens: of it. tiers: where it lies, nearest first: "pool", "host", "disk", "shared"; none where it is pinned
+            alone.
         uses: how often it was computed or read, as far as the pool knows; 0 where it is not there.
         pinned: whether whoever asks has pinned it. ttl_s: for how long it is to be found; None for no end.
     """
@@ -278,9 +282,10 @@ class EngineStats:
         promoted_tokens, promotion_s: computed in idle time of combinations that are asked for again, and its seconds.
         pinned_bytes: of the pool, that pins take.
         encoded_tokens: tokens of modules, and of schemas' always-present text, that were computed since the start.
-        disk_tokens, shared_tokens: tokens that came into the pool from the store on disk, and from the shared one.
-            unwritten_segments: those that wait to be written, write_lag_s: for how long the first of them has. disk,
-            shared: how full they are, and what they did; None where there is none.
+        host_tokens, disk_tokens, shared_tokens: tokens that came into the pool from the memory of the host, from the
+            store on disk, and from the shared one. unwritten_segments: those that wait to be written, write_lag_s: for
+            how long the first of them has. host, disk, shared: how full they are, and what they did; None where there
+            is none.
         shadow: see ShadowStats; None where no answers are compared.
     """
 
@@ -300,10 +305,12 @@ class EngineStats:
     promotion_s: float = 0.0
     encoded_tokens: int = 0
     pinned_bytes: int = 0
+    host_tokens: int = 0
     disk_tokens: int = 0
     shared_tokens: int = 0
     unwritten_segments: int = 0
     write_lag_s: float = 0.0
+    host: TierStats | None = None
     disk: TierStats | None = None
     shared: TierStats | None = None
     shadow: ShadowStats | None = None

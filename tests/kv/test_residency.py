@@ -10,7 +10,7 @@ import pytest
 from inlay.kv.tiers.disk import DiskTier
 from inlay.slots import cut
 from tests.kv.accounting import audit
-from tests.kv.tiers.host import HostTier
+from tests.kv.tiers.memory import MemoryTier
 from tests.kv.tiers.segments import filled, spec_of
 from tests.kv.tiers.site import Site
 
@@ -40,7 +40,7 @@ def test_what_was_written_comes_back_after_it_has_gone(disk):
 
 def test_device_host_disk(disk):
     """Written to all; read from the nearest; and what only the disk has is brought to the host on its way."""
-    host = HostTier()
+    host = MemoryTier()
     site = Site([host, disk])
     site.compute(ONE)
     site.written()
@@ -224,7 +224,7 @@ def test_what_was_written_through_a_codec_comes_back_as_its_form(tmp_path, codec
 
 def test_each_tier_has_its_own_codec(tmp_path):
     """Lossless in the host's memory, and not on disk; a form that comes up is copied as that form."""
-    host, disk = HostTier(), DiskTier(tmp_path, 1 << 30, "int8")
+    host, disk = MemoryTier(), DiskTier(tmp_path, 1 << 30, "int8")
     site = Site([host, disk])
     form = site.form(ONE, "int8")
     site.compute(ONE)

@@ -8,7 +8,8 @@ before they are there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import local
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from inlay.attention.quantization import LARGEST, SCALE_BYTES, dequantize, quantize
 from inlay.attention.storage import KVStorage, LayerShape
 from inlay.slots import SlotRange, total
+
+logger = logging.getLogger(__name__)
 
 #: Of the keys and of the values of one layer, (kv_heads, slots) fp32 each.
 Scales = tuple[Tensor, Tensor]
@@ -83,10 +86,12 @@ class DeviceStorage(KVStorage):
     def write_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> None:
         """See KVStorage.write_slab."""
         assert slab.shape[2] == total(slots), "one token for each slot"
-        slabs = self._host(layer, total(slots))
-        _bytes(slabs[0])[:] = slab[..., : _bytes(slabs[0]).shape[3]]
-        for host in slabs[1:]:
-            _bytes(host)[:] = slab[..., -SCALE_BYTES:]
+        slabs = self._locked(layer, slab)
+        if slabs is None:
+            slabs = self._host(layer, total(slots))
+            _bytes(slabs[0])[:] = slab[..., : _bytes(slabs[0]).shape[3]]
+            for host in slabs[1:]:
+                _bytes(host)[:] = slab[..., -SCALE_BYTES:]
         with self._beside():
             for there, host in zip(self._memory(layer), slabs, strict=True):
                 for which, memory in enumerate(there):
@@ -95,6 +100,33 @@ class DeviceStorage(KVStorage):
                         part = host[which, :, at : at + run.length]
                         memory[:, run.first : run.end].copy_(part, non_blocking=True)
                         at += run.length
+
+    def lock(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
+        """Lock host memory in place, so that the device copies from it by itself; returns what lets go of it again.
+
+        None where it cannot be locked: what is copied goes through memory that is, then.
+        """
+        if self.device.type != "cuda":
+            return None
+        cuda, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device):
+            failed = int(cuda.cudaHostRegister(address, memory.nbytes, 0))
+        if failed:
+            logger.warning(
+                "%d MiB of host memory cannot be locked for %s (CUDA error %d): copies take longer",
+                memory.nbytes >> 20,
+                self.device,
+                failed,
+            )
+            return None
+        return lambda: cuda.cudaHostUnregister(address)
+
+    def _locked(self, layer: int, slab: npt.NDArray[np.uint8]) -> list[Tensor] | None:
+        """A slab as ``_host`` has it, without a copy: where it lies in locked memory, in one piece, without scales."""
+        if self.device.type != "cuda" or self.scales[layer] is not None or not slab.flags.c_contiguous:
+            return None
+        tensor = torch.from_numpy(slab)
+        return [tensor.view(self.dtype)] if tensor.is_pinned() else None
 
     def _numbers(self, memory: Tensor, scales: Scales | None, which: int, slots: slice | Tensor) -> Tensor:
         """which: 0 of keys, 1 of values."""

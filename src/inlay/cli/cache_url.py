@@ -77,7 +77,7 @@ class RunningCache(CacheSource):
 
     def summary(self, stats: Row) -> Iterator[str]:
         yield stats["model"]
-        for name in ("pool", "disk", "shared"):
+        for name in ("pool", "host", "disk", "shared"):
             tier = stats[name]
             if tier is not None:
                 size = f"{tier['tokens']:,} tokens, {tier['bytes'] / 2**20:,.1f} MiB"

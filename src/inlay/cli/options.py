@@ -157,6 +157,13 @@ KVCacheDType = Annotated[
 KVMemory = Annotated[
     str | None, typer.Option(help="Of the KV pool, like 4GiB; a quarter of what is free, if not given.")
 ]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the host, for modules that the KV pool of a GPU has no room for, like 16GiB; 0 for none; 4GiB, if not "
+        "given. On a CPU the two are one, and this says nothing."
+    ),
+]
 DefaultMaxTokens = Annotated[
     int | None,
     typer.Option(help="For requests that do not say; if not given, OpenAI's: 16 for completions, none for chats."),

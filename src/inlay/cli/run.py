@@ -18,6 +18,7 @@ from inlay.cli.options import (
     Device,
     DType,
     Eviction,
+    HostMemory,
     KVCacheDType,
     MaxModelLen,
     Model,
@@ -62,6 +63,7 @@ def run(
     max_model_len: MaxModelLen = None,
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
+    host_memory: HostMemory = None,
     weights: Weights = None,
     adapter: Adapter = None,
     reuse: Reuse = None,
@@ -113,6 +115,7 @@ def run(
         compile=compile,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        host_memory=host_memory,
         weights=weights,
         adapters=adapters,
         reuse=reuse,
@@ -166,15 +169,17 @@ def _row(
         echo(f"\n— {adapter} —\n")
     row = _answer(llm, prompt, params, llm.policy_for(prompt, adapter=adapter), adapter, echo)
     stats = llm.stats()
-    from_disk = min(stats.disk_tokens - before.disk_tokens, row["cached_tokens"])
-    from_shared = min(stats.shared_tokens - before.shared_tokens, row["cached_tokens"] - from_disk)
+    tiers, left = {}, row["cached_tokens"]
+    for name in ("host", "disk", "shared"):
+        read = getattr(stats, f"{name}_tokens") - getattr(before, f"{name}_tokens")
+        tiers[name] = min(read, left)
+        left -= tiers[name]
+    there = {"disk": True, "host": stats.host is not None, "shared": stats.shared is not None}
     row |= {
         "encode_ms": encode_ms,
         "encoded_tokens": stats.encoded_tokens - before.encoded_tokens,
-        "tiers": {"device": row["cached_tokens"] - from_disk - from_shared, "disk": from_disk},
+        "tiers": {"device": left} | {name: tokens for name, tokens in tiers.items() if there[name]},
     }
-    if stats.shared is not None:
-        row["tiers"]["shared"] = from_shared
     if compare:
         if echo:
             echo("\n\n— without reuse —\n")

@@ -94,7 +94,8 @@ class Status:
             None if said["below"] is None else _array(said["below"]),
             said["whole"],
         )
-        return cls(EngineStats(**{**stats, "disk": _tier(stats["disk"]), "shared": _tier(stats["shared"])}), changes)
+        tiers = {name: _tier(stats[name]) for name in ("host", "disk", "shared")}
+        return cls(EngineStats(**{**stats, **tiers}), changes)
 
 
 def summed(each: Sequence[EngineStats]) -> EngineStats:

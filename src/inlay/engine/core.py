@@ -117,10 +117,12 @@ class Engine:
             promotion_s=0.0 if self.promoter is None else self.promoter.seconds,
             encoded_tokens=self.kv_manager.encoded_tokens,
             pinned_bytes=self.kv_manager.retention.pins.bytes,
+            host_tokens=self.residency.loaded.get("host", 0),
             disk_tokens=self.residency.loaded.get("disk", 0),
             shared_tokens=self.residency.loaded.get("shared", 0),
             unwritten_segments=self.residency.waiting,
             write_lag_s=self.residency.lag_s,
+            host=self._tier("host"),
             disk=self._tier("disk"),
             shared=self._tier("shared"),
             shadow=None if self.shadow is None else self.shadow.stats(),
@@ -171,6 +173,7 @@ class Engine:
         settled = self._settle(interruptible) if step is None else []
         step = step or self.scheduler.step(began, self._most_prefill())
         self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
+        self.residency.demote()
         ended = self._leave(step)
         if on_leave is not None:
             for request in ended:
@@ -207,7 +210,10 @@ class Engine:
 
         whole, only: see IdleTime.use; who comes meanwhile waits for the end of the pass.
         """
-        return not self.busy and self._idle_time.use(whole=whole, only=only)
+        if self.busy:
+            return False
+        self.residency.demote()
+        return self._idle_time.use(whole=whole, only=only)
 
     def forget(self) -> None:
         """Forget all that is stored and that no request reads, and what is asked for again."""
@@ -216,6 +222,7 @@ class Engine:
         self.kv_manager.orders.counts.clear()
         if self.shadow is not None:
             self.shadow.clear()
+        self.residency.clear_host()
         self.store.clear()
 
     def release(self, task: Task) -> None:

@@ -226,7 +226,7 @@ class KVCacheManager:
         if allocation.room > allocation.tokens:
             return True
         try:
-            allocation.extend(self._store.allocate(1, after=allocation.tail[-1]))
+            allocation.extend(self._store.allocate(1, after=allocation.tail[-1], urgent=True))
         except CapacityError:
             return False
         return True

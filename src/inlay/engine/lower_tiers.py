@@ -70,17 +70,19 @@ class LowerTiers:
         """Have a module that was computed written to the tiers below, where these may hold it."""
         if not isinstance(run, SegmentSpec):
             return
-        self._residency.misses.stored(run)
+        self._residency.computed(run)
         if not self._residency.tiers:
             return
         found = self._store.get(run)
-        if found is None or not task.may_be_kept(run, private=self._private):
+        if found is None:
             return
-        if isinstance(task, Request):
+        if isinstance(task, Request):  # the host tier may get them, whatever they are
             task.prefill.encoded += [form.key for form in self._residency.forms(run)]
-            if run.lossless.key not in task.prompt.public and _uses(found) < 2:
-                return  # most of what requests bring is never asked for again
-        self._residency.save(run)
+        own = isinstance(task, Request) and run.lossless.key not in task.prompt.public
+        if own and _uses(found) < 2:
+            return  # most of what requests bring is never asked for again
+        if task.may_be_kept(run, private=self._private):
+            self._residency.save(run)
 
     def write_used_again(self, request: Request, lookup: Lookup) -> None:
         """Have requests' own text, where tiers below may hold it, written when it is read for the first time."""

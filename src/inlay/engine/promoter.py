@@ -111,7 +111,7 @@ class Promoter(IdleWorker):
         with ExitStack() as undo:
             hold = undo.enter_context(self._store.hold(*lookup.found))
             try:
-                slots = self._store.allocate(tail_tokens(splice, lookup) - 1)
+                slots = self._store.allocate(tail_tokens(splice, lookup) - 1, urgent=True)
             except CapacityError:
                 return None
             undo.callback(self._store.pool.free, slots)

@@ -268,6 +268,7 @@ def usage_of(
         promoted_tokens=promoted,
         repaired_tokens=anew.tokens,
         linked_tokens=anew.linked,
+        host_tokens=lower.get("host", 0),
         disk_tokens=lower.get("disk", 0),
         shared_tokens=lower.get("shared", 0),
         across_tokens=across,

@@ -178,7 +178,7 @@ class Retention:
                 self._lifetimes.again(claim.thing, now, claim.salt)
 
     def _forget(self, spec: SegmentSpec, reason: str, now: float, salt: str = "") -> None:
-        self._store.discard(self._store.own_ends(spec))
+        self._store.forget_module(spec)
         if self._store.get(spec) is not None and self._store.held(spec):
             self._lifetimes.again(spec, now, salt)
             if reason == EXPIRED:

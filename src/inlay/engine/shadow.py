@@ -216,7 +216,7 @@ class ShadowSampler(IdleWorker):
         with ExitStack() as undo:
             hold = undo.enter_context(self._store.hold(*lookup.found))
             try:
-                slots = self._store.allocate(tokens)
+                slots = self._store.allocate(tokens, urgent=True)
             except CapacityError:
                 return "no room"
             undo.callback(self._store.pool.free, slots)

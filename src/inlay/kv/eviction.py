@@ -12,7 +12,7 @@ is measured by ``benchmarks/pool_runs.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inlay.kv.pool import KVPool
@@ -25,21 +25,35 @@ _SPARE, _MOST_SPARE = 1 / 32, 256
 _ALIKE = 4
 
 
-def victims(segments: UseOrder[Segment], chunks: int, pool: KVPool) -> list[tuple[Segment, int]]:
+def victims(
+    segments: UseOrder[Segment], chunks: int, pool: KVPool, may_go: Callable[[Segment], bool] | None = None
+) -> list[tuple[Segment, int]]:
     """Segments, each with how many of its tokens may stay, whose ends free ``chunks`` chunks; none if they can't.
 
     In the order given, but for what is said above, and never what is held. A chunk is free when all its owners
     have gone, so a segment alone may free none, and one whose chunks others keep stays: its going would free nothing.
+    may_go: None for all of them.
     """
     spare = min(int(pool.chunks * _SPARE), _MOST_SPARE)
     oldest = _Oldest(pool, chunks + _ALIKE * spare)
     with segments.next() as ordered:
         for segment in ordered:
-            if not oldest.add(segment):
+            if (may_go is None or may_go(segment)) and not oldest.add(segment):
                 break
     if len(oldest.freeable) < chunks:
         return []
     return oldest.choose(chunks + spare)
+
+
+def next_to_go(segments: UseOrder[Segment], chunks: int, pool: KVPool) -> list[Segment]:
+    """The first segments in the order given whose ends would free that many chunks; all where there are fewer."""
+    oldest, found = _Oldest(pool, chunks), []
+    with segments.next() as ordered:
+        for segment in ordered:
+            found.append(segment)
+            if not oldest.add(segment):
+                break
+    return found
 
 
 @dataclass(eq=False, slots=True)

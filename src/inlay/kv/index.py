@@ -68,8 +68,11 @@ class PrefixIndex:
         """The place of a run; what is stored of its beginning is kept there, under its first token."""
         return self._keys.place(run.digest, run.start)
 
-    def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
-        """The longest stored beginning of a run, of at most ``most`` tokens. Token ids are compared one by one."""
+    def longest(self, run: TokenRun, *, most: int | None = None, touch: bool = True) -> Found:
+        """The longest stored beginning of a run, of at most ``most`` tokens. Token ids are compared one by one.
+
+        touch: whether that counts as having been asked for.
+        """
         most = len(run.ids) if most is None else min(most, len(run.ids))
         ranges: list[SegmentRange] = []
         at, place = 0, self.place(run)
@@ -83,7 +86,8 @@ class PrefixIndex:
             if common < segment.tokens:
                 break
             place = segment.behind
-        self._touch(each.segment for each in ranges)
+        if touch:
+            self._touch(each.segment for each in ranges)
         return Found(tuple(ranges))
 
     def cursor(self, run: TokenRun) -> Cursor:
@@ -124,12 +128,15 @@ class PrefixIndex:
             if not self._cut(found.ranges[-1].segment, found.ranges[-1].end):
                 return found
             found = self.longest(run)  # something may have stood behind the cut already
-        if found.tokens == len(run.ids):
-            return found
-        rest = run.rest(found.tokens)
-        new = self._add(rest, cut(slots, found.tokens, len(rest.ids)), module=isinstance(run, SegmentSpec))
-        self._touch(found.segments)
-        return Found((*found.ranges, SegmentRange(new, 0, new.tokens)))
+        if found.tokens < len(run.ids):
+            rest = run.rest(found.tokens)
+            new = self._add(rest, cut(slots, found.tokens, len(rest.ids)), module=isinstance(run, SegmentSpec))
+            self._touch(found.segments)
+            found = Found((*found.ranges, SegmentRange(new, 0, new.tokens)))
+        if isinstance(run, SegmentSpec):
+            for segment in found.segments:
+                segment.specs[run.key] = run
+        return found
 
     def shorten(self, segment: Segment, tokens: int) -> None:
         """Forget a segment behind its first ``tokens`` tokens, of which nothing is held, and give those chunks back."""
@@ -168,6 +175,7 @@ class PrefixIndex:
             self.remove(other)
         slots = cut(segment.slots, tokens, len(rest.ids))
         behind = self._add(rest, slots, module=segment.module, part_of=segment)
+        behind.specs.update(segment.specs)
         self.tokens -= len(rest.ids)
         self._keep_beginning(segment, tokens)
         for hold in segment.holds:

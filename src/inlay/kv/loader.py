@@ -2,12 +2,14 @@
 
 The store is not touched on that thread: what has come up is given to it between two steps of the engine (``poll``). A
 read has a deadline. What is late is computed, as if the tier had had nothing, and while a reader hangs nobody else is
-sent to it; its slots are its own until it returns. Whether a tier that others fill has a segment is asked on another
+sent to it; its slots are its own until it returns. What is wholly in the memory of the host has a reader of its own,
+so that it waits for no disk. Whether a tier that others fill has a segment is asked on another
 thread (``seek``).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -47,6 +49,7 @@ class _Wanted:
 class _Load:
     """Segments that are read together. arrived: the tiers that gave those that are there, by key, once ``over``.
 
+    near: whether all of them are in the tiers that are not written behind the computation.
     left_s: for how long more those are to be found that have a lifetime. unwanted: those that were to be forgotten
     meanwhile.
     """
@@ -55,6 +58,7 @@ class _Load:
     slots: tuple[SlotRange, ...]
     hold: Hold
     deadline: float
+    near: bool
     arrived: dict[bytes, str] = field(default_factory=dict)
     left_s: dict[bytes, float] = field(default_factory=dict)
     unwanted: set[bytes] = field(default_factory=set)
@@ -70,6 +74,7 @@ class Loader:
 
     record_of: what is compared of a segment when it is read. timeout_s: how long a read may take.
     promote: told of a segment that came from the tier of that number, with its slabs, which those before it lack.
+    nearest: the number of the first tier that is to hear of that; those before it are read by a thread of their own.
     tell: told, on any thread, that something has come further.
     """
 
@@ -82,6 +87,7 @@ class Loader:
         *,
         record_of: Callable[[SegmentSpec], SegmentRecord],
         promote: Callable[[SegmentRecord, list[Slab], int], None],
+        nearest: int = 0,
         tell: Callable[[], None],
         timeout_s: float,
     ) -> None:
@@ -93,9 +99,12 @@ class Loader:
         self._misses = misses
         self._record_of = record_of
         self._promote = promote
+        self._nearest = nearest
         self._tell = tell
         self._timeout_s = timeout_s
-        self._reader, self._seeker = Worker("inlay-reader"), Worker("inlay-seeker")
+        self._reader, self._near_reader = Worker("inlay-reader"), Worker("inlay-host-reader")
+        self._seeker = Worker("inlay-seeker")
+        self._counting = threading.Lock()  # of what two readers have loaded
         self._sought: dict[bytes, float] = {}  # keys that tiers are asked for, until when it is waited for that
         self._came_from: OrderedDict[bytes, str] = OrderedDict()  # the tier, by key
         self._loads: list[_Load] = []
@@ -110,7 +119,8 @@ class Loader:
 
     def may_read(self, key: bytes) -> bool:
         """Whether a segment may be asked for now, wherever it is."""
-        if any(load.late for load in self._loads):
+        near = self._is_near(key)
+        if any(load.late and load.near == near for load in self._loads):
             return False
         return time.monotonic() >= self._not_again.get(key, 0.0)
 
@@ -182,7 +192,8 @@ class Loader:
             self._arrive(load)
 
     def _start(self, missing: list[tuple[SegmentSpec, Found]], slots: tuple[SlotRange, ...], hold: Hold) -> None:
-        load = _Load([], slots, hold, time.monotonic() + self._timeout_s)
+        near = all(self._is_near(spec.key) for spec, _ in missing)
+        load = _Load([], slots, hold, time.monotonic() + self._timeout_s, near)
         at = 0
         for spec, found in missing:
             left = len(spec.ids) - found.tokens
@@ -190,7 +201,10 @@ class Loader:
             self._by_key[spec.key] = load
             at += left
         self._loads.append(load)
-        self._reader.submit(lambda: self._read(load))
+        (self._near_reader if near else self._reader).submit(lambda: self._read(load))
+
+    def _is_near(self, key: bytes) -> bool:
+        return any(tier.holds(key) for tier in self._tiers[: self._nearest])
 
     def _arrive(self, load: _Load) -> None:
         self._loads.remove(load)
@@ -219,7 +233,7 @@ class Loader:
 
     def close(self, timeout: float) -> bool:
         """End the threads behind what they are at; returns whether they have ended by then."""
-        ended = [worker.close(timeout) for worker in (self._seeker, self._reader)]
+        ended = [worker.close(timeout) for worker in (self._seeker, self._near_reader, self._reader)]
         return all(ended)
 
     # On threads of their own
@@ -254,7 +268,7 @@ class Loader:
         for number, tier in enumerate(self._tiers):
             copies: list[Slab] = []
 
-            def take(layer: int, slab: Slab, copies: list[Slab] = copies, copy: bool = number > 0) -> None:
+            def take(layer: int, slab: Slab, copies: list[Slab] = copies, copy: bool = number > self._nearest) -> None:
                 self._memory.write_slab(layer, wanted.slots, slab[:, :, wanted.done :])
                 if copy:
                     copies.append(slab.copy())
@@ -267,10 +281,11 @@ class Loader:
             except TierMissError as miss:
                 self._misses.failed(wanted.spec, EVICTED if miss.reason is Miss.ABSENT else miss.reason.value)
                 continue
-            self.loaded[tier.name] = self.loaded.get(tier.name, 0) + total(wanted.slots)
+            with self._counting:
+                self.loaded[tier.name] = self.loaded.get(tier.name, 0) + total(wanted.slots)
             if (left_s := tier.left_s(record.key)) is not None:
                 load.left_s[record.key] = left_s
-            if number:
+            if number > self._nearest:
                 self._promote(record, copies, number)
             return tier.name
         if not asked:  # it has gone since it was wanted, or the tier has

@@ -1,8 +1,9 @@
 """Residency: where the keys and values of segments lie, apart from what they are, and how they move.
 
 The index of a store finds what lies in the pool. Here stands which of the tiers below hold a segment that does not,
-and what is on its way: up by a Loader, and down by a Saver, each on threads of its own. None of them touches the store:
-that is done between two steps of the engine, by ``poll``.
+and what is on its way: up by a Loader, down by a Saver when it is computed, and to the host tier by a Demoter when it
+is evicted, each on threads of its own. None of them touches the store: that is done between two steps of the engine, by
+``poll``.
 
 A tier may write what it is given through a codec. What comes back from there is another segment, a *form* of the one
 that was written (identity.py), and lies in the pool as such.
@@ -14,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from inlay.kv.demotion import Demoter
 from inlay.kv.identity import LOSSLESS, SegmentSpec
 from inlay.kv.loader import Loader
 from inlay.kv.misses import LATE, MissReasons
 from inlay.kv.saver import Saver
 from inlay.kv.segment import Found
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.host import HostTier
 from inlay.kv.tiers.record import SegmentRecord, SlabMemory
 from inlay.kv.tiers.tier import Tier
 
@@ -29,10 +32,11 @@ _CLOSE_S = 5.0  # for the reads and writes under way
 class Residency:
     """The tiers below the pool of one store, nearest first; none is as good as any.
 
-    memory: of the pool. model: what people call the model. timeout_s: how long a read may take.
+    host: the tier above all of these, which what the pool evicts goes to; None where the pool lies in the host's own
+        memory. memory: of the pool. model: what people call the model. timeout_s: how long a read may take.
 
-    Set ``wake`` to have ``poll`` called, between two steps, whenever there is something for it to do. Every method but
-    ``poll``, ``bring_up``, ``save`` and ``forget`` may be called at any moment.
+    Set ``wake`` to have ``poll`` called, between two steps, whenever there is something for it to do. What is under "On
+    the engine's turn" may be called there alone, all else at any moment.
     """
 
     def __init__(
@@ -41,10 +45,11 @@ class Residency:
         memory: SlabMemory,
         tiers: Sequence[Tier] = (),
         *,
+        host: HostTier | None = None,
         model: str = "",
         timeout_s: float = 10,
     ) -> None:
-        self.tiers = tuple(tiers)
+        self.tiers = tuple(tiers) if host is None else (host, *tiers)
         self.misses = MissReasons(store.keys)
         for tier in self.tiers:
             for entry in tier.iterate():
@@ -56,12 +61,18 @@ class Residency:
         self._memory = memory
         self._model = model
         self._news = threading.Event()  # a read or a write has come further since the last poll
+        self._arrived: Callable[[SegmentSpec, float | None], object] = _nobody_hears
+        self._demoter: Demoter | None = None
+        if host is not None:
+            self._demoter = Demoter(store, memory, host, record_of=self._record, tell=self._tell, timeout_s=timeout_s)
+        written = 0 if host is None else 1
         self._saver = Saver(
             store,
             memory,
             self.tiers,
             forms=self.forms,
             record_of=self._record,
+            nearest=written,
             tell=self._tell,
             tell_waiting=self._news.set,
         )
@@ -72,9 +83,11 @@ class Residency:
             self.misses,
             record_of=self._record,
             promote=self._saver.promote,
+            nearest=written,
             tell=self._tell,
             timeout_s=timeout_s,
         )
+        self._loader.arrived = self._has_arrived
 
     @property
     def loaded(self) -> dict[str, int]:
@@ -89,7 +102,8 @@ class Residency:
     @property
     def moving(self) -> bool:
         """Whether anything is on its way that gives back room in the pool before long, or is waited for."""
-        return self._loader.moving or self._saver.copying
+        copying = self._saver.copying or (self._demoter is not None and self._demoter.moving)
+        return copying or self._loader.moving
 
     @property
     def waiting(self) -> int:
@@ -102,6 +116,11 @@ class Residency:
         return self._saver.settled
 
     @property
+    def demoting(self) -> bool:
+        """Whether anything is copied to the host tier, or waits for that."""
+        return self._demoter is not None and not self._demoter.settled
+
+    @property
     def lag_s(self) -> float:
         """For how long the first of them has waited."""
         return self._saver.lag_s
@@ -111,7 +130,7 @@ class Residency:
 
         With it, for how many seconds more the tier has it; None where that has no end.
         """
-        self._loader.arrived = listener
+        self._arrived = listener
 
     def below(self, key: bytes) -> bool:
         """Whether a tier is thought to have a segment that can be waited for."""
@@ -168,17 +187,28 @@ class Residency:
         """
         return self._loader.bring_up(wanted, lambda: self.moving)
 
-    def save(self, spec: SegmentSpec) -> None:
-        """Write a segment, which the store has, behind what is going on."""
+    def computed(self, spec: SegmentSpec) -> None:
+        """Note that a segment was computed, and is in the pool."""
+        self.misses.stored(spec)
         for form in self.forms(spec):
             self._loader.try_again(form.key)
+
+    def save(self, spec: SegmentSpec) -> None:
+        """Write a segment, which the store has, behind what is going on."""
         self._saver.save(spec)
 
     def forget(self, key: bytes) -> None:
         """Write no such segment, bring none up, and remove it from the tiers; a form of it is another segment."""
+        if self._demoter is not None:
+            self._demoter.forget(key)
         if self.tiers:
             self._loader.forget(key)
             self._saver.forget(key)
+
+    def clear_host(self) -> None:
+        """Forget what the host tier has, which nobody finds again; other tiers are left alone."""
+        if self._demoter is not None:
+            self._demoter.clear()
 
     def expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
         """Have the tiers forget segments when so many seconds are over, also where this process has ended by then."""
@@ -192,6 +222,13 @@ class Residency:
         self._news.clear()
         self._loader.poll()
         self._saver.poll()
+        if self._demoter is not None:
+            self._demoter.poll()
+
+    def demote(self) -> None:
+        """Have what the pool would evict next copied to the host tier, where there is one; it waits for nothing."""
+        if self._demoter is not None:
+            self._demoter.look()
 
     # The end
 
@@ -205,12 +242,19 @@ class Residency:
     def close(self) -> None:
         """End the threads behind what they are at, and close the tiers."""
         ended = [self._loader.close(_CLOSE_S), self._saver.close(_CLOSE_S)]
+        if self._demoter is not None:
+            ended.append(self._demoter.close(_CLOSE_S))
         if all(ended):
             for tier in self.tiers:
                 tier.close()
 
     def _record(self, spec: SegmentSpec) -> SegmentRecord:
         return SegmentRecord.of(spec, self._store.keys, self._memory.layers, self._model)
+
+    def _has_arrived(self, spec: SegmentSpec, left_s: float | None) -> None:
+        if self._demoter is not None:
+            self._demoter.arrived(spec.key)
+        self._arrived(spec, left_s)
 
     def _tell(self) -> None:
         self._news.set()
@@ -219,3 +263,7 @@ class Residency:
 
 def _nobody() -> None:
     """Nobody polls but the engine's own steps."""
+
+
+def _nobody_hears(spec: SegmentSpec, left_s: float | None) -> None:
+    """Nobody wants to hear of what has come up."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +19,7 @@ from inlay.kv.identity import SegmentSpec
 from inlay.kv.segment import Hold
 from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.record import SegmentRecord, SlabMemory, is_finite
-from inlay.kv.tiers.tier import Tier
+from inlay.kv.tiers.tier import Tier, TierMissError
 from inlay.kv.worker import Worker
 from inlay.slots import SlotRange
 
@@ -29,7 +30,10 @@ _MOST_PROMOTIONS = 64  # segments that wait to be copied from a tier to those ne
 
 @dataclass(eq=False, slots=True)
 class _Save:
-    """A segment that is copied and written. hold: what keeps it in the pool until it is copied."""
+    """A segment that is copied and written. hold: what keeps it in the pool until it is copied.
+
+    slots: where it lies there; none where it has gone to a tier that is not written so, and is read from that.
+    """
 
     spec: SegmentSpec
     slots: tuple[SlotRange, ...]
@@ -41,6 +45,8 @@ class _Save:
 
 class Saver:
     """Writes segments of one store to the tiers below it, and has them forget some.
+
+    nearest: the number of the first tier that is written; those before it only forget.
 
     forms: a segment and those forms of it that the tiers have. record_of: what is written of one.
     tell: told, on any thread, that something has come further; tell_waiting, that there is nothing for others to do.
@@ -54,6 +60,7 @@ class Saver:
         *,
         forms: Callable[[SegmentSpec], Iterator[SegmentSpec]],
         record_of: Callable[[SegmentSpec], SegmentRecord],
+        nearest: int = 0,
         tell: Callable[[], None],
         tell_waiting: Callable[[], None],
     ) -> None:
@@ -61,6 +68,7 @@ class Saver:
         self._store = store
         self._memory = memory
         self._tiers = tiers
+        self._nearest = nearest
         self._forms = forms
         self._record_of = record_of
         self._tell = tell
@@ -137,15 +145,16 @@ class Saver:
         while self._saving is None and self._waiting:
             spec, _ = self._waiting.popleft()
             found = self._store.get(spec)
-            if found is None:
+            if found is None and not any(tier.holds(spec.key) for tier in self._tiers[: self._nearest]):
                 self.not_written += 1
             elif not self._is_written(spec):
-                save = self._saving = _Save(spec, found.slots, self._store.hold(found))
+                slots, hold = ((), Hold()) if found is None else (found.slots, self._store.hold(found))
+                save = self._saving = _Save(spec, slots, hold)
                 self._writer.submit(partial(self._write, save))
 
     def _is_written(self, spec: SegmentSpec) -> bool:
         """Whether each tier has a segment as it writes it, which is not to be removed from there."""
-        written = [(tier, self._written_by(tier, spec).key) for tier in self._tiers]
+        written = [(tier, self._written_by(tier, spec).key) for tier in self._tiers[self._nearest :]]
         return all(tier.holds(key) and key not in self._deleting for tier, key in written)
 
     def _written_by(self, tier: Tier, spec: SegmentSpec) -> SegmentSpec:
@@ -165,7 +174,7 @@ class Saver:
 
         def put() -> None:
             try:
-                for tier in self._tiers[:number]:
+                for tier in self._tiers[self._nearest : number]:
                     if self._tiers[number].holds(record.key):  # it has not been forgotten meanwhile
                         tier.put(record, slabs)
             finally:
@@ -177,13 +186,13 @@ class Saver:
 
     def _write(self, save: _Save) -> None:
         try:
-            slabs = [self._memory.read_slab(layer, save.slots) for layer in range(len(self._memory.layers))]
+            slabs = self._slabs(save)
             save.copied = True
             self._tell()
             dtype = self._store.keys.kv_dtype
-            if save.given_up or not all(is_finite(slab, dtype) for slab in slabs):
+            if save.given_up or not slabs or not all(is_finite(slab, dtype) for slab in slabs):
                 return
-            for tier in self._tiers:
+            for tier in self._tiers[self._nearest :]:
                 tier.put(self._record_of(self._written_by(tier, save.spec)), slabs)
             if save.given_up:
                 for form in self._forms(save.spec):
@@ -191,6 +200,20 @@ class Saver:
         finally:
             save.copied = save.over = True
             self._tell()
+
+    def _slabs(self, save: _Save) -> list[Slab]:
+        """Those of a segment; none where it has gone from the tier that it went to meanwhile."""
+        if save.slots:
+            return [self._memory.read_slab(layer, save.slots) for layer in range(len(self._memory.layers))]
+        slabs: list[Slab] = []
+        record = self._record_of(save.spec)
+        for tier in self._tiers[: self._nearest]:
+            with suppress(TierMissError):
+                tier.get(record, lambda layer, slab: slabs.append(slab.copy()), lambda: False)
+        if len(slabs) < len(self._memory.layers):
+            self.not_written += 1
+            return []
+        return slabs
 
     def _delete(self, key: bytes) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inlay.kv.identity import KeyMaker, TokenRun
+from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.policies import Use
 from inlay.slots import SlotRange, cut
 
@@ -18,6 +18,7 @@ class Segment:
     slots: where its KV lies, one slot a token; chunks may be shared with its neighbours.
     keys: what names places.
     holds: who needs it, or its beginning, to stay.
+    specs: the modules that were stored in it, wholly or in part, by key.
     use, listed: how it was used, and its entry in the order of eviction; see use_order.py.
     """
 
@@ -27,6 +28,7 @@ class Segment:
     keys: KeyMaker
     use: Use
     holds: set[Hold] = field(default_factory=set)
+    specs: dict[bytes, SegmentSpec] = field(default_factory=dict)
     listed: int | None = None
     _behind: tuple[int, bytes] | None = None  # as many tokens as it had then, and the place behind them
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from inlay.errors import CapacityError
-from inlay.kv.eviction import victims
+from inlay.kv.eviction import next_to_go, victims
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.index import Cursor, IndexListener, PrefixIndex
 from inlay.kv.policies import PassCost, Policy, lru
@@ -14,12 +15,37 @@ from inlay.kv.segment import Found, Hold, Segment
 from inlay.slots import SlotRange
 
 
+class Demotion(Protocol):
+    """Copies what would be lost with segments that are evicted, before they are. On the engine's turn; never waits."""
+
+    def is_safe(self, segment: Segment) -> bool:
+        """Whether nothing is lost with a segment."""
+        ...
+
+    def begin(self, segments: Iterable[Segment]) -> bool:
+        """Have what would be lost with these copied; returns whether to wait for that."""
+        ...
+
+    def give_up(self) -> None:
+        """Hold nothing any more; what is being copied is lost."""
+        ...
+
+    def evicted(self, segment: Segment) -> None:
+        """A segment goes now, wholly or in part."""
+        ...
+
+
 class SegmentStore:
-    """All segments of one pool. policy: what goes first when it is full; see policies.py."""
+    """All segments of one pool. policy: what goes first when it is full; see policies.py.
+
+    demotion: is asked before anything is evicted; None where what goes is gone.
+    """
 
     def __init__(self, pool: KVPool, keys: KeyMaker, policy: Policy = lru, cost: PassCost | None = None) -> None:
         self.pool = pool
         self.keys = keys
+        self.demotion: Demotion | None = None
+        self.allocated_chunks = 0  # since the start
         self._index = PrefixIndex(pool, keys, policy, cost)
 
     def __len__(self) -> int:
@@ -44,6 +70,11 @@ class SegmentStore:
         found = self._index.longest(spec)
         return found if found.tokens == len(spec.ids) else None
 
+    def peek(self, spec: SegmentSpec) -> Found | None:
+        """As ``get``, without counting as having been asked for."""
+        found = self._index.longest(spec, touch=False)
+        return found if found.tokens == len(spec.ids) else None
+
     def place(self, run: TokenRun) -> bytes:
         """What names the beginning of a run: two runs at one place can share what their tokens have in common."""
         return self._index.place(run)
@@ -64,17 +95,26 @@ class SegmentStore:
         """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is."""
         return self._index.insert(run, slots)
 
-    def allocate(self, tokens: int, *, after: SlotRange | None = None) -> tuple[SlotRange, ...]:
-        """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError."""
+    def allocate(self, tokens: int, *, after: SlotRange | None = None, urgent: bool = False) -> tuple[SlotRange, ...]:
+        """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError.
+
+        Also where what would go is copied first; who asks again later has the room. urgent: for those who don't: then
+        what is copied already goes, and where that is too little other segments are lost.
+        """
         runs = self.pool.allocate(tokens, after=after)
-        if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks):
+        if runs is None and self._evict(self.pool.chunks_for(tokens) - self.pool.free_chunks, urgent):
             runs = self.pool.allocate(tokens, after=after)
         if runs is None:
             raise CapacityError(
                 f"the KV pool has room for {self.pool.free_tokens} more tokens and {tokens} are needed; "
                 f"give kv_memory at least {self.pool.mib_for(tokens - self.pool.free_tokens)} MiB more"
             )
+        self.allocated_chunks += self.pool.chunks_for(tokens)
         return runs
+
+    def next_to_go(self, chunks: int) -> list[Segment]:
+        """The segments that go first where so many chunks are needed."""
+        return next_to_go(self._index.by_use, chunks, self.pool)
 
     def hold(self, *found: Found) -> Hold:
         """Keep what was found from being evicted until the hold is released: of each segment, all up to its end."""
@@ -145,6 +185,12 @@ class SegmentStore:
         """Whether somebody needs any of what is stored of a segment."""
         return any(segment.held for segment in self.longest(spec).segments)
 
+    def forget_module(self, spec: SegmentSpec) -> None:
+        """Forget a module and all that was said behind it, but for what somebody holds or other text shares."""
+        self.discard(self.own_ends(spec))
+        for segment in self._index.longest(spec, touch=False).segments:
+            segment.specs.pop(spec.key, None)
+
     def discard(self, segments: Iterable[Segment]) -> None:
         """Forget segments, but for what somebody holds of them."""
         for segment in segments:
@@ -154,9 +200,26 @@ class SegmentStore:
         """Forget all that nobody holds."""
         self.discard(list(self._index))
 
-    def _evict(self, chunks: int) -> bool:
-        chosen = victims(self._index.by_use, chunks, self.pool)
+    def _evict(self, chunks: int, urgent: bool) -> bool:
+        chosen = self._victims(chunks, urgent)
         for segment, tokens in chosen:
+            if self.demotion is not None:
+                self.demotion.evicted(segment)
             self._index.by_use.evicted(segment)
             self._index.shorten(segment, tokens)
         return bool(chosen)
+
+    def _victims(self, chunks: int, urgent: bool) -> list[tuple[Segment, int]]:
+        """As ``victims``; none as well where some of them are copied first."""
+        order, demotion = self._index.by_use, self.demotion
+        if demotion is not None and urgent:
+            chosen = victims(order, chunks, self.pool, demotion.is_safe) or victims(order, chunks, self.pool)
+            if not chosen:  # nobody loses a place, or waits, for what is copied
+                demotion.give_up()
+            return chosen or victims(order, chunks, self.pool)
+        chosen = victims(order, chunks, self.pool)
+        lost = [] if demotion is None else [segment for segment, _ in chosen if not demotion.is_safe(segment)]
+        if demotion is None or not lost:
+            return chosen
+        # Where it is not waited for, some of them may be held by now all the same.
+        return [] if demotion.begin(lost) else victims(order, chunks, self.pool)

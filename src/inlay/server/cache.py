@@ -34,7 +34,7 @@ async def stats(request: Request) -> Response:
         found = service.llm.stats()
         tiers = {
             name: None if tier is None else asdict(tier)
-            for name, tier in (("disk", found.disk), ("shared", found.shared))
+            for name, tier in (("host", found.host), ("disk", found.disk), ("shared", found.shared))
         }
         per_token = service.llm.client.model.bytes_per_token
         pool = {"segments": found.segments, "tokens": found.stored_tokens, "bytes": found.stored_tokens * per_token}

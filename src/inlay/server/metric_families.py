@@ -226,10 +226,11 @@ class EngineCollector(Collector):
             ("shadow_tokens", "Tokens computed in idle time to compare answers with full prefill.", shadow.tokens),
             ("shadow_seconds", "How long that took.", shadow.seconds),
         )
-        disk, shared = stats.disk or TierStats(), stats.shared or TierStats(up=False)
-        gauges = (*gauges, *_store_gauges(stats, disk), *_shared_gauges(shared))
-        counters = (*counters, *_store_counters(disk), *_shared_counters(shared))
+        host, disk, shared = stats.host or TierStats(), stats.disk or TierStats(), stats.shared or TierStats(up=False)
+        gauges = (*gauges, *_host_gauges(host), *_store_gauges(stats, disk), *_shared_gauges(shared))
+        counters = (*counters, *_host_counters(host), *_store_counters(disk), *_shared_counters(shared))
         yield from self._drift(shadow)
+        yield self._store_misses("host_misses", "memory of the host", host)
         yield self._store_misses("store_misses", "store on disk", disk)
         yield self._store_misses("shared_store_misses", "shared store", shared)
         for kind, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
@@ -273,6 +274,24 @@ class EngineCollector(Collector):
         for reason in STORE_MISSES:
             family.add_metric((self._model, ENGINE, reason), counts.get(reason, 0))
         return family
+
+
+def _host_gauges(host: TierStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("host_segments", "Segments in the memory of the host, below the KV pool of a device.", host.segments),
+        ("host_bytes", "Bytes of that memory that they take.", host.bytes),
+        ("host_quota_bytes", "The most that they may take.", host.quota),
+    )
+
+
+def _host_counters(host: TierStats) -> Iterable[tuple[str, str, float]]:
+    return (
+        ("host_hits", "Segments that were read from the memory of the host.", host.hits),
+        ("host_hit_tokens", "Their tokens.", host.hit_tokens),
+        ("host_writes", "Segments that were copied there.", host.writes),
+        ("host_refused_writes", "Segments that found no room there.", host.refused),
+        ("host_evictions", "Segments that were removed to make room.", host.evictions),
+    )
 
 
 def _store_gauges(stats: EngineStats, disk: TierStats) -> Iterable[tuple[str, str, float]]:

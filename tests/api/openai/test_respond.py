@@ -87,6 +87,7 @@ def test_what_was_reused_is_told(llm):
         "isolated_tokens": 0,
         "promoted_tokens": 0,
         "shifted_tokens": 0,
+        "host_tokens": 0,
         "disk_tokens": 0,
         "shared_tokens": 0,
         "recomputed_tokens": 1,

@@ -6,36 +6,62 @@ from collections.abc import Sequence
 
 import torch
 
+from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.storage import KVStorage, LayerShape, bytes_per_token
+from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.pool import KVPool
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.host import HostTier
 from inlay.kv.tiers.tier import Tier
-from inlay.slots import cut
+from inlay.slots import SlotRange, cut
 from tests.kv.tiers.segments import KEYS, LAYERS, alike, expected, slabs_of
 
 
 class Site:
-    """A pool of so many tokens, whose residency is polled at once wherever it asks for that."""
+    """A pool of so many tokens, whose residency is polled at once wherever it asks for that.
 
-    def __init__(self, tiers: Sequence[Tier], *, tokens: int = 256, timeout_s: float = 30.0) -> None:
+    host: where there is one, the pool is as a device has it, in memory of its own.
+    """
+
+    def __init__(
+        self, tiers: Sequence[Tier], *, tokens: int = 256, timeout_s: float = 30.0, host: HostTier | None = None
+    ) -> None:
         shapes = [LayerShape(*layer) for layer in LAYERS]
         size = bytes_per_token(shapes, torch.float32)
         self.pool = KVPool(tokens * size, size, 16)
+        device = torch.device("cpu")
         self.storage = KVStorage(shapes, torch.float32, self.pool.slots)
+        if host is not None:
+            self.storage = DeviceStorage(shapes, torch.float32, self.pool.slots, device)
         self.store = SegmentStore(self.pool, KEYS)
-        self.residency = Residency(self.store, self.storage, tiers, model="a model", timeout_s=timeout_s)
+        self.residency = Residency(self.store, self.storage, tiers, host=host, model="a model", timeout_s=timeout_s)
 
     def compute(self, spec: SegmentSpec) -> None:
-        """Have a segment in the pool, as if it had been computed, and written behind."""
-        room = self.store.allocate(len(spec.ids))
+        """Have a segment in the pool, as if it had been computed, and written behind. Raises CapacityError.
+
+        It waits for what is copied to the host tier to make room.
+        """
+        room = self.allocate(len(spec.ids))
         slots = cut(room, 0, len(spec.ids))
         for layer, slab in enumerate(slabs_of(spec)):
             self.storage.write_slab(layer, slots, slab)
         self.store.insert(spec, slots)
         self.pool.free(room)
+        self.residency.computed(spec)
         self.residency.save(spec)
+
+    def allocate(self, tokens: int) -> tuple[SlotRange, ...]:
+        """Room, once what goes for it is copied to the host tier. Raises CapacityError."""
+        while True:
+            try:
+                return self.store.allocate(tokens)
+            except CapacityError:
+                if not self.residency.moving:
+                    raise
+                self.residency.wait(0.05)  # a copy may hang
+                self.residency.poll()
 
     def written(self) -> None:
         """Wait until nothing is to be written."""
@@ -45,7 +71,7 @@ class Site:
 
     def settled(self) -> None:
         """Wait until nothing is to be copied from tier to tier, either."""
-        while not self.residency.settled:
+        while not self.residency.settled or self.residency.demoting:
             self.residency.wait(10)
             self.residency.poll()
 
@@ -63,6 +89,10 @@ class Site:
     def bring_up(self, *specs: SegmentSpec) -> None:
         """Read segments, and wait for them."""
         assert self.residency.bring_up([(spec, self.store.longest(spec)) for spec in specs])
+        while self.store.demotion is not None and not self.residency.bringing(spec.key for spec in specs):
+            self.residency.wait(10)  # until there is room
+            self.residency.poll()
+            assert self.residency.bring_up([(spec, self.store.longest(spec)) for spec in specs])
         while self.residency.bringing(spec.key for spec in specs):
             self.residency.wait(10)
             self.residency.poll()

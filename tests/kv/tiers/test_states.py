@@ -22,9 +22,10 @@ from hypothesis.stateful import (
 from inlay.errors import CapacityError
 from inlay.kv.tiers import link, shared
 from inlay.kv.tiers.disk import DiskTier
+from inlay.kv.tiers.host import HostTier
+from inlay.kv.tiers.host_memory import PAGE
 from inlay.kv.tiers.shared import SharedTier
 from tests.kv.accounting import audit
-from tests.kv.tiers.host import HostTier
 from tests.kv.tiers.segments import spec_of
 from tests.kv.tiers.site import Site
 
@@ -60,17 +61,18 @@ class Tiers(RuleBasedStateMachine):
         self.patch.setattr(link, "FIRST_PAUSE_S", 0.01)
         self.patch.setattr(link, "LONGEST_PAUSE_S", 0.02)
         self.patch.setattr("inlay.kv.loader.AGAIN_S", 0.0)
-        self.codec, self.hosted = "none", False
+        self.codec, self.pages = "none", 0
 
-    @initialize(codec=st.sampled_from(["none", "int8", "fp8"]), hosted=st.booleans())
-    def begin(self, codec, hosted):
-        self.codec, self.hosted = codec, hosted
+    @initialize(codec=st.sampled_from(["none", "int8", "fp8"]), pages=st.sampled_from([0, 1, 5, 64]))
+    def begin(self, codec, pages):
+        self.codec, self.pages = codec, pages
         self.open()
 
     def open(self) -> None:
         self.disk = DiskTier(self.folder, 1 << 20, self.codec)
-        tiers = [self.disk, SharedTier(self.server.address, self.codec)]
-        self.site = Site([HostTier(), *tiers] if self.hosted else tiers, tokens=160)
+        self.host = HostTier(self.pages * PAGE) if self.pages else None
+        self.site = Site([self.disk, SharedTier(self.server.address, self.codec)], tokens=160, host=self.host)
+        self.read_slab = self.site.storage.read_slab
 
     @rule(spec=specs)
     def compute(self, spec):
@@ -103,10 +105,24 @@ class Tiers(RuleBasedStateMachine):
         with self.site.store.hold(self.site.store.longest(spec, most=tokens)):
             self.site.store.clear()
 
-    @rule()
-    def make_room(self):
+    @rule(urgent=st.booleans())
+    def make_room(self, urgent):
         with suppress(CapacityError):
-            self.site.pool.free(self.site.store.allocate(100))
+            self.site.pool.free(self.site.store.allocate(100, urgent=urgent))
+
+    @rule()
+    def turn_over(self):
+        """All of it goes, once it is copied."""
+        with suppress(CapacityError):
+            self.site.pool.free(self.site.allocate(160))
+
+    @rule()
+    def copy_ahead(self):
+        self.site.residency.demote()
+
+    @rule()
+    def clear_the_host(self):
+        self.site.residency.clear_host()
 
     @rule(spec=specs)
     def forget(self, spec):
@@ -130,6 +146,24 @@ class Tiers(RuleBasedStateMachine):
         self.open()
 
     # Faults
+
+    @precondition(lambda self: self.pages)
+    @rule(where=st.floats(0, 1), which=places)
+    def flip_a_byte_of_the_host(self, where, which):
+        if kept := sorted(self.host._kept.items()):
+            _, segment = kept[which % len(kept)]
+            size = segment.record.tokens * 320
+            self.host._memory.read(segment.pages, int(where * (size - 1)), 1)[0] ^= 1
+
+    @precondition(lambda self: self.pages)
+    @rule(fails=st.booleans())
+    def copies_fail(self, fails):
+        def read_slab(layer, slots):
+            if layer:
+                raise RuntimeError("the device is gone")
+            return self.read_slab(layer, slots)
+
+        self.site.storage.read_slab = read_slab if fails else self.read_slab
 
     @rule(where=st.floats(0, 1), which=places)
     def flip_a_byte_on_disk(self, where, which):
@@ -195,12 +229,16 @@ class Tiers(RuleBasedStateMachine):
     def what_the_pool_has_is_right(self):
         if not hasattr(self, "site"):
             return
-        if self.site.residency.settled:  # else some is held
+        if self.site.residency.settled and not self.site.residency.demoting:  # else some is held
             audit(self.site.store)
+            if self.host is not None:
+                assert self.host._memory.free_bytes == self.host.quota - self.host.stats().bytes
+        broken, self.site.storage.read_slab = self.site.storage.read_slab, self.read_slab
         for spec in SPECS:
             for codec in ("none", "int8", "fp8"):
                 form = spec.through(codec, self.site.store.keys)
                 assert self.site.store.get(form) is None or self.site.lies_right(form)
+        self.site.storage.read_slab = broken
 
     def teardown(self):
         try:

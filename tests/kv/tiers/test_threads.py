@@ -13,7 +13,7 @@ from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.shared import SharedTier
 from inlay.kv.tiers.tier import Miss, Tier, TierMissError
 from tests.kv.accounting import audit
-from tests.kv.tiers.host import HostTier
+from tests.kv.tiers.memory import MemoryTier
 from tests.kv.tiers.segments import KEYS, alike, expected, read, record_of, slabs_of, spec_of
 from tests.kv.tiers.site import Site
 
@@ -128,7 +128,7 @@ def test_32_threads_for_a_minute(tmp_path):
 
 def test_a_host_tier_is_no_less_one(tmp_path):
     """Copies in memory hold what they are given, in whatever form it came."""
-    tier = HostTier()
+    tier = MemoryTier()
     for form in FORMS[:4]:
         tier.put(record_of(form), EXPECTED[form.key])
         assert alike(read(tier, record_of(form)), EXPECTED[form.key], form.codec)

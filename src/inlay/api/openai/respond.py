@@ -30,6 +30,7 @@ _COUNTED = (
     "isolated_tokens",
     "promoted_tokens",
     "shifted_tokens",
+    "host_tokens",
     "disk_tokens",
     "shared_tokens",
     "recomputed_tokens",

@@ -1,4 +1,4 @@
-"""A second pool of the CPU as a tier, as the memory of the host is one beside a GPU."""
+"""A tier that keeps copies in memory, and is filled as the ones below the host tier are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
 from inlay.types import TierStats
 
 
-class HostTier:
+class MemoryTier:
     """Copies in memory. Of what is in ``broken`` it thinks that it has it, and gives half of it."""
 
-    name = "host"
+    name = "memory"
     codec = "none"
 
     def __init__(self) -> None:

@@ -1,0 +1,238 @@
+"""The host tier: segments in the memory of the host, below a pool that is a device's.
+
+It is filled by what the pool evicts (kv/demotion.py), not by what is computed. What comes up again stays here as well
+while there is room; when there is none, copies of what the pool has go first, and so the two of them hold more than
+either. It ends with the process, which alone reads it: private text may be in it, and lifetimes are the engine's to
+keep.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from inlay.kv.codecs import CODECS
+from inlay.kv.codecs.codec import Slab
+from inlay.kv.identity import LOSSLESS
+from inlay.kv.policies import PassCost, Policy, lru
+from inlay.kv.tiers.counts import TierCounts
+from inlay.kv.tiers.host_memory import PAGE, HostMemory, Lock, aligned, checksum, pages_for
+from inlay.kv.tiers.record import SegmentRecord
+from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
+from inlay.kv.tiers.worth import Worth
+from inlay.slots import SlotRange
+from inlay.types import TierStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """A segment that is there, or that somebody still reads.
+
+    slabs: the shape and the checksum of each layer's. readers: how many read it. gone: whether nobody else finds it.
+    """
+
+    record: SegmentRecord
+    pages: tuple[SlotRange, ...]
+    slabs: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    readers: int = 0
+    gone: bool = False
+
+
+class HostTier:
+    """Segments in ``capacity`` bytes of memory, as the pool has them, whatever they have passed through.
+
+    policy, cost: which go first. lock: see HostMemory.
+    """
+
+    name = "host"
+    codec = LOSSLESS
+
+    def __init__(
+        self, capacity: int, policy: Policy = lru, cost: PassCost | None = None, *, lock: Lock | None = None
+    ) -> None:
+        self._memory = HostMemory(capacity, lock)
+        self._guard = threading.Lock()
+        self._kept: dict[bytes, _Kept] = {}
+        self._worth = Worth(policy, cost)
+        self._above: OrderedDict[bytes, None] = OrderedDict()  # what the pool has too, and keeps for now
+        self._counts = TierCounts()
+
+    @property
+    def quota(self) -> int:
+        """The most bytes that it may hold."""
+        return self._memory.pages * PAGE
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._kept
+
+    def unsure(self, key: bytes) -> bool:
+        return False
+
+    def find(self, keys: Sequence[bytes]) -> None:
+        """What is there is known."""
+
+    def fits(self, record: SegmentRecord) -> bool:
+        """Whether there is ever room for a segment."""
+        return pages_for(_size_of(record)) <= self._memory.pages
+
+    def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
+        with self._guard:
+            kept = self._kept.get(asked.key)
+            if kept is not None:
+                kept.readers += 1
+        try:
+            if kept is None:
+                raise TierMissError(Miss.ABSENT)
+            self._read(kept, asked, take, late)
+        except TierMissError as miss:
+            self._counts.missed(miss.reason)
+            if miss.reason is Miss.CORRUPT:
+                logger.warning("%s in the memory of the host is not used: %s", asked.key.hex(), miss)
+                self.delete(asked.key)
+            raise
+        finally:
+            if kept is not None:
+                self._let_go(kept)
+        self._counts.hit(asked.tokens)
+        with self._guard:
+            entry = self._worth.entries.get(asked.key)
+            if entry is not None:
+                self._worth.note(replace(entry, used=time.time(), uses=entry.uses + 1))
+
+    def put(self, record: SegmentRecord, slabs: Iterable[Slab], uses: int = 0) -> bool:
+        """See Tier. Room is made before the first slab is asked for. uses: how often it was read where it was."""
+        if self.holds(record.key):
+            return True
+        pages = self._make_room(_size_of(record))
+        if pages is None:
+            self._counts.refused()
+            return False
+        kept = _Kept(record, pages)
+        try:
+            at = 0
+            for slab in slabs:
+                data = np.ascontiguousarray(slab).reshape(-1)
+                kept.slabs.append((slab.shape, checksum(data)))
+                self._memory.write(pages, at, data)
+                at += aligned(len(data))
+        except BaseException:
+            with self._guard:
+                self._memory.free(pages)
+            raise
+        with self._guard:
+            if record.key in self._kept:  # somebody else was quicker
+                self._memory.free(pages)
+                return True
+            size = sum(each.length for each in pages) * PAGE
+            self._kept[record.key] = kept
+            self._worth.note(replace(TierEntry.of(record, size, time.time()), uses=uses))
+        self._counts.wrote(size)
+        return True
+
+    def delete(self, key: bytes) -> bool:
+        with self._guard:
+            return self._remove(key)
+
+    def note_above(self, key: bytes, above: bool) -> None:
+        """Note that the pool has a segment too, and keeps it for now; or that it lets it go before long, or has."""
+        with self._guard:
+            if above and key in self._kept:
+                self._above[key] = None
+            else:
+                self._above.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        with self._guard:
+            for key in list(self._kept):
+                self._remove(key)
+
+    def expire(self, key: bytes, ttl_s: float) -> None:
+        """The engine, which lives as long as this memory, has it forgotten in time."""
+
+    def left_s(self, key: bytes) -> float | None:
+        return None
+
+    def iterate(self) -> Iterator[TierEntry]:
+        with self._guard:
+            entries = list(self._worth.entries.values())
+        return iter(sorted(entries, key=lambda entry: entry.used))
+
+    def stats(self) -> TierStats:
+        return self._counts.stats(self.iterate(), quota=self.quota)
+
+    def refresh(self) -> None:
+        """Nobody else puts anything there."""
+
+    def close(self) -> None:
+        self.clear()
+        self._memory.close()
+
+    def _read(
+        self, kept: _Kept, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]
+    ) -> None:
+        if not kept.record.same(asked):
+            raise TierMissError(Miss.CORRUPT, "it holds another segment than its key says")
+        at = 0
+        for layer, (shape, expected) in enumerate(kept.slabs):
+            size = math.prod(shape)
+            data = self._memory.read(kept.pages, at, size)
+            at += aligned(size)
+            if checksum(data) != expected:
+                raise TierMissError(Miss.CORRUPT, f"the checksum of layer {layer} does not hold")
+            if late():
+                raise TierMissError(Miss.LATE)
+            take(layer, data.reshape(shape))
+
+    def _let_go(self, kept: _Kept) -> None:
+        with self._guard:
+            kept.readers -= 1
+            if kept.gone and not kept.readers:
+                self._memory.free(kept.pages)
+
+    def _remove(self, key: bytes) -> bool:
+        """Under the guard. Pages that are read come back when that is over."""
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            return False
+        self._worth.remove(key)
+        self._above.pop(key, None)
+        kept.gone = True
+        if not kept.readers:
+            self._memory.free(kept.pages)
+        return True
+
+    def _make_room(self, size: int) -> tuple[SlotRange, ...] | None:
+        """Pages for so many bytes; None where there is no such room, or what could go is being read."""
+        if pages_for(size) > self._memory.pages:
+            return None
+        ages = []
+        with self._guard:
+            while (pages := self._memory.allocate(size)) is None:
+                entry = self._next_to_go()
+                if entry is None:  # the rest is being read
+                    break
+                ages.append(max(0.0, time.time() - entry.used))
+                self._worth.evicted(entry)
+                self._remove(entry.key)
+        self._counts.evicted(ages)
+        return pages
+
+    def _next_to_go(self) -> TierEntry | None:
+        above = next(iter(self._above), None)
+        return self._worth.take() if above is None else self._worth.entries[above]
+
+
+def _size_of(record: SegmentRecord) -> int:
+    """How many bytes its slabs take, as the pool has them."""
+    form, layers = CODECS[LOSSLESS], range(len(record.layers))
+    return sum(aligned(form.nbytes(record.shape(layer), record.kv_dtype)) for layer in layers)

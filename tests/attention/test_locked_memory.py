@@ -1,0 +1,76 @@
+"""Host memory that is locked for a device, with a stand-in for CUDA: what is asked of it, and what is copied when."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from inlay.attention.device_storage import DeviceStorage
+from inlay.attention.storage import LayerShape
+from inlay.slots import SlotRange
+
+
+class Cuda:
+    """What is asked of the runtime. fails: the error that locking ends with."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.asked: list[tuple] = []
+        self.fails = fails
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.asked.append(("lock", address, size, flags))
+        return self.fails
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.asked.append(("let go", address))
+        return 0
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    """One layer of a device that calls itself one of CUDA, and whose tensors are the CPU's."""
+    storage = DeviceStorage([LayerShape(2, 8)], torch.bfloat16, 32, torch.device("cpu"))
+    storage.device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(storage, "_beside", nullcontext)
+    return storage
+
+
+def test_memory_is_locked_and_let_go(storage, monkeypatch):
+    cuda, block = Cuda(), np.zeros(4096, np.uint8)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    storage.lock(block)()
+    assert cuda.asked == [("lock", block.ctypes.data, 4096, 0), ("let go", block.ctypes.data)]
+
+
+def test_what_cannot_be_locked_is_said(storage, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Cuda(fails=2))
+    assert storage.lock(np.zeros(4 << 20, np.uint8)) is None
+    assert "4 MiB of host memory cannot be locked" in caplog.text
+
+
+def test_nothing_is_locked_where_there_is_no_cuda():
+    storage = DeviceStorage([LayerShape(2, 8)], torch.bfloat16, 32, torch.device("cpu"))
+    assert storage.lock(np.zeros(4096, np.uint8)) is None
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_slab_in_locked_memory_is_copied_from_where_it_lies(storage, monkeypatch, locked, first):
+    """In one piece and without scales, that is; all else goes through memory that PyTorch has locked."""
+    through = []
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)
+    monkeypatch.setattr(
+        storage, "_host", lambda layer, tokens: through.append(tokens) or [torch.empty(2, 2, tokens, 8).bfloat16()]
+    )
+    slab = np.random.default_rng(0).integers(0, 256, (2, 2, 10, 16), np.uint8)
+    storage.write_slab(0, [SlotRange(20, 4), SlotRange(5, 6 - first)], slab[:, :, first:])
+    assert through == ([] if locked and not first else [10 - first])
+    for which, memory in enumerate((storage.keys[0], storage.values[0])):
+        rows = memory.view(torch.uint8).numpy()
+        found = np.concatenate([rows[:, 20:24], rows[:, 5 : 11 - first]], axis=1)
+        assert np.array_equal(found, slab[which, :, first:])
