@@ -159,6 +159,7 @@ def test_device_host_disk(device, tmp_path, expected):
         encoded = add_all(llm)
         assert encoded == (0 if start else expected[0])
         assert tokens_of(answers(llm)) == expected[1]
+        assert llm.local.residency.flush(30)
         stats = llm.stats()
         assert stats.encoded_tokens == encoded
         assert stats.host_tokens > 0
@@ -225,7 +226,7 @@ def test_a_wrong_byte_is_computed_again(device, expected, caplog):
     llm = make(host_memory="2MiB")
     encoded = add_all(llm)
     host = llm.local.residency.tiers[0]
-    host._memory._block[::64] ^= 1
+    host.memory.block[::64] ^= 1
     assert tokens_of(answers(llm)) == expected[1]
     assert llm.stats().encoded_tokens > encoded
     assert dict(llm.stats().host.misses)["corrupt"] > 0

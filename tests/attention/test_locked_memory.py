@@ -36,7 +36,7 @@ def storage(monkeypatch):
     storage = DeviceStorage([LayerShape(2, 8)], torch.bfloat16, 32, torch.device("cpu"))
     storage.device = SimpleNamespace(type="cuda")
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(storage, "_beside", nullcontext)
+    monkeypatch.setattr(storage, "beside", nullcontext)
     return storage
 
 
@@ -65,7 +65,7 @@ def test_a_slab_in_locked_memory_is_copied_from_where_it_lies(storage, monkeypat
     through = []
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)
     monkeypatch.setattr(
-        storage, "_host", lambda layer, tokens: through.append(tokens) or [torch.empty(2, 2, tokens, 8).bfloat16()]
+        storage, "staging", lambda layer, tokens: through.append(tokens) or [torch.empty(2, 2, tokens, 8).bfloat16()]
     )
     slab = np.random.default_rng(0).integers(0, 256, (2, 2, 10, 16), np.uint8)
     storage.write_slab(0, [SlotRange(20, 4), SlotRange(5, 6 - first)], slab[:, :, first:])

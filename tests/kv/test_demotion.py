@@ -339,8 +339,8 @@ def test_device_host_disk(host, tmp_path):
     site.bring_up(ONE)
     assert (site.lies_right(ONE), site.residency.came_from(ONE.key)) == (True, "host")
     site.store.clear()
-    kept = host._kept[ONE.key]
-    host._memory.read(kept.pages, 5, 1)[0] ^= 1
+    kept = host.kept[ONE.key]
+    host.memory.read(kept.pages, 5, 1)[0] ^= 1
     site.bring_up(ONE)
     assert (site.lies_right(ONE), site.residency.came_from(ONE.key)) == (True, "disk"), (
         "where one fails, the next gives"

@@ -72,8 +72,8 @@ class DeviceStorage(KVStorage):
 
     def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> npt.NDArray[np.uint8]:
         """See KVStorage.read_slab."""
-        slabs = self._host(layer, total(slots))
-        with self._beside():
+        slabs = self.staging(layer, total(slots))
+        with self.beside():
             for there, slab in zip(self._memory(layer), slabs, strict=True):
                 for which, memory in enumerate(there):
                     at = 0
@@ -88,11 +88,11 @@ class DeviceStorage(KVStorage):
         assert slab.shape[2] == total(slots), "one token for each slot"
         slabs = self._locked(layer, slab)
         if slabs is None:
-            slabs = self._host(layer, total(slots))
+            slabs = self.staging(layer, total(slots))
             _bytes(slabs[0])[:] = slab[..., : _bytes(slabs[0]).shape[3]]
             for host in slabs[1:]:
                 _bytes(host)[:] = slab[..., -SCALE_BYTES:]
-        with self._beside():
+        with self.beside():
             for there, host in zip(self._memory(layer), slabs, strict=True):
                 for which, memory in enumerate(there):
                     at = 0
@@ -122,7 +122,7 @@ class DeviceStorage(KVStorage):
         return lambda: cuda.cudaHostUnregister(address)
 
     def _locked(self, layer: int, slab: npt.NDArray[np.uint8]) -> list[Tensor] | None:
-        """A slab as ``_host`` has it, without a copy: where it lies in locked memory, in one piece, without scales."""
+        """A slab as ``staging`` has it, not copied: where it lies in locked memory, in one piece, without scales."""
         if self.device.type != "cuda" or self.scales[layer] is not None or not slab.flags.c_contiguous:
             return None
         tensor = torch.from_numpy(slab)
@@ -147,7 +147,7 @@ class DeviceStorage(KVStorage):
     def _zeros(self, layer: LayerShape, slots: int) -> Tensor:
         return torch.zeros((layer.kv_heads, slots, layer.head_dim), dtype=self.dtype, device=self.device)
 
-    def _host(self, layer: int, tokens: int) -> list[Tensor]:
+    def staging(self, layer: int, tokens: int) -> list[Tensor]:
         """Host memory for what ``_memory`` has of so many tokens, pinned where the device can copy to it by itself."""
         return [
             torch.empty(
@@ -159,7 +159,7 @@ class DeviceStorage(KVStorage):
         ]
 
     @contextmanager
-    def _beside(self) -> Iterator[None]:
+    def beside(self) -> Iterator[None]:
         """What runs within it runs beside the computation, behind what that has been given, and has ended with it."""
         if self.device.type != "cuda":
             yield

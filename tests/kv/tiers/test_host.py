@@ -59,9 +59,9 @@ def test_forms_and_slabs_are_kept_as_they_are():
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_wrong_byte_is_a_miss(layer, caplog):
     tier = filled(ONE, TWO)
-    kept = tier._kept[ONE.key]
+    kept = tier.kept[ONE.key]
     size = slabs_of(ONE)[0].size
-    tier._memory.read(kept.pages, layer * size + 7, 1)[0] ^= 4
+    tier.memory.read(kept.pages, layer * size + 7, 1)[0] ^= 4
     with pytest.raises(TierMissError) as miss:
         read(tier, record_of(ONE))
     assert miss.value.reason is Miss.CORRUPT
@@ -73,7 +73,7 @@ def test_a_wrong_byte_is_a_miss(layer, caplog):
 
 def test_another_segment_under_the_key_is_a_miss():
     tier = filled(ONE, TWO)
-    tier._kept[ONE.key], tier._kept[TWO.key] = tier._kept[TWO.key], tier._kept[ONE.key]
+    tier.kept[ONE.key], tier.kept[TWO.key] = tier.kept[TWO.key], tier.kept[ONE.key]
     with pytest.raises(TierMissError):
         read(tier, record_of(ONE))
 
@@ -145,7 +145,7 @@ def test_what_is_read_keeps_its_pages_until_it_is_over():
     go_on.set()
     thread.join()
     assert same(taken, slabs_of(ONE))
-    assert tier._memory.free_bytes == tier.quota - tier.stats().bytes
+    assert tier.memory.free_bytes == tier.quota - tier.stats().bytes
 
 
 def test_a_copy_that_fails_leaves_nothing():
@@ -158,7 +158,7 @@ def test_a_copy_that_fails_leaves_nothing():
     with pytest.raises(OSError, match="gone"):
         tier.put(record_of(ONE), slabs())
     assert not tier.holds(ONE.key)
-    assert tier._memory.free_bytes == tier.quota
+    assert tier.memory.free_bytes == tier.quota
 
 
 def test_many_threads_lose_no_page():
@@ -191,10 +191,10 @@ def test_many_threads_lose_no_page():
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert tier._memory.free_bytes == tier.quota - tier.stats().bytes
-    assert set(tier._above) <= set(tier._kept) == {entry.key for entry in tier.iterate()}
+    assert tier.memory.free_bytes == tier.quota - tier.stats().bytes
+    assert set(tier.above) <= set(tier.kept) == {entry.key for entry in tier.iterate()}
     tier.clear()
-    assert tier._memory.free_bytes == tier.quota
+    assert tier.memory.free_bytes == tier.quota
 
 
 def test_a_checksum_sees_every_byte_and_every_swap():

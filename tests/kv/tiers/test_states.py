@@ -150,10 +150,10 @@ class Tiers(RuleBasedStateMachine):
     @precondition(lambda self: self.pages)
     @rule(where=st.floats(0, 1), which=places)
     def flip_a_byte_of_the_host(self, where, which):
-        if kept := sorted(self.host._kept.items()):
+        if kept := sorted(self.host.kept.items()):
             _, segment = kept[which % len(kept)]
             size = segment.record.tokens * 320
-            self.host._memory.read(segment.pages, int(where * (size - 1)), 1)[0] ^= 1
+            self.host.memory.read(segment.pages, int(where * (size - 1)), 1)[0] ^= 1
 
     @precondition(lambda self: self.pages)
     @rule(fails=st.booleans())
@@ -232,7 +232,7 @@ class Tiers(RuleBasedStateMachine):
         if self.site.residency.settled and not self.site.residency.demoting:  # else some is held
             audit(self.site.store)
             if self.host is not None:
-                assert self.host._memory.free_bytes == self.host.quota - self.host.stats().bytes
+                assert self.host.memory.free_bytes == self.host.quota - self.host.stats().bytes
         broken, self.site.storage.read_slab = self.site.storage.read_slab, self.read_slab
         for spec in SPECS:
             for codec in ("none", "int8", "fp8"):

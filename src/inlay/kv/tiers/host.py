@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Kept:
+class Kept:
     """A segment that is there, or that somebody still reads.
 
     slabs: the shape and the checksum of each layer's. readers: how many read it. gone: whether nobody else finds it.
@@ -59,20 +59,20 @@ class HostTier:
     def __init__(
         self, capacity: int, policy: Policy = lru, cost: PassCost | None = None, *, lock: Lock | None = None
     ) -> None:
-        self._memory = HostMemory(capacity, lock)
+        self.memory = HostMemory(capacity, lock)
         self._guard = threading.Lock()
-        self._kept: dict[bytes, _Kept] = {}
+        self.kept: dict[bytes, Kept] = {}
         self._worth = Worth(policy, cost)
-        self._above: OrderedDict[bytes, None] = OrderedDict()  # what the pool has too, and keeps for now
+        self.above: OrderedDict[bytes, None] = OrderedDict()  # what the pool has too, and keeps for now
         self._counts = TierCounts()
 
     @property
     def quota(self) -> int:
         """The most bytes that it may hold."""
-        return self._memory.pages * PAGE
+        return self.memory.pages * PAGE
 
     def holds(self, key: bytes) -> bool:
-        return key in self._kept
+        return key in self.kept
 
     def unsure(self, key: bytes) -> bool:
         return False
@@ -82,11 +82,11 @@ class HostTier:
 
     def fits(self, record: SegmentRecord) -> bool:
         """Whether there is ever room for a segment."""
-        return pages_for(_size_of(record)) <= self._memory.pages
+        return pages_for(_size_of(record)) <= self.memory.pages
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         with self._guard:
-            kept = self._kept.get(asked.key)
+            kept = self.kept.get(asked.key)
             if kept is not None:
                 kept.readers += 1
         try:
@@ -116,24 +116,24 @@ class HostTier:
         if pages is None:
             self._counts.refused()
             return False
-        kept = _Kept(record, pages)
+        kept = Kept(record, pages)
         try:
             at = 0
             for slab in slabs:
                 data = np.ascontiguousarray(slab).reshape(-1)
                 kept.slabs.append((slab.shape, checksum(data)))
-                self._memory.write(pages, at, data)
+                self.memory.write(pages, at, data)
                 at += aligned(len(data))
         except BaseException:
             with self._guard:
-                self._memory.free(pages)
+                self.memory.free(pages)
             raise
         with self._guard:
-            if record.key in self._kept:  # somebody else was quicker
-                self._memory.free(pages)
+            if record.key in self.kept:  # somebody else was quicker
+                self.memory.free(pages)
                 return True
             size = sum(each.length for each in pages) * PAGE
-            self._kept[record.key] = kept
+            self.kept[record.key] = kept
             self._worth.note(replace(TierEntry.of(record, size, time.time()), uses=uses))
         self._counts.wrote(size)
         return True
@@ -145,15 +145,15 @@ class HostTier:
     def note_above(self, key: bytes, above: bool) -> None:
         """Note that the pool has a segment too, and keeps it for now; or that it lets it go before long, or has."""
         with self._guard:
-            if above and key in self._kept:
-                self._above[key] = None
+            if above and key in self.kept:
+                self.above[key] = None
             else:
-                self._above.pop(key, None)
+                self.above.pop(key, None)
 
     def clear(self) -> None:
         """Forget all of it."""
         with self._guard:
-            for key in list(self._kept):
+            for key in list(self.kept):
                 self._remove(key)
 
     def expire(self, key: bytes, ttl_s: float) -> None:
@@ -175,17 +175,17 @@ class HostTier:
 
     def close(self) -> None:
         self.clear()
-        self._memory.close()
+        self.memory.close()
 
     def _read(
-        self, kept: _Kept, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]
+        self, kept: Kept, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]
     ) -> None:
         if not kept.record.same(asked):
             raise TierMissError(Miss.CORRUPT, "it holds another segment than its key says")
         at = 0
         for layer, (shape, expected) in enumerate(kept.slabs):
             size = math.prod(shape)
-            data = self._memory.read(kept.pages, at, size)
+            data = self.memory.read(kept.pages, at, size)
             at += aligned(size)
             if checksum(data) != expected:
                 raise TierMissError(Miss.CORRUPT, f"the checksum of layer {layer} does not hold")
@@ -193,31 +193,31 @@ class HostTier:
                 raise TierMissError(Miss.LATE)
             take(layer, data.reshape(shape))
 
-    def _let_go(self, kept: _Kept) -> None:
+    def _let_go(self, kept: Kept) -> None:
         with self._guard:
             kept.readers -= 1
             if kept.gone and not kept.readers:
-                self._memory.free(kept.pages)
+                self.memory.free(kept.pages)
 
     def _remove(self, key: bytes) -> bool:
         """Under the guard. Pages that are read come back when that is over."""
-        kept = self._kept.pop(key, None)
+        kept = self.kept.pop(key, None)
         if kept is None:
             return False
         self._worth.remove(key)
-        self._above.pop(key, None)
+        self.above.pop(key, None)
         kept.gone = True
         if not kept.readers:
-            self._memory.free(kept.pages)
+            self.memory.free(kept.pages)
         return True
 
     def _make_room(self, size: int) -> tuple[SlotRange, ...] | None:
         """Pages for so many bytes; None where there is no such room, or what could go is being read."""
-        if pages_for(size) > self._memory.pages:
+        if pages_for(size) > self.memory.pages:
             return None
         ages = []
         with self._guard:
-            while (pages := self._memory.allocate(size)) is None:
+            while (pages := self.memory.allocate(size)) is None:
                 entry = self._next_to_go()
                 if entry is None:  # the rest is being read
                     break
@@ -228,7 +228,7 @@ class HostTier:
         return pages
 
     def _next_to_go(self) -> TierEntry | None:
-        above = next(iter(self._above), None)
+        above = next(iter(self.above), None)
         return self._worth.take() if above is None else self._worth.entries[above]
 
 

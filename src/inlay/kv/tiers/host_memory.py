@@ -36,8 +36,8 @@ class HostMemory:
         self.pages = max(1, capacity // PAGE)
         self._free = FreeSpans(self.pages)
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        self._block = np.frombuffer(mmap.mmap(-1, self.pages * PAGE, **private), np.uint8)
-        self._unlock = None if lock is None else lock(self._block)
+        self.block = np.frombuffer(mmap.mmap(-1, self.pages * PAGE, **private), np.uint8)
+        self._unlock = None if lock is None else lock(self.block)
 
     @property
     def free_bytes(self) -> int:
@@ -85,7 +85,7 @@ class HostMemory:
             begin, end = max(0, at), min(length, at + size)
             if begin < end:
                 first = each.first * PAGE
-                parts.append(self._block[first + begin : first + end])
+                parts.append(self.block[first + begin : first + end])
             at -= length
         return parts
 
