@@ -66,10 +66,10 @@ def test_modules_that_followed_the_last_time(store):
     llm.shutdown()
 
 
-@pytest.mark.parametrize(("tokens", "remembered"), [(360, True), (250, False)])
-def test_what_followed_is_remembered_up_to_so_many_tokens(store, monkeypatch, tokens, remembered):
-    """Three modules of some 50 tokens, each of which counts as 64 more."""
-    monkeypatch.setattr(prefetch, "_MOST_TOKENS", tokens)
+@pytest.mark.parametrize(("kib", "remembered"), [(16, True), (12, False)])
+def test_what_followed_is_remembered_up_to_so_many_bytes(store, monkeypatch, kib, remembered):
+    """Three modules of some 50 tokens, that take 4.4 KiB each."""
+    monkeypatch.setattr(prefetch, "_MOST_BYTES", kib * 2**10)
     llm = make(store, prefetch="likely")
     llm.add_schema(UNION, encode=False)
     for module in ("a", "c", "b"):

@@ -26,8 +26,8 @@ _SHARE = 1 / 4
 _LIKELY_SHARE = 1 / 16
 #: Of so many prompts it is known what followed them, and so many segments of what did.
 _MOST_FOLLOWED, _MOST_FOLLOWING = 4096, 32
-#: These segments have so many tokens at most, of which each segment counts as some more.
-_MOST_TOKENS, _SEGMENT_TOKENS = 2**18, 64
+#: These segments take about so many bytes at most: some for each, and some for each of its tokens.
+_MOST_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES = 4 * 2**20, 4096, 8
 _MOST_SALTS = 1024
 
 
@@ -43,7 +43,7 @@ class Prefetcher:
         self._lower = lower
         self._likely = likely
         self._followed: OrderedDict[tuple[str, bytes], tuple[SegmentSpec, ...]] = OrderedDict()
-        self._followed_tokens = 0
+        self._followed_bytes = 0
         self._last: OrderedDict[str, tuple[SegmentSpec, ...]] = OrderedDict()  # what the last prompt of a salt read
 
     def look_ahead(self, waiting: Iterable[Task]) -> None:
@@ -99,10 +99,10 @@ class Prefetcher:
         new = tuple(spec.lossless for spec in read if spec.lossless.key not in known)[:_MOST_FOLLOWING]
         if before and new:
             name = salt, _named(before)
-            self._followed_tokens += _tokens(new) - _tokens(self._followed.pop(name, ()))
+            self._followed_bytes += _bytes(new) - _bytes(self._followed.pop(name, ()))
             self._followed[name] = new
-            while len(self._followed) > _MOST_FOLLOWED or self._followed_tokens > _MOST_TOKENS:
-                self._followed_tokens -= _tokens(self._followed.popitem(last=False)[1])
+            while len(self._followed) > _MOST_FOLLOWED or self._followed_bytes > _MOST_BYTES:
+                self._followed_bytes -= _bytes(self._followed.popitem(last=False)[1])
 
     def _wanted(self, request: Request) -> list[tuple[SegmentSpec, Found]]:
         """The segments that are below and not in the pool, each with what of it is."""
@@ -119,8 +119,8 @@ class Prefetcher:
         return list(wanted.values())
 
 
-def _tokens(specs: Sequence[SegmentSpec]) -> int:
-    return sum(len(spec.ids) + _SEGMENT_TOKENS for spec in specs)
+def _bytes(specs: Sequence[SegmentSpec]) -> int:
+    return sum(_SEGMENT_BYTES + _TOKEN_BYTES * len(spec.ids) for spec in specs)
 
 
 def _named(read: Sequence[SegmentSpec]) -> bytes:

@@ -15,7 +15,7 @@ from inlay.kv.tiers.record import salt_digest, text_digest
 from inlay.kv.tiers.tier import TierEntry
 
 NEVER_SEEN, EVICTED, LATE, EXPIRED = "never seen", "evicted", "late", "expired"
-_MOST = 4096  # segments that are remembered, 0.7 KiB each
+_MOST = 4096  # segments that are remembered, 0.4 KiB each
 
 
 @dataclass(frozen=True, slots=True)
