@@ -5,10 +5,10 @@
     python benchmarks/store.py --address unix:///tmp/valkey.sock --baselines none
 
 The store is a folder on the disk that --folder lies on, or the server at an address. A file is read from the page
-cache, and *cold*, where that was made to forget it. In the same turns: a plain read of a file of the same size
-(``disk``), ``safetensors.torch.load_file`` of the same file with a copy into memory shaped like a pool, and llama.cpp's
-slots, which llama-server keeps in files, of a random model of the same shape. What cannot be measured is left out, with
-a line.
+cache, and *cold*, where that was made to forget it. In the same turns: a plain read of that file, or of one as large
+as what a server keeps (``disk``), ``safetensors.torch.load_file`` of it with a copy into memory shaped like a pool, and
+llama.cpp's slots, which llama-server keeps in files, of a random model of the same shape. What cannot be measured is
+left out, with a line.
 
 Prints a table of medians, then a line of JSON.
 """

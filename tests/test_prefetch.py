@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
+from inlay.engine import prefetch
 from inlay.engine.runner import Runner
 from inlay.kv.tiers import shared
 
@@ -62,6 +63,20 @@ def test_modules_that_followed_the_last_time(store):
     answer(llm, taking("a"))
     assert in_pool(llm, "c")
     assert answer(llm, taking("c")).usage.disk_tokens == 0
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(("kib", "remembered"), [(16, True), (12, False)])
+def test_what_followed_is_remembered_up_to_so_many_bytes(store, monkeypatch, kib, remembered):
+    """Three modules of some 50 tokens, that take 4.4 KiB each."""
+    monkeypatch.setattr(prefetch, "_MOST_BYTES", kib * 2**10)
+    llm = make(store, prefetch="likely")
+    llm.add_schema(UNION, encode=False)
+    for module in ("a", "c", "b"):
+        answer(llm, taking(module))
+    llm.store.clear()
+    answer(llm, taking("a"))
+    assert in_pool(llm, "c") is remembered
     llm.shutdown()
 
 

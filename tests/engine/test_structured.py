@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 
 import jsonschema
 import llguidance
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay import LLM, InlayError, ParameterError, SamplingParams
+from inlay.engine import structured
 from inlay.engine.grammar_forms import too_large
 from inlay.engine.structured import Grammars, Guide, allowed_bits
 from inlay.output.detokenizer import TextStream
@@ -297,7 +299,7 @@ def test_a_grammar_that_cannot_follow_ends_the_request():
         guide.take(0)
 
 
-def _new_grammars(**bounds: int) -> Grammars:
+def _new_grammars(**bounds: float) -> Grammars:
     tokenizer = family("llama3")
     return Grammars(tokenizer, len(tokenizer) + 3, [tokenizer.eos_token_id], **bounds)
 
@@ -328,6 +330,24 @@ def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
     assert texts == ["own", "x0", "x1", "x2", "x3", "x4", "new"]
     grammars.guide({"regex": "x3"}, "b")
     assert texts[-1] == "x3", "it was the one that had the most"
+
+
+def test_grammars_that_nobody_uses_are_let_go(monkeypatch):
+    grammars, now = _new_grammars(unused_s=100), [0.0]
+    monkeypatch.setattr(structured, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    texts = _compiled(monkeypatch)
+    for now[0], pattern, salt in (
+        (0, "old", "a"),
+        (0, "used", "a"),
+        (0, "old", "b"),
+        (90, "used", "a"),
+        (110, "new", "b"),
+    ):
+        grammars.guide({"regex": pattern}, salt)
+    assert texts == ["old", "used", "old", "new"]
+    for pattern, salt in (("used", "a"), ("old", "a"), ("old", "b")):  # whoever compiled another one
+        grammars.guide({"regex": pattern}, salt)
+    assert texts[4:] == ["old", "old"]
 
 
 def test_large_grammars_count_for_several(monkeypatch):

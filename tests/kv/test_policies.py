@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -114,6 +115,19 @@ def test_what_comes_back_goes_on_where_it_was():
     read(s, module(2))
     put(s, module(3))
     assert kept(s, module(1), module(2)) == [True, False]
+
+
+def test_what_went_takes_little():
+    """Neither the segment nor its name is kept: a server remembers many thousands."""
+    s = store("lfu", 2)
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            put(s, module(number))
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 2000 * 300
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -13,7 +13,7 @@ from inlay.prompt.beginning import Beginning, Node
 _AGAIN = 2
 #: So many parts of beginnings are counted, and beginnings of so many tokens wait to be encoded. What was not asked for
 #: for longest goes first, of the salt that has most: nobody takes the others' place.
-MOST_NODES, MOST_WAITING = 2**16, 2**20
+MOST_NODES, MOST_WAITING = 2**14, 2**20
 #: So many salts are known.
 _MOST_SALTS = 256
 

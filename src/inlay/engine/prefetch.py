@@ -26,6 +26,8 @@ _SHARE = 1 / 4
 _LIKELY_SHARE = 1 / 16
 #: Of so many prompts it is known what followed them, and so many segments of what did.
 _MOST_FOLLOWED, _MOST_FOLLOWING = 4096, 32
+#: These segments take about so many bytes at most: some for each, and some for each of its tokens.
+_MOST_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES = 4 * 2**20, 4096, 8
 _MOST_SALTS = 1024
 
 
@@ -41,6 +43,7 @@ class Prefetcher:
         self._lower = lower
         self._likely = likely
         self._followed: OrderedDict[tuple[str, bytes], tuple[SegmentSpec, ...]] = OrderedDict()
+        self._followed_bytes = 0
         self._last: OrderedDict[str, tuple[SegmentSpec, ...]] = OrderedDict()  # what the last prompt of a salt read
 
     def look_ahead(self, waiting: Iterable[Task]) -> None:
@@ -95,10 +98,11 @@ class Prefetcher:
         known = {spec.lossless.key for spec in before}
         new = tuple(spec.lossless for spec in read if spec.lossless.key not in known)[:_MOST_FOLLOWING]
         if before and new:
-            self._followed[salt, _named(before)] = new
-            self._followed.move_to_end((salt, _named(before)))
-            if len(self._followed) > _MOST_FOLLOWED:
-                self._followed.popitem(last=False)
+            name = salt, _named(before)
+            self._followed_bytes += _bytes(new) - _bytes(self._followed.pop(name, ()))
+            self._followed[name] = new
+            while len(self._followed) > _MOST_FOLLOWED or self._followed_bytes > _MOST_BYTES:
+                self._followed_bytes -= _bytes(self._followed.popitem(last=False)[1])
 
     def _wanted(self, request: Request) -> list[tuple[SegmentSpec, Found]]:
         """The segments that are below and not in the pool, each with what of it is."""
@@ -113,6 +117,10 @@ class Prefetcher:
                 if found.tokens < len(spec.ids):
                     wanted[spec.key] = spec, found
         return list(wanted.values())
+
+
+def _bytes(specs: Sequence[SegmentSpec]) -> int:
+    return sum(_SEGMENT_BYTES + _TOKEN_BYTES * len(spec.ids) for spec in specs)
 
 
 def _named(read: Sequence[SegmentSpec]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ class Grammars:
         most, each: how many grammars are kept compiled, of all tenants and of one.
         counted_once: a grammar counts once, and once more for each so many characters of its text; compiled, it takes
             some 70 times the bytes that its text has, and up to 250 times when answers have gone through it.
+        unused_s: after so many seconds without an answer in it a grammar is let go, when another one is compiled.
     """
 
     def __init__(
@@ -86,12 +88,13 @@ class Grammars:
         most: int = 256,
         each: int = 64,
         counted_once: int = 2**11,
+        unused_s: float = 300.0,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._stop_ids = sorted(stop_ids)
         self._trie: LLTokenizer | None = None  # made when the first grammar asks for it: 1.6 s at 150,000 tokens
-        self._kept = _Kept(most, each, counted_once)
+        self._kept = _Kept(most, each, counted_once, unused_s)
         self._making_trie = threading.Lock()
 
     def guide(self, structure: Mapping[str, Any], salt: str = "") -> Guide:
@@ -153,15 +156,16 @@ class _Kept:
     """Compiled grammars by the salt of their tenant and their text, those used last. From any thread.
 
     most: of all tenants together; beyond it, the one who has the most loses the one that it has not used for longest.
-    each: of one tenant. counted_once: see Grammars.
+    each: of one tenant. counted_once, unused_s: see Grammars.
     """
 
-    def __init__(self, most: int, each: int, counted_once: int) -> None:
+    def __init__(self, most: int, each: int, counted_once: int, unused_s: float) -> None:
         self._most = most
         self._each = each
         self._counted_once = counted_once
+        self._unused_s = unused_s
         self._counts = Counter[str]()  # by salt
-        self._by_salt: dict[str, OrderedDict[tuple[str, str], LLMatcher]] = {}
+        self._by_salt: dict[str, OrderedDict[tuple[str, str], tuple[LLMatcher, float]]] = {}  # and when it was used
         self._lock = threading.Lock()
 
     def get(self, salt: str, key: tuple[str, str]) -> LLMatcher | None:
@@ -170,18 +174,26 @@ class _Kept:
             if own is None or key not in own:
                 return None
             own.move_to_end(key)
-            return own[key]
+            own[key] = own[key][0], time.monotonic()
+            return own[key][0]
 
     def put(self, salt: str, key: tuple[str, str], matcher: LLMatcher) -> None:
+        now = time.monotonic()
         with self._lock:
+            self._drop_unused(now)
             own = self._by_salt.setdefault(salt, OrderedDict())
             self._counts[salt] += 0 if key in own else self._count(key)
-            own[key] = matcher
+            own[key] = matcher, now
             own.move_to_end(key)
             while self._counts[salt] > self._each and len(own) > 1:
                 self._drop(salt)
             while self._counts.total() > self._most and len(self._by_salt) > 1:
                 self._drop(max(self._counts, key=self._counts.__getitem__))
+
+    def _drop_unused(self, now: float) -> None:
+        for salt, own in list(self._by_salt.items()):
+            while own and next(iter(own.values()))[1] + self._unused_s < now:
+                self._drop(salt)
 
     def _drop(self, salt: str) -> None:
         own = self._by_salt[salt]

@@ -32,7 +32,7 @@ _LOADING_SHARE = 1 / 2
 SEEK_S = 2.0  # until a tier has said what it has
 AGAIN_S = 30.0  # before what did not come up is asked for again
 _MOST_REFUSED = 4096  # of those, before the ones whose time is over are looked for
-_REMEMBERED = 65_536  # segments of which it is known which tier they came from
+_REMEMBERED = 16_384  # segments of which it is known which tier they came from
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from inlay.kv.tiers.record import salt_digest, text_digest
 from inlay.kv.tiers.tier import TierEntry
 
 NEVER_SEEN, EVICTED, LATE, EXPIRED = "never seen", "evicted", "late", "expired"
-_MOST = 16_384  # segments that are remembered, as many as eviction does (use_order.py)
+_MOST = 4096  # segments that are remembered, 0.4 KiB each
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,9 @@ class UseOrder(Generic[T]):
         self.cost = cost
         self._behind = behind
         self._heap: list[tuple[Rank, int, T]] = []
-        self._gone: OrderedDict[Hashable, Use] = OrderedDict()
+        self._gone: OrderedDict[int, tuple[int, float, float]] = (
+            OrderedDict()
+        )  # by the hash of the name: frequency, last, before
         self._now = self._numbers = self._live = 0
         self._floor = 0.0
 
@@ -50,9 +52,9 @@ class UseOrder(Generic[T]):
 
     def add(self, thing: T, name: Hashable = None) -> None:
         """One that is used now. name: what it is remembered by when it has gone."""
-        gone = self._gone.pop(name, None)
+        gone = None if name is None else self._gone.pop(hash(name), None)
         if gone is not None:
-            thing.use.frequency, thing.use.last, thing.use.before = gone.frequency, gone.last, gone.before
+            thing.use.frequency, thing.use.last, thing.use.before = gone
         self.read(thing)
         self._push(thing)
         self._live += 1
@@ -78,7 +80,7 @@ class UseOrder(Generic[T]):
         thing.listed = None
         self._live -= 1
         if name is not None:
-            self._gone[name] = thing.use
+            self._gone[hash(name)] = thing.use.frequency, thing.use.last, thing.use.before
             if len(self._gone) > _MOST_GONE:
                 self._gone.popitem(last=False)
         if len(self._heap) > 64 + _STALE * self._live:

@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 
 from inlay.kv import codecs
-from inlay.kv.tiers import form
+from inlay.kv.tiers import files, form
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.tier import Miss, TierMissError
 from tests.kv.tiers.segments import (
@@ -48,6 +48,22 @@ def put_in_place(folder: Path, data: bytes) -> DiskTier:
     path.unlink(missing_ok=True)
     path.write_bytes(data)
     return tier
+
+
+def test_what_is_read_whole_begins_with_a_large_request(tmp_path, monkeypatch):
+    """A file of which the header alone is wanted is read no further."""
+    tier, asked, preadv = filled(tmp_path, SPEC), [], os.preadv
+    size = tier.path(SPEC.key).stat().st_size
+    monkeypatch.setattr(os, "preadv", lambda file, to, at: (asked.append((at, len(to[0]))), preadv(file, to, at))[1])
+    for first in (2 * size, size // 2):
+        monkeypatch.setattr(files, "_FIRST_BYTES", first)
+        asked.clear()
+        assert same(read(tier, record_of(SPEC)), slabs_of(SPEC))
+        assert asked[0] == (0, min(first, size))
+        assert (len(asked) == 1) is (first > size), "what has been read is not read again"
+    asked.clear()
+    assert tier.record(SPEC.key).ids == SPEC.ids
+    assert max(at + length for at, length in asked) < size
 
 
 def test_safetensors_reads_them(whole):

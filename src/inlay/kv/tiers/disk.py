@@ -79,7 +79,7 @@ class DiskTier:
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
         try:
-            with self._opened(asked.key) as file:
+            with self._opened(asked.key, whole=True) as file:
                 read_segment(file, asked, take, late)
         except TierMissError as miss:
             self._missed(asked.key, miss)
@@ -149,7 +149,7 @@ class DiskTier:
 
     def verify(self, key: bytes) -> None:
         """Read all of a file. Raises TierMissError and OSError where it is not what it should be."""
-        with self._opened(key) as file:
+        with self._opened(key, whole=True) as file:
             header, at = read_header(file)
             if header.record.key != key:
                 raise TierMissError(Miss.CORRUPT, "it holds another segment than its name says")
@@ -172,7 +172,7 @@ class DiskTier:
         """
         file = os.open(draft, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            source = FileSource(file)
+            source = FileSource(file, whole=True)
             header, at = read_header(source)
             read_slabs(source, header, at, lambda layer, slab: None, lambda: False)
             size = source.size
@@ -260,10 +260,10 @@ class DiskTier:
         return self.folder / f"{key.hex()}{_SUFFIX}"
 
     @contextmanager
-    def _opened(self, key: bytes) -> Iterator[FileSource]:
+    def _opened(self, key: bytes, *, whole: bool = False) -> Iterator[FileSource]:
         file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            yield FileSource(file)
+            yield FileSource(file, whole=whole)
         finally:
             os.close(file)
 
