@@ -79,6 +79,13 @@ def test_weights_are_counted_without_loading_them(shape):
     both = 1 if config.tie_word_embeddings else 2
     assert stock.weight_bytes(config, torch.bfloat16) == 2 * (decoder + both * table)
     assert stock.bytes_read_per_token(config, torch.float32) == 4 * (decoder + table)
+    for quantization, of_llama, of_ours in (("int8", 34 / 32, 1.0), ("int4", 18 / 32, 20 / 32)):
+        # Biases and norms are in neither's blocks; the head has 8 bits.
+        read = stock.bytes_read_per_token(config, torch.bfloat16, quantization)
+        assert read == pytest.approx(decoder * of_ours + table, rel=0.02)
+        if shape != "tiny":
+            expected = decoder * of_llama + table * 34 / 32
+            assert llama.bytes_read(config, quantization) == pytest.approx(expected, rel=0.01)
 
 
 def test_no_room_for_the_stock_model_is_one_sentence(monkeypatch):
@@ -97,7 +104,8 @@ def test_decode_json():
     told: list[tuple[int, int]] = []
     result = measure_decode(setting, lambda done, total: told.append((done, total)))
     assert set(result["columns"]) == {"inlay", "transformers"}
-    read = result["weight_bytes_per_token"]
+    read = result["weight_bytes_per_token"]["inlay"]
+    assert result["weight_bytes_per_token"] == {"inlay": read, "transformers": read}
     for cell in result["columns"].values():
         assert cell["tokens_s"] == pytest.approx(1000 / cell["ms_per_token"], rel=0.02)
         gb_s = read / cell["ms_per_token"] / 1e6

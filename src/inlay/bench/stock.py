@@ -20,6 +20,7 @@ from inlay.base import Base
 from inlay.errors import CapacityError
 from inlay.models.interface import attention_implementation
 from inlay.models.load import load_model
+from inlay.models.weight_size import weight_bytes as quantized_bytes
 
 _SLACK = 1.2  # what a model takes beside its weights while it runs
 
@@ -49,10 +50,15 @@ def weight_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
     return sum(parameter.numel() for parameter in _skeleton(config).parameters()) * dtype.itemsize
 
 
-def bytes_read_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Weight bytes that one decode step reads: all but an embedding that is looked up alone, one row of it."""
+def bytes_read_per_token(config: PretrainedConfig, dtype: torch.dtype, quantization: str | None = None) -> int:
+    """Weight bytes that one decode step reads: all but an embedding that is looked up alone, one row of it.
+
+    quantization: as in ``load_model``: then a head that is tied is a copy of the embedding.
+    """
     model: Any = _skeleton(config)
     looked_up = model.get_input_embeddings().weight
+    if quantization is not None:
+        return quantized_bytes(config, dtype, quantization) - int(looked_up.numel()) * dtype.itemsize
     output = model.get_output_embeddings()
     tied = output is not None and output.weight is looked_up
     weights = sum(parameter.numel() for parameter in model.parameters())

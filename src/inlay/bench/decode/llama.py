@@ -43,11 +43,7 @@ def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = 
     _describe(writer, config)
     shapes = dict(_tensors(config))
     fp32 = gguf.GGMLQuantizationType.F32
-    head = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
-    kinds = {
-        name: gguf.GGMLQuantizationType[FORMATS["int8" if quantization and name == head else quantization]]
-        for name in shapes
-    }
+    kinds = {name: gguf.GGMLQuantizationType[_format(config, name, quantization)] for name in shapes}
     sizes = gguf.GGML_QUANT_SIZES  # numbers of a block, and its bytes
     for name, shape in shapes.items():
         if len(shape) == 1:
@@ -68,6 +64,26 @@ def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = 
         else:
             writer.write_tensor_data(np.resize(blocks[kinds[name]], _in_bytes(shape, *sizes[kinds[name]])))
     writer.close()
+
+
+def bytes_read(config: PretrainedConfig, quantization: str | None) -> int:
+    """Weight bytes of the file that one decode step reads; see ``write_gguf``."""
+    import gguf
+
+    total = 0
+    for name, shape in _tensors(config):
+        if len(shape) == 1:
+            total += shape[0] * 4
+        elif name != "token_embd.weight" or config.tie_word_embeddings:
+            numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_format(config, name, quantization)]]
+            total += shape[0] * shape[1] // numbers * size
+    return total
+
+
+def _format(config: PretrainedConfig, name: str, quantization: str | None) -> str:
+    """What a matrix is written as."""
+    head = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+    return FORMATS["int8" if quantization and name == head else quantization]
 
 
 def _in_bytes(shape: tuple[int, ...], numbers: int, size: int) -> tuple[int, int]:

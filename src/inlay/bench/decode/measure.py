@@ -20,7 +20,7 @@ from torch import nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from inlay.attention.registry import get_backend
-from inlay.bench.decode.llama import llama_answers, why_not
+from inlay.bench.decode.llama import bytes_read, llama_answers, why_not
 from inlay.bench.floor import Floor, Rates
 from inlay.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
 from inlay.bench.stock import another_fits, bytes_read_per_token, load_stock
@@ -203,8 +203,12 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         del llm  # makes room for the next one
         gc.collect()
         timed |= _one_by_one(others, setting.runs, progress)
-    read = bytes_read_per_token(config, dtype)
-    cells = {name: _cell(timing, setting.tokens, read, ceilings, floor) for name, timing in timed.items()}
+    read = {"inlay": bytes_read_per_token(config, dtype, setting.quantization)}
+    if "transformers" in timed:
+        read["transformers"] = bytes_read_per_token(config, dtype)
+    if "llama.cpp" in timed:
+        read["llama.cpp"] = bytes_read(config, setting.quantization)
+    cells = {name: _cell(timing, setting.tokens, read[name], ceilings, floor) for name, timing in timed.items()}
     return {
         "model": setting.model,
         "dtype": dtype_name(dtype),
@@ -213,7 +217,7 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         "kv_cache_dtype": setting.kv_cache_dtype,
         "context": setting.context,
         "tokens": setting.tokens,
-        "weight_bytes_per_token": read,
+        "weight_bytes_per_token": read,  # of each column
         "in_turns": together,
         "columns": cells | left_out,
         "step": shares,
