@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -196,6 +197,73 @@ def test_a_copy_that_hangs_is_waited_for_no_longer_than_a_read(host, monkeypatch
     slow.go_on.set()
     site.pool.free(runs)
     site.settled()
+    audit(site.store)
+    site.close()
+
+
+def test_room_is_made_although_copies_take_longer_than_they_are_remembered(monkeypatch):
+    """The host tier drops the first of them meanwhile: what is copied goes at once, not when all of it is."""
+    monkeypatch.setattr("inlay.kv.demotion.OFFERED_S", 0.4)
+    host = HostTier(2 * PAGE)
+    site = Site([], tokens=512, host=host)
+    for number in range(8):
+        site.compute(spec_of(number + 1, 64))
+    read = site.storage.read_slab
+
+    def slowly(layer, slots):
+        time.sleep(0.05)
+        return read(layer, slots)
+
+    monkeypatch.setattr(site.storage, "read_slab", slowly)
+    asked = 0
+    while True:
+        try:
+            runs = site.store.allocate(512)
+            break
+        except CapacityError:
+            asked += 1
+            assert asked < 40
+            site.residency.wait(10)
+            site.residency.poll()
+    assert host.stats().writes <= 9, "hardly any is copied twice"
+    site.pool.free(runs)
+    site.settled()
+    audit(site.store)
+    site.close()
+
+
+def test_no_room_is_made_for_what_is_given_up(monkeypatch):
+    host = HostTier(2 * PAGE)
+    site = Site([], tokens=2048, host=host)
+    specs = [spec_of(number, tokens) for number, tokens in enumerate((20, 20, 20, 60), 1)]
+    for spec in specs[:2]:
+        site.compute(spec)
+    site.store.demotion.begin(list(site.store))
+    site.settled()
+    assert host.stats().segments == 2
+    site.store.clear()
+    for spec in specs[2:]:
+        site.compute(spec)
+    slow = Slowly(site, monkeypatch)
+    site.store.demotion.begin(list(site.store))
+    assert slow.reading.wait(10)
+    site.store.demotion.give_up()
+    slow.go_on.set()
+    site.settled()
+    assert host.stats().evictions == 1, "for the one that was being copied"
+    site.close()
+
+
+def test_what_has_gone_is_not_remembered_by_what_it_shared(host):
+    """Modules that begin alike come and go for years; their beginning stays."""
+    site = Site([], tokens=128, host=host)
+    for number in range(200):
+        site.compute(specify((5, *range(1000 * number, 1000 * number + 30)), 0, (), KEYS))
+    assert max(len(segment.specs) for segment in site.store) <= 4
+    (last,) = (segment for segment in site.store if 199_000 in segment.run.ids)
+    assert len(last.specs) == 1, "what is whole is known"
+    site.settled()
+    assert len(site.store.demotion._offered) <= 200
     audit(site.store)
     site.close()
 

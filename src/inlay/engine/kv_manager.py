@@ -204,7 +204,7 @@ class KVCacheManager:
         return pool.chunks - len(pinned.difference(*(pool.chunks_of(found.slots) for found in lookup.found)))
 
     def _allocate(self, splice: Splice, lookup: Lookup, adapter: bytes) -> SequenceAllocation | None:
-        """What a splice takes of the pool; None where there is no room now, and then nothing is held or evicted.
+        """What a splice takes of the pool; None where there is no room now, and then nothing is held.
 
         adapter: see EngineRequest; modules say themselves what they are made with.
         """
@@ -353,7 +353,7 @@ class KVCacheManager:
         return bool(shared)
 
     def _room(self, splice: Splice, lookup: Lookup) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:
-        """Slots for missing modules and for the open tail; None, and nothing evicted, where there is no room now."""
+        """Slots for missing modules and for the open tail; None where there is no room now."""
         pool = self._store.pool
         modules = pool.chunks_for(lookup.missing_tokens) * pool.chunk_size
         try:

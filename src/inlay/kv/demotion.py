@@ -14,6 +14,7 @@ finds no other chunk is the copy given up, and what came of it dropped.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 #: The part of the pool that is free, or copied ahead; and the part of which copies may be under way at once.
 _AHEAD, _AT_ONCE = 1 / 8, 1 / 16
-#: For so long what has been copied may go, once, although the host tier has dropped it, or would not have it.
+#: For so long what has been copied may go, once, although the host tier has dropped it, or would not have it: behind
+#: the last of those that it was copied together with, however long they take.
 OFFERED_S = 5.0
-_MOST_OFFERED = 4096  # of these, before the ones whose time is over are looked for
 
 
 class _NoNumbersError(Exception):
@@ -55,12 +56,16 @@ class _Copy:
     uses: int
     given_up: bool = False
 
+    def give_up(self) -> None:
+        self.given_up = True
+        self.hold.release()
+
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """Modules that are copied together. deadline: until when it is waited for them."""
+    """Modules that are copied together, by key. deadline: until when it is waited for them."""
 
-    copies: list[_Copy]
+    copies: dict[bytes, _Copy]
     deadline: float
     over: bool = False
 
@@ -92,7 +97,9 @@ class Demoter:
         self._worker = Worker("inlay-demoter")
         self._waiting: OrderedDict[bytes, SegmentSpec] = OrderedDict()
         self._batch: _Batch | None = None
-        self._offered: dict[bytes, float] = {}  # until when they may go whether or not the host tier has them
+        #: Since when modules may go whether or not the host tier has them, the first of them first.
+        self._offered: OrderedDict[bytes, float] = OrderedDict()
+        self._began = self._remembered = 0.0  # when the last were chosen, and until when all since then may go
         self._looked: int | None = None  # how many chunks had been allocated by then; None where many are free
         store.demotion = self
 
@@ -113,6 +120,7 @@ class Demoter:
     def begin(self, segments: Iterable[Segment]) -> bool:
         """See Demotion. While a batch is under way nothing is added: what goes is chosen anew behind it."""
         if self._batch is None:
+            self._began, self._remembered = time.monotonic(), math.inf
             for segment in segments:
                 self._waiting.update((key, spec) for key, spec in segment.specs.items() if self._is_lost(key))
             self._copy_next()
@@ -120,8 +128,8 @@ class Demoter:
 
     def give_up(self) -> None:
         """See Demotion."""
-        for each in [] if self._batch is None else self._batch.copies:
-            self.forget(each.spec.key)
+        for each in {} if self._batch is None else self._batch.copies.values():
+            each.give_up()
 
     def evicted(self, segment: Segment) -> None:
         """See Demotion."""
@@ -155,7 +163,7 @@ class Demoter:
     def poll(self) -> None:
         """Let go of what has been copied, and begin with the next."""
         if self._batch is not None and self._batch.over:
-            for each in self._batch.copies:
+            for each in self._batch.copies.values():
                 each.hold.release()
                 if not each.given_up:
                     self._offer(each.spec.key)
@@ -165,10 +173,9 @@ class Demoter:
     def forget(self, key: bytes) -> None:
         """Copy no such module; one that is being copied is removed, by whoever is told to forget it or is at it."""
         self._waiting.pop(key, None)
-        for each in [] if self._batch is None else self._batch.copies:
-            if each.spec.key == key:
-                each.given_up = True
-                each.hold.release()
+        copy = None if self._batch is None else self._batch.copies.get(key)
+        if copy is not None:
+            copy.give_up()
 
     def clear(self) -> None:
         """Copy none of what is here now, and forget what was copied."""
@@ -182,17 +189,21 @@ class Demoter:
 
     def _is_lost(self, key: bytes) -> bool:
         """Whether a module that goes now would be nowhere in this process's memory, and could be."""
-        return not self._host.holds(key) and time.monotonic() >= self._offered.get(key, 0.0)
+        return not self._host.holds(key) and self._is_over(self._offered.get(key, -math.inf))
+
+    def _is_over(self, offered: float) -> bool:
+        now = time.monotonic()
+        return offered + OFFERED_S <= (self._began if now < self._remembered else now)
 
     def _offer(self, key: bytes) -> None:
-        now = time.monotonic()
-        self._offered[key] = now + OFFERED_S
-        if len(self._offered) > _MOST_OFFERED:
-            self._offered = {key: until for key, until in self._offered.items() if now < until}
+        self._offered[key] = time.monotonic()
+        self._offered.move_to_end(key)
+        while self._is_over(next(iter(self._offered.values()))):
+            self._offered.popitem(last=False)
 
     def _copy_next(self) -> None:
         most, tokens = self._store.pool.slots * _AT_ONCE, 0
-        copies: list[_Copy] = []
+        copies: dict[bytes, _Copy] = {}
         while self._batch is None and self._waiting and tokens < most:
             key, spec = self._waiting.popitem(last=False)
             found = self._store.peek(spec)
@@ -200,17 +211,19 @@ class Demoter:
                 self._offer(key)
                 continue
             uses = min(segment.use.frequency for segment in found.segments)
-            copies.append(_Copy(spec, found.slots, self._store.hold(found), uses))
+            copies[key] = _Copy(spec, found.slots, self._store.hold(found), uses)
             tokens += len(spec.ids)
         if copies:
             batch = self._batch = _Batch(copies, time.monotonic() + self._timeout_s)
             self._worker.submit(lambda: self._copy(batch))
+        if self._batch is None and self._remembered == math.inf:
+            self._remembered = time.monotonic() + OFFERED_S
 
     # On a thread of its own
 
     def _copy(self, batch: _Batch) -> None:
         try:
-            for each in batch.copies:
+            for each in batch.copies.values():
                 self._copy_one(each)
         finally:
             batch.over = True
@@ -218,6 +231,8 @@ class Demoter:
 
     def _copy_one(self, copy: _Copy) -> None:
         key = copy.spec.key
+        if copy.given_up:  # no room is made for it
+            return
         try:
             self._host.put(self._record_of(copy.spec), self._slabs(copy), max(0, copy.uses - 1))
         except _NoNumbersError:

@@ -144,12 +144,14 @@ class PrefixIndex:
         if tokens == 0:
             self.remove(segment)
         elif tokens < segment.tokens:
+            self._forget_modules(segment)
             self.tokens -= segment.tokens - tokens
             self._keep_beginning(segment, tokens)
 
     def remove(self, segment: Segment) -> None:
         """Forget a segment that nobody holds, and give its chunks back."""
         assert not segment.holds, "a held segment cannot be removed"
+        self._forget_modules(segment)
         branches = self._places[segment.place]
         del branches[segment.run.ids[0]]
         if not branches:
@@ -160,6 +162,13 @@ class PrefixIndex:
         self.segments -= 1
         self.tokens -= segment.tokens
         self._pool.free(segment.slots)
+
+    def _forget_modules(self, segment: Segment) -> None:
+        """Note that the modules in a segment are stored as a whole no more, also where they share it with others."""
+        specs, segment.specs = segment.specs, {}
+        for key, spec in specs.items():
+            for other in self.longest(spec, touch=False).segments:
+                other.specs.pop(key, None)
 
     def _cut(self, segment: Segment, tokens: int) -> bool:
         """Cut a segment in two, the first part of that many tokens. Everyone who held it holds both, as far as before.

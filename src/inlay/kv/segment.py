@@ -18,7 +18,7 @@ class Segment:
     slots: where its KV lies, one slot a token; chunks may be shared with its neighbours.
     keys: what names places.
     holds: who needs it, or its beginning, to stay.
-    specs: the modules that were stored in it, wholly or in part, by key.
+    specs: the modules that it holds, or a part of, by key, while the whole of them is stored.
     use, listed: how it was used, and its entry in the order of eviction; see use_order.py.
     """
 

@@ -210,7 +210,10 @@ class SegmentStore:
         return bool(chosen)
 
     def _victims(self, chunks: int, urgent: bool) -> list[tuple[Segment, int]]:
-        """As ``victims``; none as well where some of them are copied first."""
+        """As ``victims``; where some of them are copied first, the others alone.
+
+        So less is left to copy each time, and it does not matter how soon the tier below drops some of it.
+        """
         order, demotion = self._index.by_use, self.demotion
         if demotion is not None and urgent:
             chosen = victims(order, chunks, self.pool, demotion.is_safe) or victims(order, chunks, self.pool)
@@ -218,8 +221,9 @@ class SegmentStore:
                 demotion.give_up()
             return chosen or victims(order, chunks, self.pool)
         chosen = victims(order, chunks, self.pool)
-        lost = [] if demotion is None else [segment for segment, _ in chosen if not demotion.is_safe(segment)]
-        if demotion is None or not lost:
+        safe = [(segment, kept) for segment, kept in chosen if demotion is None or demotion.is_safe(segment)]
+        if demotion is None or len(safe) == len(chosen):
             return chosen
-        # Where it is not waited for, some of them may be held by now all the same.
-        return [] if demotion.begin(lost) else victims(order, chunks, self.pool)
+        if demotion.begin(segment for segment, _ in chosen if not demotion.is_safe(segment)):
+            return [(segment, kept) for segment, kept in safe if segment.held <= kept]
+        return victims(order, chunks, self.pool)  # some of them may be held by now all the same
