@@ -22,7 +22,7 @@ SOURCE = Path(inlay.__file__).parent
 LAYERS = (
     ("errors", "slots", "wording", "distribution", "logprobs"),
     ("tolerance",),
-    ("types", "sampling_params", "policy", "strict_json", "whole_file", "kv.identity"),
+    ("types", "sampling_params", "repair", "policy", "strict_json", "whole_file", "kv.identity"),
     ("pml", "kv", "events"),
     ("prompt", "attention"),
     ("models", "config", "output"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from inlay.errors import ParameterError
+from inlay.repair import LIKE, REPAIR, Repair
 from inlay.tolerance import WRITTEN, Measured, Tolerance
 from inlay.wording import SHOWN, show
 
@@ -37,16 +37,13 @@ _AUTO = "auto"
 #: All words that are a policy's written form, or stand for one: the same on every face.
 WORDS = tuple(_WRITTEN)
 
-_SHARE = r"(?:0(?:\.[0-9]{1,4})?|1(?:\.0{1,4})?)"
-_AMOUNTS = {"linked": r"[0-9]{1,7}"} | dict.fromkeys(("profiled", "query", "profiled*query", "blend"), _SHARE)
 _READ = "|".join(word for word, (level, _) in _WRITTEN.items() if level == "modular")
 
-_REPAIR = f"(?:{'|'.join(f'{re.escape(kind)}:{amount}' for kind, amount in _AMOUNTS.items())})"
-_END = f"(?:\\+{_REPAIR})?"
+_END = f"(?:\\+{REPAIR})?"
 
 #: What a policy with a repair, or without healing, is written like, as a regular expression; and one that reads across
 #: adapters.
-REPAIRED = f"^(?:(?:{_READ})\\+{_REPAIR}|{_BEST}{_END}\\+{_HEALING_OFF})$"
+REPAIRED = f"^(?:(?:{_READ})\\+{REPAIR}|{_BEST}{_END}\\+{_HEALING_OFF})$"
 ACROSS = f"^(?:(?:{_READ})\\+across{_END}|{_BEST}\\+across{_END}\\+{_HEALING_OFF})$"
 
 #: What ``auto`` is written like, alone or with a tolerance of its own, as a regular expression.
@@ -55,66 +52,7 @@ TOLERANT = f"^{_AUTO}(?::{WRITTEN})?$"
 #: How much approximation a server may allow at most, from none to all.
 CEILINGS = ("off", "exact", _AUTO, "modular")
 
-_LIKE = "write it like anchored+linked:16 or anchored+profiled:0.15"
 _LIKE_ACROSS = "write it like anchored+across, or anchored+across+linked:16"
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """Which tokens of modules are computed anew, against what really stands before them in a prompt.
-
-    kind: "linked" for the first ones of each (EPIC, arXiv 2410.15332); "profiled" for those that move most when other
-        text stands before them; "query" for those that the new text attends to most, and "profiled*query" for those
-        where the product of both is largest; "blend" for those whose keys move most in this very prompt at a layer a
-        third of the way up (CacheBlend, arXiv 2405.16444).
-    amount: of "linked", how many tokens of each module; of the others, which share of all tokens that are read from
-        modules, 0 to 1.
-    """
-
-    kind: str
-    amount: float
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{f'{self.amount:.4f}'.rstrip('0').rstrip('.')}"
-
-    @property
-    def profiled(self) -> bool:
-        """Whether profiles of modules say something of which tokens are chosen."""
-        return self.kind in ("profiled", "profiled*query")
-
-    @property
-    def by_attention(self) -> bool:
-        """Whether tokens are chosen by how much the new text attends to them."""
-        return self.kind in ("query", "profiled*query")
-
-    @property
-    def by_keys(self) -> bool:
-        """Whether tokens are chosen by how their keys change where they stand, which a pass of all of them finds."""
-        return self.kind == "blend"
-
-    @property
-    def selects(self) -> bool:
-        """Whether a pass before the prompt's own has to find out which tokens are chosen: not for all, nor for none."""
-        return (self.by_attention or self.by_keys) and 0 < self.amount < 1
-
-    def tokens(self, length: int) -> int:
-        """How many of that many tokens are computed anew, where they are chosen among these alone."""
-        return min(int(self.amount), length) if self.kind == "linked" else round(self.amount * length)
-
-    @classmethod
-    def parse(cls, written: str, reuse: str) -> Repair:
-        """The repair that is written so. reuse: the policy that it is a part of. Raises ParameterError."""
-        kind, _, amount = written.partition(":")
-        if kind not in _AMOUNTS:
-            raise ParameterError(f"reuse is {show(reuse)}, and no repair is called {show(kind)}; {_LIKE}")
-        if re.fullmatch(_AMOUNTS[kind], amount) is None:
-            whole, share = (
-                "a whole number of tokens, of at most 7 digits",
-                "a share between 0 and 1 with at most 4 digits",
-            )
-            allowed = whole if kind == "linked" else f"{share} behind the point"
-            raise ParameterError(f"reuse is {show(reuse)}; {kind} takes {allowed}: {_LIKE}")
-        return cls(kind, float(amount))
 
 
 #: What a policy is repaired by where it is found to go too far from full prefill (docs/quality.md).
@@ -176,7 +114,7 @@ class ReusePolicy:
         if repair is not None and level != "modular":
             raise ParameterError(
                 f"reuse is {show(reuse)}, and '{word}' reads no modules that could be repaired; "
-                f"leave '+{repair}' out, or {_LIKE}"
+                f"leave '+{repair}' out, or {LIKE}"
             )
         if not healing and word != _BEST:
             raise ParameterError(

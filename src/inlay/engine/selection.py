@@ -11,9 +11,9 @@ from inlay.attention.mass import AttentionMass
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.runner import Runner
 from inlay.kv.store import SegmentStore
-from inlay.policy import Repair
 from inlay.prompt.repair import Scores, inexact_modules
 from inlay.prompt.splice import Cached, Fresh, Splice
+from inlay.repair import Repair
 from inlay.slots import SlotRange, cut
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from inlay.policy import Repair
 from inlay.prompt.splice import Cached, Repairs, Splice
+from inlay.repair import Repair
 
 #: How much each token of a segment moves, by the segment's key; any scale, the same for all.
 Profiles = Mapping[bytes, npt.NDArray[np.float16]]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from inlay.kv.identity import TokenRun
-from inlay.policy import Repair
 from inlay.prompt.repair import inexact_modules
 from inlay.prompt.splice import Cached, Fresh, Splice
+from inlay.repair import Repair
 
 #: So many of the last tokens of a prompt say what is looked for in its modules, at most.
 MOST_ROWS = 256
