@@ -21,8 +21,8 @@ SOURCE = Path(inlay.__file__).parent
 #: other alone. A part is a module or a package; the longest name counts, so ``kv.identity`` is not ``kv``.
 LAYERS = (
     ("errors", "slots", "wording", "distribution", "logprobs"),
-    ("tolerance",),
-    ("types", "sampling_params", "repair", "policy", "strict_json", "whole_file", "kv.identity"),
+    ("tolerance", "repair"),
+    ("types", "sampling_params", "policy", "strict_json", "whole_file", "kv.identity"),
     ("pml", "kv", "events"),
     ("prompt", "attention"),
     ("models", "config", "output"),
