@@ -40,7 +40,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 def test_parts_that_become_one_run():
     ids = tuple(range(20))
-    parts = [PromptPart(ids, 20 * n, owned=bool(n % 2)) for n in range(20_000)]
+    parts = [PromptPart(ids, 20 * n, owned=bool(n % 2)) for n in range(16_000)]
     assert seconds(lambda: splice_parts(parts)) < 2.5  # 0.1; quadratic: 20
 
 
@@ -116,7 +116,7 @@ def test_giving_back_to_a_pool_of_many_free_spans():
 def test_eviction_among_many_segments():
     pool = KVPool(20_000, 1, 1)
     store = SegmentStore(pool, KEYS)
-    for token in range(20_000):
+    for token in range(16_000):
         slots = store.allocate(1)
         store.insert(TokenRun((token,), 0, Context()), slots)
         pool.free(slots)
@@ -149,7 +149,7 @@ def module_and(module: SegmentSpec, token: int) -> TokenRun:
 
 def test_beginnings_that_wait_to_be_encoded():
     known = Popularity(lambda run: None)
-    runs = [TokenRun((number,), 0, Context()) for number in range(20_000)]
+    runs = [TokenRun((number,), 0, Context()) for number in range(16_000)]
     nodes = [Node(run, bytes(str(run.ids), "ascii"), 1, (b"module",)) for run in runs]
     beginnings: Any = [SimpleNamespace(nodes=(node,)) for node in nodes]
 

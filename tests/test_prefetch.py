@@ -69,7 +69,7 @@ def test_modules_that_followed_the_last_time(store):
 @pytest.mark.parametrize(("kib", "remembered"), [(16, True), (12, False)])
 def test_what_followed_is_remembered_up_to_so_many_bytes(store, monkeypatch, kib, remembered):
     """Three modules of some 50 tokens, that take 4.4 KiB each."""
-    monkeypatch.setattr(prefetch, "_MOST_BYTES", kib * 2**10)
+    monkeypatch.setattr(prefetch, "MOST_BYTES", kib * 2**10)
     llm = make(store, prefetch="likely")
     llm.add_schema(UNION, encode=False)
     for module in ("a", "c", "b"):

@@ -263,7 +263,7 @@ def test_what_has_gone_is_not_remembered_by_what_it_shared(host):
     (last,) = (segment for segment in site.store if 199_000 in segment.run.ids)
     assert len(last.specs) == 1, "what is whole is known"
     site.settled()
-    assert len(site.store.demotion._offered) <= 200
+    assert len(site.store.demotion.offered) <= 200
     audit(site.store)
     site.close()
 

@@ -51,6 +51,8 @@ nb::list described(const Attention& attention) {
 }  // namespace
 
 NB_MODULE(_kernel, m) {
+  // A thread that still computes when the interpreter ends holds objects; whoever ran the program is not told of that.
+  nb::set_leak_warnings(false);
   m.doc() = "inlay's compiled CPU kernel";
   m.def("instruction_sets", &instruction_sets, "Names of the versions that run on this processor, best first.");
   m.def("threading", [] { return std::string(threading()); }, "Whose threads do the work: 'openmp' or 'std'.");

@@ -27,7 +27,7 @@ _LIKELY_SHARE = 1 / 16
 #: Of so many prompts it is known what followed them, and so many segments of what did.
 _MOST_FOLLOWED, _MOST_FOLLOWING = 4096, 32
 #: These segments take about so many bytes at most: some for each, and some for each of its tokens.
-_MOST_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES = 4 * 2**20, 4096, 8
+MOST_BYTES, _SEGMENT_BYTES, _TOKEN_BYTES = 4 * 2**20, 4096, 8
 _MOST_SALTS = 1024
 
 
@@ -101,7 +101,7 @@ class Prefetcher:
             name = salt, _named(before)
             self._followed_bytes += _bytes(new) - _bytes(self._followed.pop(name, ()))
             self._followed[name] = new
-            while len(self._followed) > _MOST_FOLLOWED or self._followed_bytes > _MOST_BYTES:
+            while len(self._followed) > _MOST_FOLLOWED or self._followed_bytes > MOST_BYTES:
                 self._followed_bytes -= _bytes(self._followed.popitem(last=False)[1])
 
     def _wanted(self, request: Request) -> list[tuple[SegmentSpec, Found]]:

@@ -98,7 +98,7 @@ class Demoter:
         self._waiting: OrderedDict[bytes, SegmentSpec] = OrderedDict()
         self._batch: _Batch | None = None
         #: Since when modules may go whether or not the host tier has them, the first of them first.
-        self._offered: OrderedDict[bytes, float] = OrderedDict()
+        self.offered: OrderedDict[bytes, float] = OrderedDict()
         self._began = self._remembered = 0.0  # when the last were chosen, and until when all since then may go
         self._looked: int | None = None  # how many chunks had been allocated by then; None where many are free
         store.demotion = self
@@ -134,7 +134,7 @@ class Demoter:
     def evicted(self, segment: Segment) -> None:
         """See Demotion."""
         for key in segment.specs:
-            self._offered.pop(key, None)  # what comes back is copied again
+            self.offered.pop(key, None)  # what comes back is copied again
             self._host.note_above(key, False)
             self.not_copied += not self._host.holds(key)
 
@@ -189,17 +189,17 @@ class Demoter:
 
     def _is_lost(self, key: bytes) -> bool:
         """Whether a module that goes now would be nowhere in this process's memory, and could be."""
-        return not self._host.holds(key) and self._is_over(self._offered.get(key, -math.inf))
+        return not self._host.holds(key) and self._is_over(self.offered.get(key, -math.inf))
 
     def _is_over(self, offered: float) -> bool:
         now = time.monotonic()
         return offered + OFFERED_S <= (self._began if now < self._remembered else now)
 
     def _offer(self, key: bytes) -> None:
-        self._offered[key] = time.monotonic()
-        self._offered.move_to_end(key)
-        while self._is_over(next(iter(self._offered.values()))):
-            self._offered.popitem(last=False)
+        self.offered[key] = time.monotonic()
+        self.offered.move_to_end(key)
+        while self._is_over(next(iter(self.offered.values()))):
+            self.offered.popitem(last=False)
 
     def _copy_next(self) -> None:
         most, tokens = self._store.pool.slots * _AT_ONCE, 0

@@ -56,7 +56,7 @@ def test_what_is_read_whole_begins_with_a_large_request(tmp_path, monkeypatch):
     size = tier.path(SPEC.key).stat().st_size
     monkeypatch.setattr(os, "preadv", lambda file, to, at: (asked.append((at, len(to[0]))), preadv(file, to, at))[1])
     for first in (2 * size, size // 2):
-        monkeypatch.setattr(files, "_FIRST_BYTES", first)
+        monkeypatch.setattr(files, "FIRST_BYTES", first)
         asked.clear()
         assert same(read(tier, record_of(SPEC)), slabs_of(SPEC))
         assert asked[0] == (0, min(first, size))

@@ -23,7 +23,7 @@ from inlay.whole_file import sync_folder
 
 #: Linux reads ahead of who asks for much. Behind a request for a few bytes, which a header begins with, it may not, for
 #: as long as the file is open: a cold file then takes two to four times as long.
-_FIRST_BYTES = 1 << 18
+FIRST_BYTES = 1 << 18
 
 
 class FileSource:
@@ -34,7 +34,7 @@ class FileSource:
         self.size = os.fstat(file).st_size
         self._first = memoryview(b"")
         if whole:
-            buffer = memoryview(np.empty(min(self.size, _FIRST_BYTES), np.uint8).data)
+            buffer = memoryview(np.empty(min(self.size, FIRST_BYTES), np.uint8).data)
             self._first = buffer[: os.preadv(file, [buffer], 0)]
 
     def fill(self, buffer: memoryview, at: int) -> None:
