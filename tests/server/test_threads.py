@@ -25,7 +25,7 @@ from inlay.api.openai import OpenAI
 from inlay.engine.pacing import Pacer
 from inlay.server import body as guard
 from inlay.server import threads
-from inlay.server.threads import BodyWorkers
+from inlay.server.threads import BodyWorkers, MemoryTrimmer
 from tests.engine.test_pacing import burn
 
 from .conftest import CHAT, COMPLETIONS, Site
@@ -113,6 +113,24 @@ def test_memory_is_given_back_behind_a_few_bodies_too(monkeypatch):
     async def run() -> None:
         await BodyWorkers().run(lambda: None, tenant="a", size=2**17)
         assert await asyncio.to_thread(given.wait, S)
+
+    asyncio.run(run())
+
+
+def test_memory_is_given_back_while_small_answers_never_end(monkeypatch):
+    """Each would put it off a little more: after hours of steady traffic a tenth of all memory was free, and kept."""
+    given: list[float] = []
+    monkeypatch.setattr(threads, "give_memory_back", lambda: given.append(time.monotonic()))
+    monkeypatch.setattr(threads, "TRIM_AGAIN_S", 10.0)
+    monkeypatch.setattr(threads, "TRIM_LATEST_S", 0.2)
+
+    async def run() -> None:
+        trimmer, began = MemoryTrimmer(), time.monotonic()
+        while len(given) < 2 and time.monotonic() < began + S:
+            trimmer.ended(100)
+            await asyncio.sleep(0.01)
+        assert len(given) == 2
+        assert given[1] - given[0] > 0.1, "and not at each of them"
 
     asyncio.run(run())
 

@@ -42,6 +42,7 @@ _LOOK_S = 0.05  # how often those that rest look whether the engine is still bus
 _TRIMMED_BYTES = _MIB  # of bodies and answers, behind which it is worth some milliseconds to give their memory back
 TRIM_AFTER_S = 1.0
 TRIM_AGAIN_S = 8.0  # behind that, for what was made of bodies: grammars, prompts
+TRIM_LATEST_S = 60.0  # behind the first of small ones that do not end
 
 
 class MemoryTrimmer:
@@ -51,6 +52,7 @@ class MemoryTrimmer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inlay-trim")
         self._ended = 0  # bytes since memory was given back
         self._timer: asyncio.TimerHandle | None = None
+        self._latest = 0.0  # when it is given back at the latest, while the timer runs
         self._soon = False
 
     def ended(self, size: int) -> None:
@@ -58,18 +60,23 @@ class MemoryTrimmer:
         self._ended += size
         if self._soon:
             return
-        if self._timer is not None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._latest = loop.time() + TRIM_LATEST_S
+        else:
             self._timer.cancel()
         self._soon = self._ended >= _TRIMMED_BYTES
         # Never at once: the request goes on with what was made. And behind the last few of many, too: what is made of
         # a small one may be hundreds of times its size.
         delay = TRIM_AFTER_S if self._soon else TRIM_AGAIN_S
-        self._timer = asyncio.get_running_loop().call_later(delay, self._give_back)
+        self._timer = loop.call_at(min(loop.time() + delay, self._latest), self._give_back)
 
     def _give_back(self) -> None:
         again = self._soon
         self._soon, self._ended = False, 0
-        self._timer = asyncio.get_running_loop().call_later(TRIM_AGAIN_S, self._give_back) if again else None
+        loop = asyncio.get_running_loop()
+        self._latest = loop.time() + TRIM_LATEST_S
+        self._timer = loop.call_later(TRIM_AGAIN_S, self._give_back) if again else None
         self._thread.submit(give_memory_back)
 
 
