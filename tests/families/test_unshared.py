@@ -8,6 +8,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inlay import LLM, AsyncLLM, CapacityError, ModelError, ParameterError, SamplingParams, Schema
+from inlay.engine import unshared_runner
 from inlay.engine.unshared_runner import CacheShape
 from inlay.models.families import FAMILIES, family_of
 from inlay.models.load import load_model
@@ -129,6 +130,20 @@ def test_a_prompt_that_has_to_run_whole_waits_for_its_end_and_its_logprobs_are_t
     expected = loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
     told = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]
     torch.testing.assert_close(torch.tensor(told), expected[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
+
+
+def test_a_prompt_that_is_too_long_to_run_whole_goes_on_token_by_token(monkeypatch):
+    llm = LLM(tiny_unshared("mamba"), seed=0, max_num_batched_tokens=16, prefill_chunk=16)
+    ids = [3 * number % 200 for number in range(50)]
+    expected = llm.generate([ids], GREEDY)[0].outputs[0].token_ids
+    monkeypatch.setattr(unshared_runner, "MOST_WHOLE", 40)
+    calls: list[int] = []
+    heard = llm.loaded.model.register_forward_pre_hook(
+        lambda model, args, said: calls.append(said["input_ids"].shape[1]), with_kwargs=True
+    )
+    assert llm.generate([ids], GREEDY)[0].outputs[0].token_ids == expected
+    heard.remove()
+    assert calls == [32] + [1] * 25
 
 
 def test_a_server_refuses_what_reads_states_and_serves_schemas():

@@ -27,6 +27,9 @@ from inlay.models.load import LoadedModel
 #: Where the stock models take what they keep between two calls, and return it.
 _CARRIERS = ("past_key_values", "cache_params", "state")
 
+#: The most tokens that run in one call, whose memory grows with them; what follows them comes one by one.
+MOST_WHOLE = 8192
+
 _LONG, _SHORT = 48, 16  # texts by whose caches it is seen what a token adds
 
 #: What code of somebody else's raises where it is called in a way that it was not written for.
@@ -39,7 +42,7 @@ class CacheShape:
 
     bytes_per_token: what each token adds. state_bytes: what there is of it whatever the length.
     in_steps: whether tokens behind the first call have to come one by one, as the model's code forgets the states when
-        several do. A prompt then waits until it is whole.
+        several do. A prompt then waits until it is whole, or MOST_WHOLE of it are there.
     """
 
     bytes_per_token: int
@@ -129,6 +132,11 @@ class UnsharedRunner(Runner):
         """The logits of some of the rows behind what a request has run already, (len(wanted), vocabulary)."""
         if not self.shape.in_steps:
             return self._call(ids, states, wanted)
+        before = sum(map(len, states.waiting))
+        if before and before + len(ids) > MOST_WHOLE:
+            states.tokens -= before
+            self._call(torch.cat(states.waiting), states, [])
+            states.waiting.clear()
         if states.cache is not None:
             steps = [self._call(ids[row : row + 1], states, [0] if row in wanted else []) for row in range(len(ids))]
             return torch.cat(steps)
@@ -136,7 +144,6 @@ class UnsharedRunner(Runner):
             states.waiting.append(ids)
             states.tokens += len(ids)
             return torch.empty(0, self.vocabulary, dtype=self._loaded.model.dtype, device=ids.device)
-        before = sum(map(len, states.waiting))
         whole = torch.cat([*states.waiting, ids])
         states.waiting.clear()
         states.tokens -= before
