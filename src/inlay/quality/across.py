@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from inlay.quality.documents import FACTS, Attribute, Document, Wordings, describe, write_documents
+from inlay.quality.documents import FACTS, Attribute, Document, Kind, Wordings, describe, write_documents
 from inlay.quality.questions import TASKS, Asker, Question
 from inlay.quality.words import Value, Words
 
@@ -73,9 +73,11 @@ def ask(asker: Asker, task: str) -> Question | None:
 def superlative(asker: Asker) -> Question | None:
     """Which of those that state a number has the highest or lowest: all of them with it, and then the one."""
     found = _listed(asker)
-    if found is None:
-        return None
-    attribute, stating = found
+    return superlative_of(asker, *found) if found else None
+
+
+def superlative_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Question:
+    """The question ``superlative`` about these documents, which are all that state the attribute."""
     greatest = asker.rng.random() < 0.5
     text = _asked(asker, SUPERLATIVES, stating[0], attribute, greatest)
     best = sorted(stating, key=lambda document: _order(document, attribute), reverse=greatest)[0].name
@@ -85,9 +87,11 @@ def superlative(asker: Asker) -> Question | None:
 def sort(asker: Asker) -> Question | None:
     """Those that state a number, in its order."""
     found = _listed(asker)
-    if found is None:
-        return None
-    attribute, stating = found
+    return sort_of(asker, *found) if found else None
+
+
+def sort_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Question:
+    """The question ``sort`` about these documents, which are all that state the attribute."""
     greatest = asker.rng.random() < 0.5
     text = _asked(asker, SORTS, stating[0], attribute, greatest)
     ordered = sorted(stating, key=lambda document: _order(document, attribute), reverse=greatest)
@@ -106,24 +110,41 @@ def conflict(asker: Asker) -> Question | None:
         told = Counter(document.name for document in asker.documents)
         twice = [name for name, times in told.items() if times == 2]
         name = asker.rng.choice(twice if twice and asker.rng.random() < 0.75 else list(told))
-        text = asker.wording(CONFLICTS_ON).format(n=name)
-        found = [conflicting[name]] if name in conflicting else []
+        return conflict_on(asker, name)
+    return _whether(text, found, subtask)
+
+
+def conflict_on(asker: Asker, name: str) -> Question:
+    """Whether the documents on one thing contradict each other, and in what."""
+    conflicting = _conflicting([document for document in asker.documents if document.name == name])
+    return _whether(asker.wording(CONFLICTS_ON).format(n=name), list(conflicting.values()), "thing")
+
+
+def _whether(text: str, found: Sequence[Attribute], subtask: str) -> Question:
     return Question("conflict", text, f"yes, {found[0].phrases[0]}" if found else "no", subtask=subtask)
 
 
 def shared(asker: Asker) -> Question | None:
     """The one value of an attribute that exactly two documents state."""
+    options = shareable(asker.documents)
+    return shared_of(asker, *asker.rng.choice(options)) if options else None
+
+
+def shareable(documents: Sequence[Document]) -> list[tuple[Kind, Attribute, str]]:
+    """The attributes of which just one value stands in two documents, and in no third, with that value."""
     options = []
-    for kind in dict.fromkeys(document.kind for document in asker.documents):
-        of_kind = [document for document in asker.documents if document.kind is kind]
+    for kind in dict.fromkeys(document.kind for document in documents):
+        of_kind = [document for document in documents if document.kind is kind]
         for attribute in kind.attributes:
             values = Counter(d.facts[attribute.key].text for d in of_kind if attribute.key in d.facts)
             twice = [value for value, times in values.items() if times > 1]
             if attribute.count is None and len(twice) == 1 and values[twice[0]] == 2:  # short lists repeat anyway
                 options.append((kind, attribute, twice[0]))
-    if not options:
-        return None
-    kind, attribute, value = asker.rng.choice(options)
+    return options
+
+
+def shared_of(asker: Asker, kind: Kind, attribute: Attribute, value: str) -> Question:
+    """The question ``shared`` about a value that two documents state."""
     text = asker.wording(SHARED).format(p=asker.rng.choice(attribute.phrases), many=kind.many)
     return Question("shared", text, value)
 
@@ -149,10 +170,10 @@ def write_paired(
     pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
     for index, (first, second) in enumerate(pairs):
         if task == "conflict":
-            written[second] = _again(words, written[first], contradicting=index == 0 and rng.random() < 0.5)
+            written[second] = write_again(words, written[first], contradicting=index == 0 and rng.random() < 0.5)
         else:
             taken = {document.name for document in written}
-            written[second] = _sharing(words, written[first], taken, facts)
+            written[second] = write_sharing(words, written[first], taken, facts)
     return written, pairs
 
 
@@ -163,16 +184,22 @@ def import_pair(rng: random.Random, pair: Pair, count: int, imported: int) -> li
     return rng.sample(numbers, k=imported)
 
 
-def _listed(asker: Asker) -> tuple[Attribute, list[Document]] | None:
-    """A comparable attribute and the documents that state it, of different values: as many as an answer may list."""
+def listable(documents: Sequence[Document]) -> list[tuple[Attribute, list[Document]]]:
+    """The comparable attributes with the documents that state each, of different values: what an answer may list."""
     options = []
-    for kind in dict.fromkeys(document.kind for document in asker.documents):
-        of_kind = [document for document in asker.documents if document.kind is kind]
+    for kind in dict.fromkeys(document.kind for document in documents):
+        of_kind = [document for document in documents if document.kind is kind]
         for attribute in kind.attributes if len({d.name for d in of_kind}) == len(of_kind) else ():
             stating = [document for document in of_kind if attribute.key in document.facts]
             told_apart = len({_order(document, attribute) for document in stating}) == len(stating)
             if attribute.compare and told_apart and 2 <= len(stating) <= MOST_LISTED:
                 options.append((attribute, stating))
+    return options
+
+
+def _listed(asker: Asker) -> tuple[Attribute, list[Document]] | None:
+    """Of the longest lists that the documents allow, one."""
+    options = listable(asker.documents)
     if not options:
         return None
     most = max(len(stating) for _, stating in options)
@@ -205,7 +232,7 @@ def _conflicting(documents: Sequence[Document]) -> dict[str, Attribute]:
     return found
 
 
-def _again(words: Words, document: Document, *, contradicting: bool) -> Document:
+def write_again(words: Words, document: Document, *, contradicting: bool) -> Document:
     """Another document on the same thing: some of its facts, one of them with another value if need be, and others."""
     rng, kind = words.rng, document.kind
     common = rng.sample(list(document.facts), k=rng.randint(1, len(document.facts) - 1 or 1))
@@ -218,7 +245,7 @@ def _again(words: Words, document: Document, *, contradicting: bool) -> Document
     return _shuffled(words, document, document.name, facts)
 
 
-def _sharing(words: Words, document: Document, taken: set[str], numbers: tuple[int, ...]) -> Document:
+def write_sharing(words: Words, document: Document, taken: set[str], numbers: tuple[int, ...] = FACTS) -> Document:
     """A document on another thing of the kind, which shares one value that would not be drawn twice by chance."""
     rng, kind = words.rng, document.kind
     name = words.name(kind.names)
