@@ -6,12 +6,13 @@ question on the same pair would be answered by copying. The steps ask several th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inlay.quality.across import (
+    MOST_RANKED,
     ask,
-    conflict_on,
-    listable,
+    conflict,
+    rankable,
     shareable,
     shared_of,
     sort_of,
@@ -20,7 +21,7 @@ from inlay.quality.across import (
     write_paired,
     write_sharing,
 )
-from inlay.quality.documents import Document, write_documents
+from inlay.quality.documents import Attribute, Document, kinds, write_documents
 from inlay.quality.questions import Asker, Question
 from inlay.quality.words import Words
 
@@ -47,9 +48,11 @@ def contradictions(words: Words, documents: int, questions: int) -> Drawn:
         return write_again(words, first, contradicting=words.rng.random() < 0.5)
 
     written = _in_pairs(words, documents, second)
-    names = list(dict.fromkeys(document.name for document in written))
-    asker = Asker(words, written)
-    return written, [conflict_on(asker, name) for name in words.rng.sample(names, k=min(questions, len(names)))]
+    told: dict[str, list[Document]] = {}
+    for document in written:
+        told.setdefault(document.name, []).append(document)
+    drawn = (conflict(Asker(words, two)) for two in list(told.values())[:questions])
+    return written, [question for question in drawn if question is not None]
 
 
 def sharings(words: Words, documents: int, questions: int) -> Drawn:
@@ -67,11 +70,33 @@ def rankings(words: Words, documents: int, questions: int) -> Drawn:
     """``superlative`` or ``sort``, of as many attributes as allow it, each asked once."""
     while True:
         written = write_documents(words, documents)
-        options = listable(written)
+        options = rankable(written)
         if options:
             asker = Asker(words, written)
             chosen = words.rng.sample(options, k=min(questions, len(options)))
-            return written, [words.rng.choice((superlative_of, sort_of))(asker, *option) for option in chosen]
+            return written, [_rank(asker, attribute, stating) for attribute, stating in chosen]
+
+
+def ranked_numbers(words: Words, questions: int) -> list[Question]:
+    """The same of things and numbers that stand in no document, drawn for each question."""
+    comparable = [(kind, attribute) for kind in kinds() for attribute in kind.attributes if attribute.compare]
+    asked = []
+    for _ in range(questions):
+        kind, attribute = words.rng.choice(comparable)
+        names = dict.fromkeys(words.name(kind.names) for _ in range(MOST_RANKED))
+        values = {value.order: value for value in (words.value(attribute.value) for _ in names)}
+        things = [
+            Document(kind, name, {attribute.key: value}, {}, "")
+            for name, value in zip(names, values.values(), strict=False)
+        ]
+        if len(things) > 1:
+            asked.append(_rank(Asker(words, things), attribute, things))
+    return asked
+
+
+def _rank(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Question:
+    of = asker.rng.sample(stating, k=min(asker.rng.randint(2, MOST_RANKED), len(stating)))
+    return asker.rng.choice((superlative_of, sort_of))(asker, attribute, of)
 
 
 def _in_pairs(words: Words, count: int, second: Callable[[Document, set[str]], Document]) -> list[Document]:

@@ -14,7 +14,7 @@ long texts.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -26,7 +26,7 @@ from inlay.quality.conversations import SYSTEM, Conversation, draw_conversation
 from inlay.quality.documents import FACTS, Attribute, Document, Kind, kinds, write_documents
 from inlay.quality.questions import Asker, Form, Question, compared
 from inlay.quality.words import Split, Value, Words
-from training.across import contradictions, one_question, rankings, sharings
+from training.across import contradictions, one_question, ranked_numbers, rankings, sharings
 from training.architecture import CONTEXT
 from training.tokenizer import ASSISTANT_TURN, BOS, END, SYSTEM_TURN, USER_TURN
 
@@ -51,8 +51,8 @@ _GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest
 class Exercise(Enum):
     """COMPARISONS: of two numbers that stand in no document, drawn for each question. EASY_COMPARISONS: questions for
     the larger of two, of as many digits and far apart: mostly, the first digits tell. REPETITIONS: of whole documents.
-    KIND_COUNTS: how many documents there are of each kind. CONTRADICTIONS, SHARINGS, RANKINGS: steps of
-    ``training.across`` towards SUPERLATIVES, SORTS, CONFLICTS and SHARED, the tasks of ``inlay.quality.across``.
+    KIND_COUNTS: how many documents there are of each kind. CONTRADICTIONS, SHARINGS, RANKINGS, RANKED_NUMBERS: steps
+    of ``training.across`` towards SUPERLATIVES, SORTS, CONFLICTS and SHARED, the tasks of ``inlay.quality.across``.
     """
 
     COMPARISONS = "comparisons"
@@ -62,6 +62,7 @@ class Exercise(Enum):
     CONTRADICTIONS = "contradictions"
     SHARINGS = "sharings"
     RANKINGS = "rankings"
+    RANKED_NUMBERS = "ranked numbers"
     SUPERLATIVES = "superlatives"
     SORTS = "sorts"
     CONFLICTS = "conflicts"
@@ -85,6 +86,9 @@ def draw_exercise(
     match exercise:
         case Exercise.COMPARISONS | Exercise.EASY_COMPARISONS:
             written, asked = [], _comparisons(words, questions, exercise is Exercise.EASY_COMPARISONS)
+        case Exercise.RANKED_NUMBERS:
+            written = []
+            asked = [replace(question, task=COMPARING) for question in ranked_numbers(words, questions)]
         case Exercise.REPETITIONS:
             written = write_documents(words, documents)
             asked = _repetitions(rng, written, questions)

@@ -49,7 +49,8 @@ _TOLD_APART = (
     *(_CAPITALS, _SENTENCES, _REPEATING, _REPEATING, _ALIKE, _ALIKE),
 )
 _FEW, _SOME, _MORE = (2, 4), (2, 8), (4, 12)  # documents
-_STEPS = (Exercise.CONTRADICTIONS, Exercise.SHARINGS, Exercise.RANKINGS)
+_STEPS = (Exercise.CONTRADICTIONS, Exercise.CONTRADICTIONS, Exercise.SHARINGS, Exercise.RANKINGS, Exercise.RANKINGS)
+_RANKED = Lesson((0, 0), 10, exercise=Exercise.RANKED_NUMBERS)
 _ACROSS = (Exercise.CONFLICTS, Exercise.CONFLICTS, Exercise.SHARED, Exercise.SUPERLATIVES, Exercise.SORTS)
 
 
@@ -83,29 +84,29 @@ RECIPE = (
 FURTHER = (
     Stage(
         "across few documents",
-        900,
+        700,
         6144,
         (0.0013, 0.0013),
         _TWELVE,
-        (*_exercises(_FEW, *_STEPS), *_exercises(_FEW, *_STEPS), *_exercises(_FEW, *_ACROSS), _COMPARING),
+        (_RANKED, _RANKED, _RANKED, *_exercises(_FEW, *_STEPS, *_STEPS, *_ACROSS), _COMPARING),
         0.9,
     ),
     Stage(
         "across some documents",
-        1300,
+        900,
         6144,
         (0.0013, 0.0013),
         _TWELVE,
-        (*_exercises(_SOME, *_STEPS), *_exercises(_SOME, *_STEPS), *_exercises(_SOME, *_ACROSS), _COMPARING, *_KEPT),
-        0.85,
+        (_RANKED, _RANKED, *_exercises(_FEW, *_STEPS), *_exercises(_SOME, *_STEPS, *_ACROSS), *_KEPT),
+        0.9,
     ),
     Stage(
         "across more documents",
-        1200,
+        900,
         6144,
         (0.0013, 0.00001),
         _TWELVE,
-        (*_exercises(_SOME, *_STEPS), *_exercises(_MORE, *_STEPS, *_ACROSS, *_ACROSS), *_KEPT),
+        (_RANKED, *_exercises(_SOME, *_STEPS), *_exercises(_MORE, *_STEPS, *_ACROSS), *_KEPT),
         0.85,
     ),
 )

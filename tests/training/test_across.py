@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from inlay.quality.conversations import Conversation
 from inlay.quality.documents import Document
 from inlay.quality.words import Split
-from training.lessons import TASKS, Exercise, draw_exercise
+from training.lessons import COMPARING, TASKS, Encoder, Exercise, draw_exercise
 
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 STEPS = (Exercise.CONTRADICTIONS, Exercise.SHARINGS, Exercise.RANKINGS)
@@ -52,24 +53,17 @@ def test_contradictions_are_asked_of_every_thing_by_itself(split: Split):
     answers: Counter[str] = Counter()
     for seed in range(40):
         conversation = draw(Exercise.CONTRADICTIONS, seed, split, 7)
-        named: dict[str, list[Document]] = {}
-        for document in conversation.documents:
-            named.setdefault(document.name, []).append(document)
-        assert sorted(len(documents) for documents in named.values()) == [1, 2, 2, 2]
-        asked = set()
+        told = Counter(document.name for document in conversation.documents)
+        assert sorted(told.values()) == [1, 2, 2, 2]
+        asked = [
+            name for question in conversation.questions for name in told if re.search(rf"\b{name}\b", question.text)
+        ]
+        assert sorted(asked) == sorted(name for name, times in told.items() if times == 2)
         for question in conversation.questions:
-            (name,) = [name for name in named if question.text.removesuffix("?").endswith(f" {name}")]
-            asked.add(name)
-            differing = [
-                attribute.phrases[0]
-                for attribute in named[name][0].kind.attributes
-                if len(set(stated(named[name], attribute.key))) > 1
-            ]
-            assert question.answer == (f"yes, {differing[0]}" if differing else "no")
-            if len(named[name]) > 1:
-                answers[question.answer[:2]] += 1
-        assert len(asked) == len(conversation.questions)
-    assert 0.3 < answers["ye"] / answers.total() < 0.7
+            one, other, result = question.answer.rsplit(", ", 2)
+            assert result == ("so yes" if one == other else "so no")
+            answers[result] += 1
+    assert 0.3 < answers["so yes"] / answers.total() < 0.7
 
 
 @SPLITS
@@ -90,9 +84,24 @@ def test_no_list_of_a_conversation_is_of_the_same_values_as_another(split: Split
         lists = []
         for question in conversation.questions:
             tasks.add(question.task)
-            listed = question.answer.partition(", so ")[0].split(": ")[1:]
-            lists.append(frozenset(listed))
+            lists.append(frozenset(question.answer.partition(", so ")[0].split(": ")[1:]))
             names = [document.name for document in conversation.documents if f"{document.name}: " in question.answer]
-            assert 2 <= len(names) <= 4
+            assert 2 <= len(names) <= 3
         assert len(set(lists)) == len(lists)
     assert tasks == {"superlative", "sort"}
+
+
+def test_numbers_that_no_document_states_are_ranked_and_the_result_alone_counts(encoder: Encoder):
+    conversation = draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40)
+    assert conversation.documents == []
+    assert len(conversation.questions) > 30
+    for question in conversation.questions:
+        named, _, ranked = question.answer.partition(", so ")
+        names = [part.rsplit(", ", 1)[-1] for part in f", {named}".split(": ")[:-1]]
+        assert 2 <= len(names) <= 3
+        assert question.task == COMPARING
+        assert set(ranked.split(", ")) in ({*names}, *({name} for name in names))
+        ids, weights = encoder(question.answer), encoder.weights(question)
+        counted = [token for token, weight in zip(ids, weights, strict=False) if weight > 0]
+        assert encoder.tokenizer.decode(counted) == question.result
+    assert draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40) == conversation
