@@ -14,7 +14,7 @@ long texts.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from inlay.quality.across import ask, write_paired
 from inlay.quality.conversations import SYSTEM, Conversation, draw_conversation
 from inlay.quality.documents import FACTS, Attribute, Document, Kind, kinds, write_documents
 from inlay.quality.questions import Asker, Form, Question, compared
 from inlay.quality.words import Split, Value, Words
+from training.across import contradictions, one_question, ranked_numbers, rankings, sharings
 from training.architecture import CONTEXT
 from training.tokenizer import ASSISTANT_TURN, BOS, END, SYSTEM_TURN, USER_TURN
 
@@ -51,21 +51,26 @@ _GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest
 class Exercise(Enum):
     """COMPARISONS: of two numbers that stand in no document, drawn for each question. EASY_COMPARISONS: questions for
     the larger of two, of as many digits and far apart: mostly, the first digits tell. REPETITIONS: of whole documents.
-    KIND_COUNTS: how many documents there are of each kind. SUPERLATIVES, SORTS, CONFLICTS, SHARED: the tasks of
-    ``inlay.quality.across``.
+    KIND_COUNTS: how many documents there are of each kind. CONTRADICTIONS, SHARINGS, RANKINGS, RANKED_NUMBERS: steps
+    of ``training.across`` towards SUPERLATIVES, SORTS, CONFLICTS and SHARED, the tasks of ``inlay.quality.across``.
     """
 
     COMPARISONS = "comparisons"
     EASY_COMPARISONS = "easy comparisons"
     REPETITIONS = "repetitions"
     KIND_COUNTS = "kind counts"
+    CONTRADICTIONS = "contradictions"
+    SHARINGS = "sharings"
+    RANKINGS = "rankings"
+    RANKED_NUMBERS = "ranked numbers"
     SUPERLATIVES = "superlatives"
     SORTS = "sorts"
     CONFLICTS = "conflicts"
     SHARED = "shared"
 
 
-_ACROSS = {
+#: The exercises that are tasks of ``inlay.quality.across``, with the task's name.
+TASKS = {
     Exercise.SUPERLATIVES: "superlative",
     Exercise.SORTS: "sort",
     Exercise.CONFLICTS: "conflict",
@@ -81,14 +86,23 @@ def draw_exercise(
     match exercise:
         case Exercise.COMPARISONS | Exercise.EASY_COMPARISONS:
             written, asked = [], _comparisons(words, questions, exercise is Exercise.EASY_COMPARISONS)
+        case Exercise.RANKED_NUMBERS:
+            written = []
+            asked = [replace(question, task=COMPARING) for question in ranked_numbers(words, questions)]
         case Exercise.REPETITIONS:
             written = write_documents(words, documents)
             asked = _repetitions(rng, written, questions)
         case Exercise.KIND_COUNTS:
             written = write_documents(words, documents, _ANY_FACTS)
             asked = _kind_counts(Asker(words, written), questions)
+        case Exercise.CONTRADICTIONS:
+            written, asked = contradictions(words, documents, questions)
+        case Exercise.SHARINGS:
+            written, asked = sharings(words, documents, questions)
+        case Exercise.RANKINGS:
+            written, asked = rankings(words, documents, questions)
         case _:
-            written, asked = _across(words, _ACROSS[exercise], documents, questions)
+            written, asked = one_question(words, TASKS[exercise], documents)
     return Conversation(rng.choice(SYSTEM) + "\n", None, written, asked)
 
 
@@ -111,19 +125,6 @@ def _repetitions(rng: random.Random, written: list[Document], questions: int) ->
 
 def _kind_counts(asker: Asker, questions: int) -> list[Question]:
     return [asker.count_of(kind) for kind in asker.rng.sample(kinds(), k=min(questions, len(kinds())))]
-
-
-def _across(words: Words, task: str, documents: int, questions: int) -> tuple[list[Document], list[Question]]:
-    while True:  # some documents allow no such question
-        if task in ("conflict", "shared"):
-            written, _ = write_paired(words, documents, task)
-        else:
-            written = write_documents(words, documents)
-        asker = Asker(words, written)
-        drawn = (ask(asker, task) for _ in range(2 * questions))
-        asked = {question.text: question for question in drawn if question is not None}
-        if asked:
-            return written, list(asked.values())[:questions]
 
 
 def _compare(words: Words, kind: Kind, attribute: Attribute, easy: bool) -> Question:

@@ -48,12 +48,16 @@ _TOLD_APART = (
     *(_COMPARING, _COMPARING, _COUNTING_ANY, _COUNTING_ANY, _KINDS, _KINDS, _KINDS),
     *(_CAPITALS, _SENTENCES, _REPEATING, _REPEATING, _ALIKE, _ALIKE),
 )
-_SUPERLATIVES = Lesson((2, 8), 8, exercise=Exercise.SUPERLATIVES)
-_SORTS = Lesson((2, 8), 8, exercise=Exercise.SORTS)
-_CONFLICTS = Lesson((2, 8), 16, exercise=Exercise.CONFLICTS)
-_SHARED = Lesson((2, 8), 16, exercise=Exercise.SHARED)
-_ACROSS = (_SUPERLATIVES, _SORTS, _CONFLICTS, _CONFLICTS, _SHARED, _SHARED)
-_LONGER = tuple(replace(lesson, documents=(6, 14)) for lesson in _ACROSS)
+_FEW, _SOME, _MORE = (2, 4), (2, 8), (4, 12)  # documents
+_STEPS = (Exercise.CONTRADICTIONS, Exercise.CONTRADICTIONS, Exercise.SHARINGS, Exercise.RANKINGS, Exercise.RANKINGS)
+_RANKED = Lesson((0, 0), 10, exercise=Exercise.RANKED_NUMBERS)
+_ACROSS = (Exercise.CONFLICTS, Exercise.CONFLICTS, Exercise.SHARED, Exercise.SUPERLATIVES, Exercise.SORTS)
+
+
+def _exercises(documents: tuple[int, int], *exercises: Exercise) -> tuple[Lesson, ...]:
+    return tuple(Lesson(documents, 8, exercise=exercise) for exercise in exercises)
+
+
 _KEPT = (_COMPARING, _COUNTING_ANY, _KINDS, _CAPITALS, _SENTENCES, _REPEATING, _ALIKE)
 _FACTS = {"single": 1.0}
 _EIGHT = Lesson((1, 8), 20)
@@ -76,8 +80,33 @@ RECIPE = (
     Stage("telling apart", 3850, 6144, (0.0013, 0.00001), _TWELVE, _TOLD_APART, 0.5),
 )
 
-#: What a model of RECIPE learns when it is trained on: questions across documents, and all that it knew.
+#: What a model of RECIPE learns when it is trained on: questions across documents, and what it knew.
 FURTHER = (
-    Stage("across documents", 600, 6144, (0.0013, 0.001), _TWELVE, (*_ACROSS, *_ACROSS, *_KEPT), 0.85),
-    Stage("across more documents", 600, 6144, (0.001, 0.00001), _TWELVE, (*_ACROSS, *_LONGER, *_KEPT, *_KEPT), 0.75),
+    Stage(
+        "across few documents",
+        700,
+        6144,
+        (0.0013, 0.0013),
+        _TWELVE,
+        (_RANKED, _RANKED, _RANKED, *_exercises(_FEW, *_STEPS, *_STEPS, *_ACROSS), _COMPARING),
+        0.9,
+    ),
+    Stage(
+        "across some documents",
+        900,
+        6144,
+        (0.0013, 0.0013),
+        _TWELVE,
+        (_RANKED, _RANKED, *_exercises(_FEW, *_STEPS), *_exercises(_SOME, *_STEPS, *_ACROSS), *_KEPT),
+        0.9,
+    ),
+    Stage(
+        "across more documents",
+        900,
+        6144,
+        (0.0013, 0.00001),
+        _TWELVE,
+        (_RANKED, *_exercises(_SOME, *_STEPS), *_exercises(_MORE, *_STEPS, *_ACROSS), *_KEPT),
+        0.85,
+    ),
 )

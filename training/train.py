@@ -15,6 +15,7 @@ import signal
 import tempfile
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from inlay.errors import ModelError
 from inlay.quality.conversations import draw_conversation
 from inlay.quality.words import Split
 from training.architecture import new_model
-from training.lessons import Batch, Encoder, Lesson, answering
+from training.lessons import TASKS, Batch, Encoder, Exercise, Lesson, answering
 from training.recipe import FURTHER, RECIPE, Stage
 from training.tokenizer import train_tokenizer
 
@@ -107,7 +108,7 @@ class Training:
                 )
                 lately = []
             if self.step % EXAMINE == 0 and self.rank == 0:
-                self._note(**examine(self.model, self.encoder, (2, 6)))
+                self._note(**examine(self.model, self.encoder, (2, 6), examined(self.recipe)))
             if time.monotonic() - saved > _CHECKPOINT_S:
                 self.save()
                 saved = time.monotonic()
@@ -239,16 +240,28 @@ def predict(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tens
     return logits, targets[kept], weights[kept]
 
 
+def examined(recipe: tuple[Stage, ...]) -> tuple[Exercise | None, ...]:
+    """What ``examine`` is to ask behind a recipe: the five tasks, and of those across documents what it drills."""
+    drilled = {drill.exercise for stage in recipe for drill in stage.drills}
+    return (None, *(exercise for exercise in TASKS if exercise in drilled))
+
+
 @torch.no_grad()
 def examine(
-    model: LlamaForCausalLM, encoder: Encoder, counts: tuple[int, ...], tokens: int = 12_000
+    model: LlamaForCausalLM,
+    encoder: Encoder,
+    counts: tuple[int, ...],
+    exercises: tuple[Exercise | None, ...] = (None,),
+    tokens: int = 12_000,
 ) -> dict[str, float]:
-    """The share of held-out answers whose every token is the most probable one, by documents and task."""
+    """The share of held-out answers whose every token is the most probable one, by documents and task.
+
+    counts: of documents. exercises: what is asked; None is for the five tasks. tokens: of each, about.
+    """
     scores: dict[str, list[bool]] = {}
-    for count in counts:
-        batch, drawn = answering(
-            random.Random(0), encoder, Split.HELD_OUT, Lesson((count, count), 8), tokens=tokens, gapped=0.0
-        )
+    for count, exercise in product(counts, exercises):
+        lesson = Lesson((count, count), 8, exercise=exercise)
+        batch, drawn = answering(random.Random(0), encoder, Split.HELD_OUT, lesson, tokens=tokens, gapped=0.0)
         answers = Batch(batch.ids, batch.positions, batch.weights * (batch.weights >= 1))
         logits, targets, weights = predict(model, answers)
         hits = (logits.argmax(-1) == targets)[weights > 0].tolist()

@@ -110,25 +110,3 @@ def test_only_the_result_counts(encoder: Encoder):
         assert len(weights) == len(ids) + 1
         counted = [token for token, weight in zip(ids, weights, strict=False) if weight > 0]
         assert encoder.tokenizer.decode(counted) == question.result
-
-
-@SPLITS
-@pytest.mark.parametrize(
-    ("exercise", "task"),
-    [
-        (Exercise.SUPERLATIVES, "superlative"),
-        (Exercise.SORTS, "sort"),
-        (Exercise.CONFLICTS, "conflict"),
-        (Exercise.SHARED, "shared"),
-    ],
-)
-def test_questions_across_documents_are_practised(exercise: Exercise, task: str, split: Split):
-    asked = []
-    for seed in range(20):
-        conversation = draw(exercise, seed, split, 2 + seed % 7, 6)
-        assert len(conversation.documents) == 2 + seed % 7
-        assert 1 <= len({question.text for question in conversation.questions}) == len(conversation.questions) <= 6
-        assert {question.task for question in conversation.questions} == {task}
-        asked += conversation.questions
-    assert len(asked) > 40
-    assert draw(exercise, 3, split, 5, 6) == draw(exercise, 3, split, 5, 6)

@@ -27,7 +27,7 @@ from tests.training.short_training import SHORT, shorten
 from training.curve import _name_stages, draw
 from training.lessons import Encoder, Exercise, Lesson, answering
 from training.recipe import FURTHER, RECIPE
-from training.train import Training, main, predict
+from training.train import Training, examined, main, predict
 
 pytestmark = pytest.mark.long
 
@@ -306,6 +306,8 @@ def test_the_further_recipe_keeps_what_was_learned():
     drills = {drill.exercise for stage in FURTHER for drill in stage.drills}
     across = {Exercise.SUPERLATIVES, Exercise.SORTS, Exercise.CONFLICTS, Exercise.SHARED}
     assert drills >= {*across, Exercise.COMPARISONS, Exercise.KIND_COUNTS, Exercise.REPETITIONS}
+    assert {*examined(FURTHER)} == {None, *across}
+    assert examined(RECIPE) == (None,)
     assert all(0 < stage.drilled < 1 for stage in FURTHER)
     assert all(stage.lesson == RECIPE[-1].lesson for stage in FURTHER)
     assert FURTHER[-1].rate[1] == RECIPE[-1].rate[1]

@@ -1,7 +1,7 @@
 """Questions that need sight across documents, beside the five of questions.py.
 
-``superlative`` (which of all that state it has the highest value), ``sort`` (those that state it, in order),
-``conflict`` (whether two documents on one thing contradict each other, and in what) and ``shared`` (the value that two
+``superlative`` (which of several has the highest value), ``sort`` (several, in order of a value),
+``conflict`` (whether two documents on one thing agree on what both state) and ``shared`` (the value that two
 documents state). Documents for the last two have pairs planted in them: two on one thing, or two that share a value.
 """
 
@@ -11,45 +11,37 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from inlay.quality.documents import FACTS, Attribute, Document, Wordings, describe, write_documents
+from inlay.quality.documents import FACTS, Attribute, Document, Kind, Wordings, describe, write_documents
 from inlay.quality.questions import TASKS, Asker, Question
 from inlay.quality.words import Value, Words
 
 ACROSS_TASKS = ("superlative", "sort", "conflict", "shared")
 ALL_TASKS = (*TASKS, *ACROSS_TASKS)
 
-MOST_LISTED = 4  # documents in an answer: each takes about ten tokens
+MOST_RANKED = 3  # documents in an answer: each takes about ten tokens
 
 SUPERLATIVES = Wordings(
     (
-        "Which of the {many} has the {most} {p}?",
-        "Which has the {most} {p} of all {many}?",
-        "Of all {many}, which has the {most} {p}?",
-        "Of the {many}, which one has the {most} {p}?",  # held out
+        "Which of {names} has the {most} {p}?",
+        "Which has the {most} {p} of {names}?",
+        "Which has the {most} {p}: {names}?",
+        "Of {names}, which one has the {most} {p}?",  # held out
     )
 )
 SORTS = Wordings(
     (
-        "List the {many} by {p}, {most} first.",
-        "Sort the {many} by {p}, {most} first.",
-        "Put the {many} in order of {p}, {most} first.",
-        "Give the {many} in order of {p}, {most} first.",  # held out
+        "List {names} by {p}, {most} first.",
+        "Sort {names} by {p}, {most} first.",
+        "Put {names} in order of {p}, {most} first.",
+        "Give {names} in order of {p}, {most} first.",  # held out
     )
 )
 CONFLICTS = Wordings(
     (
-        "Do two of the documents contradict each other?",
-        "Is there a contradiction between two documents?",
-        "Does one document contradict another?",
-        "Is there a document that contradicts another?",  # held out
-    )
-)
-CONFLICTS_ON = Wordings(
-    (
-        "Do the documents contradict each other on {n}?",
-        "Is there a contradiction in what is said about {n}?",
-        "Does one document contradict another on {n}?",
-        "Is there a contradiction on {n}?",  # held out
+        "Do the documents agree on the {p} of {n}?",
+        "Is the {p} of {n} the same in both documents?",
+        "Do two documents state the same {p} of {n}?",
+        "Do both documents agree on the {p} of {n}?",  # held out
     )
 )
 SHARED = Wordings(
@@ -71,59 +63,84 @@ def ask(asker: Asker, task: str) -> Question | None:
 
 
 def superlative(asker: Asker) -> Question | None:
-    """Which of those that state a number has the highest or lowest: all of them with it, and then the one."""
-    found = _listed(asker)
-    if found is None:
-        return None
-    attribute, stating = found
-    greatest = asker.rng.random() < 0.5
-    text = _asked(asker, SUPERLATIVES, stating[0], attribute, greatest)
-    best = sorted(stating, key=lambda document: _order(document, attribute), reverse=greatest)[0].name
-    return Question("superlative", text, f"{_list(stating, attribute)}, so {best}", f" {best}")
+    """Which of several has the highest or lowest number: all of them with it, and then the one."""
+    found = _ranked(asker)
+    return superlative_of(asker, *found) if found else None
+
+
+def superlative_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Question:
+    """The question ``superlative`` on these documents, which state the attribute."""
+    text, stated, ranked = _rank(asker, SUPERLATIVES, attribute, stating)
+    return Question("superlative", text, f"{stated}, so {ranked[0]}", f" {ranked[0]}")
 
 
 def sort(asker: Asker) -> Question | None:
-    """Those that state a number, in its order."""
-    found = _listed(asker)
-    if found is None:
-        return None
-    attribute, stating = found
-    greatest = asker.rng.random() < 0.5
-    text = _asked(asker, SORTS, stating[0], attribute, greatest)
-    ordered = sorted(stating, key=lambda document: _order(document, attribute), reverse=greatest)
-    return Question("sort", text, _list(ordered, attribute))
+    """Several, put in order of a number: all of them with it, and then in its order."""
+    found = _ranked(asker)
+    return sort_of(asker, *found) if found else None
+
+
+def sort_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Question:
+    """The question ``sort`` on these documents, which state the attribute."""
+    text, stated, ranked = _rank(asker, SORTS, attribute, stating)
+    order = ", ".join(ranked)
+    return Question("sort", text, f"{stated}, so {order}", f" {order}")
 
 
 def conflict(asker: Asker) -> Question | None:
-    """Whether any documents contradict each other, or those on one thing; None where more than one pair does."""
-    conflicting = _conflicting(asker.documents)
-    if len(conflicting) > 1:
-        return None
-    subtask = asker.rng.choice(("any", "thing"))
-    if subtask == "any":
-        text, found = asker.wording(CONFLICTS), list(conflicting.values())
-    else:
-        told = Counter(document.name for document in asker.documents)
-        twice = [name for name, times in told.items() if times == 2]
-        name = asker.rng.choice(twice if twice and asker.rng.random() < 0.75 else list(told))
-        text = asker.wording(CONFLICTS_ON).format(n=name)
-        found = [conflicting[name]] if name in conflicting else []
-    return Question("conflict", text, f"yes, {found[0].phrases[0]}" if found else "no", subtask=subtask)
+    """Whether the two documents on one thing agree in what both state; where any do not, it is asked of such a one."""
+    options = stated_twice(asker.documents)
+    differing = [option for option in options if not _agree(*option)]
+    return conflict_of(asker, *asker.rng.choice(differing or options)) if options else None
+
+
+def conflict_of(asker: Asker, attribute: Attribute, two: Sequence[Document]) -> Question:
+    """The question ``conflict`` on two documents on one thing: what they state, in order, and whether they agree."""
+    text = asker.wording(CONFLICTS).format(p=asker.rng.choice(attribute.phrases), n=two[0].name)
+    stated = ", ".join(document.facts[attribute.key].text for document in two)
+    result = " yes" if _agree(attribute, two) else " no"
+    return Question("conflict", text, f"{stated}, so{result}", result)
+
+
+def stated_twice(documents: Sequence[Document]) -> list[tuple[Attribute, list[Document]]]:
+    """The attributes that both of two documents on one thing state, with the two."""
+    told: dict[str, list[Document]] = {}
+    for document in documents:
+        told.setdefault(document.name, []).append(document)
+    return [
+        (attribute, two)
+        for two in told.values()
+        if len(two) == 2
+        for attribute in two[0].kind.attributes
+        if all(attribute.key in document.facts for document in two)
+    ]
+
+
+def _agree(attribute: Attribute, documents: Sequence[Document]) -> bool:
+    return len({document.facts[attribute.key].text for document in documents}) == 1
 
 
 def shared(asker: Asker) -> Question | None:
     """The one value of an attribute that exactly two documents state."""
+    options = shareable(asker.documents)
+    return shared_of(asker, *asker.rng.choice(options)) if options else None
+
+
+def shareable(documents: Sequence[Document]) -> list[tuple[Kind, Attribute, str]]:
+    """The attributes of which just one value stands in two documents, and in no third, with that value."""
     options = []
-    for kind in dict.fromkeys(document.kind for document in asker.documents):
-        of_kind = [document for document in asker.documents if document.kind is kind]
+    for kind in dict.fromkeys(document.kind for document in documents):
+        of_kind = [document for document in documents if document.kind is kind]
         for attribute in kind.attributes:
             values = Counter(d.facts[attribute.key].text for d in of_kind if attribute.key in d.facts)
             twice = [value for value, times in values.items() if times > 1]
             if attribute.count is None and len(twice) == 1 and values[twice[0]] == 2:  # short lists repeat anyway
                 options.append((kind, attribute, twice[0]))
-    if not options:
-        return None
-    kind, attribute, value = asker.rng.choice(options)
+    return options
+
+
+def shared_of(asker: Asker, kind: Kind, attribute: Attribute, value: str) -> Question:
+    """The question ``shared`` about a value that two documents state."""
     text = asker.wording(SHARED).format(p=asker.rng.choice(attribute.phrases), many=kind.many)
     return Question("shared", text, value)
 
@@ -149,10 +166,10 @@ def write_paired(
     pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
     for index, (first, second) in enumerate(pairs):
         if task == "conflict":
-            written[second] = _again(words, written[first], contradicting=index == 0 and rng.random() < 0.5)
+            written[second] = write_again(words, written[first], contradicting=index == 0 and rng.random() < 0.5)
         else:
             taken = {document.name for document in written}
-            written[second] = _sharing(words, written[first], taken, facts)
+            written[second] = write_sharing(words, written[first], taken, facts)
     return written, pairs
 
 
@@ -163,49 +180,51 @@ def import_pair(rng: random.Random, pair: Pair, count: int, imported: int) -> li
     return rng.sample(numbers, k=imported)
 
 
-def _listed(asker: Asker) -> tuple[Attribute, list[Document]] | None:
-    """A comparable attribute and the documents that state it, of different values: as many as an answer may list."""
+def rankable(documents: Sequence[Document]) -> list[tuple[Attribute, list[Document]]]:
+    """The comparable attributes with the documents that state each, of different things and values, at least two."""
     options = []
-    for kind in dict.fromkeys(document.kind for document in asker.documents):
-        of_kind = [document for document in asker.documents if document.kind is kind]
+    for kind in dict.fromkeys(document.kind for document in documents):
+        of_kind = [document for document in documents if document.kind is kind]
         for attribute in kind.attributes if len({d.name for d in of_kind}) == len(of_kind) else ():
             stating = [document for document in of_kind if attribute.key in document.facts]
             told_apart = len({_order(document, attribute) for document in stating}) == len(stating)
-            if attribute.compare and told_apart and 2 <= len(stating) <= MOST_LISTED:
+            if attribute.compare and told_apart and len(stating) >= 2:
                 options.append((attribute, stating))
+    return options
+
+
+def _ranked(asker: Asker) -> tuple[Attribute, list[Document]] | None:
+    """An attribute that many state, with as many of them as an answer may hold, in any order."""
+    options = rankable(asker.documents)
     if not options:
         return None
-    most = max(len(stating) for _, stating in options)
-    return asker.rng.choice([option for option in options if len(option[1]) == most])
+    most = min(MOST_RANKED, max(len(stating) for _, stating in options))
+    attribute, stating = asker.rng.choice([option for option in options if len(option[1]) >= most])
+    return attribute, asker.rng.sample(stating, k=most)
+
+
+def _rank(
+    asker: Asker, wordings: Wordings, attribute: Attribute, documents: Sequence[Document]
+) -> tuple[str, str, list[str]]:
+    """A question on some documents, what they state, and their names in the order that it asks for."""
+    greatest = asker.rng.random() < 0.5
+    first, last = ("earliest", "latest") if attribute.value.startswith("year") else ("lowest", "highest")
+    names = [document.name for document in documents]
+    text = asker.wording(wordings).format(
+        names=f"{', '.join(names[:-1])} and {names[-1]}",
+        p=asker.rng.choice(attribute.phrases),
+        most=last if greatest else first,
+    )
+    stated = ", ".join(f"{document.name}: {document.facts[attribute.key].text}" for document in documents)
+    ordered = sorted(documents, key=lambda document: _order(document, attribute), reverse=greatest)
+    return text, stated, [document.name for document in ordered]
 
 
 def _order(document: Document, attribute: Attribute) -> int:
     return document.facts[attribute.key].order or 0
 
 
-def _list(documents: Sequence[Document], attribute: Attribute) -> str:
-    return ", ".join(f"{document.name}: {document.facts[attribute.key].text}" for document in documents)
-
-
-def _asked(asker: Asker, wordings: Wordings, document: Document, attribute: Attribute, greatest: bool) -> str:
-    first, last = ("earliest", "latest") if attribute.value.startswith("year") else ("lowest", "highest")
-    phrase = asker.rng.choice(attribute.phrases)
-    return asker.wording(wordings).format(many=document.kind.many, p=phrase, most=last if greatest else first)
-
-
-def _conflicting(documents: Sequence[Document]) -> dict[str, Attribute]:
-    """The things on which two documents state different values of an attribute, with the first such attribute."""
-    found: dict[str, Attribute] = {}
-    for index, first in enumerate(documents):
-        for second in documents[index + 1 :]:
-            for attribute in first.kind.attributes if first.name == second.name else ():
-                one, other = first.facts.get(attribute.key), second.facts.get(attribute.key)
-                if one is not None and other is not None and one.text != other.text:
-                    found.setdefault(first.name, attribute)
-    return found
-
-
-def _again(words: Words, document: Document, *, contradicting: bool) -> Document:
+def write_again(words: Words, document: Document, *, contradicting: bool) -> Document:
     """Another document on the same thing: some of its facts, one of them with another value if need be, and others."""
     rng, kind = words.rng, document.kind
     common = rng.sample(list(document.facts), k=rng.randint(1, len(document.facts) - 1 or 1))
@@ -218,7 +237,7 @@ def _again(words: Words, document: Document, *, contradicting: bool) -> Document
     return _shuffled(words, document, document.name, facts)
 
 
-def _sharing(words: Words, document: Document, taken: set[str], numbers: tuple[int, ...]) -> Document:
+def write_sharing(words: Words, document: Document, taken: set[str], numbers: tuple[int, ...] = FACTS) -> Document:
     """A document on another thing of the kind, which shares one value that would not be drawn twice by chance."""
     rng, kind = words.rng, document.kind
     name = words.name(kind.names)
