@@ -309,10 +309,10 @@ class Engine:
 
     def _forward(self, made: ForwardPass) -> Tensor:
         plan = self._plans.plan_of(made)
+        if made.arrivals:
+            return self.runner.run(made.work, made.wanted, plan, await_layer=made.await_layer)
         if self._in_flight is None:
-            return self.runner.run(
-                made.work, made.wanted, plan, await_layer=made.await_layer if made.arrivals else None
-            )
+            return self.runner.run(made.work, made.wanted, plan)
         return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode))
 
     def _next_batch(self, encoding: Encoding) -> None:
