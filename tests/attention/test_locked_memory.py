@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,8 +36,49 @@ def storage(monkeypatch):
     storage = DeviceStorage([LayerShape(2, 8)], torch.bfloat16, 32, torch.device("cpu"))
     storage.device = SimpleNamespace(type="cuda")
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(storage, "beside", nullcontext)
     return storage
+
+
+class Streams:
+    """Streams and events that only note what is asked of them, one behind the other."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.asked: list[str] = []
+        self.events = 0
+        self.current = "computing"
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self._stream("copying"))
+        monkeypatch.setattr(torch.cuda, "Event", self._event)
+        monkeypatch.setattr(torch.cuda, "default_stream", lambda device: self._stream("computing"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self._stream(self.current))
+        monkeypatch.setattr(torch.cuda, "stream", self._within)
+
+    def _stream(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: self.asked.append(f"{name} waits for {other.name}"),
+            wait_event=lambda event: self.asked.append(f"{name} waits for {event.name}"),
+            synchronize=lambda: self.asked.append(f"the host waits for {name}"),
+        )
+
+    def _event(self) -> SimpleNamespace:
+        self.events += 1
+        name = f"event {self.events}"
+        return SimpleNamespace(
+            name=name,
+            record=lambda stream: self.asked.append(f"{name} in {stream.name}"),
+            synchronize=lambda: self.asked.append(f"the host waits for {name}"),
+        )
+
+    @contextmanager
+    def _within(self, stream):
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch):
+    return Streams(monkeypatch)
 
 
 def test_memory_is_locked_and_let_go(storage, monkeypatch):
@@ -74,3 +115,33 @@ def test_a_slab_in_locked_memory_is_copied_from_where_it_lies(storage, monkeypat
         rows = memory.view(torch.uint8).numpy()
         found = np.concatenate([rows[:, 20:24], rows[:, 5 : 11 - first]], axis=1)
         assert np.array_equal(found, slab[which, :, first:])
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_the_computation_waits_for_the_layers_that_it_reads(storage, streams, monkeypatch, locked):
+    """Copies begin behind what was computed before, once, and the host waits behind all of them: in between the two
+    streams meet at an event a layer. What is not locked has the host wait before it is used again."""
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: locked)
+    monkeypatch.setattr(storage, "staging", lambda layer, tokens: [torch.empty(2, 2, tokens, 8).bfloat16()])
+    slab = np.zeros((2, 2, 4, 16), np.uint8)
+    with storage.beside():
+        first = storage.put_slab(0, [SlotRange(0, 4)], slab)
+        second = storage.put_slab(0, [SlotRange(4, 4)], slab)
+        first()
+        second()
+    assert streams.asked == [
+        "copying waits for computing",
+        "event 1 in copying",
+        *([] if locked else ["the host waits for event 1"]),
+        "event 2 in copying",
+        *([] if locked else ["the host waits for event 2"]),
+        "computing waits for event 1",
+        "computing waits for event 2",
+        "the host waits for copying",
+    ]
+
+
+def test_a_copy_that_fails_leaves_none_under_way(storage, streams):
+    with pytest.raises(AssertionError, match="one token for each slot"), storage.beside():
+        storage.put_slab(0, [SlotRange(0, 4)], np.zeros((2, 2, 3, 16), np.uint8))
+    assert streams.asked[-1] == "the host waits for copying"

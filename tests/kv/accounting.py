@@ -32,7 +32,8 @@ def _audit_owners(
 ) -> None:
     pool = store.pool
     owners: Counter[int] = Counter()
-    for runs in [*(s.slots for s in store), *(s.modules for s in allocations), *(s.tail for s in allocations), *blocks]:
+    own = [runs for each in allocations for runs in (each.modules, each.tail, each.arrived)]
+    for runs in [*(segment.slots for segment in store), *own, *blocks]:
         owners.update(pool.chunks_of(runs))
     assert [pool.owners(chunk) for chunk in range(pool.chunks)] == [owners[chunk] for chunk in range(pool.chunks)]
     free = [chunk for chunks in pool.free_ranges for chunk in range(chunks.first, chunks.end)]

@@ -3,7 +3,8 @@
 Threads of the store copy segments while the device computes. Such a copy runs on a stream of its own, through pinned
 host memory: it begins when what was put on the computing stream before it is done, so that it reads no half-written
 slot and overwrites none that is still read; and whoever asked returns when it has ended, so that nothing uses slots
-before they are there.
+before they are there. What goes up layer by layer (``put_slab``) has an event behind each layer, which the computing
+stream waits for before it reads that one: the host waits for the last of them only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.quantization import LARGEST, SCALE_BYTES, dequantize, quantize
-from inlay.attention.storage import KVStorage, LayerShape
+from inlay.attention.storage import KVStorage, LayerShape, seen
 from inlay.slots import SlotRange, total
 
 logger = logging.getLogger(__name__)
@@ -85,21 +86,33 @@ class DeviceStorage(KVStorage):
 
     def write_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> None:
         """See KVStorage.write_slab."""
+        with self.beside():
+            self.put_slab(layer, slots, slab)
+
+    def put_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> Callable[[], None]:
+        """See KVStorage.put_slab. What is not in locked memory, in one piece, goes through some, and is waited for."""
         assert slab.shape[2] == total(slots), "one token for each slot"
-        slabs = self._locked(layer, slab)
-        if slabs is None:
+        locked = self._locked(layer, slab)
+        slabs = locked or []
+        if locked is None:
             slabs = self.staging(layer, total(slots))
             _bytes(slabs[0])[:] = slab[..., : _bytes(slabs[0]).shape[3]]
             for host in slabs[1:]:
                 _bytes(host)[:] = slab[..., -SCALE_BYTES:]
-        with self.beside():
-            for there, host in zip(self._memory(layer), slabs, strict=True):
-                for which, memory in enumerate(there):
-                    at = 0
-                    for run in slots:
-                        part = host[which, :, at : at + run.length]
-                        memory[:, run.first : run.end].copy_(part, non_blocking=True)
-                        at += run.length
+        for there, host in zip(self._memory(layer), slabs, strict=True):
+            for which, memory in enumerate(there):
+                at = 0
+                for run in slots:
+                    part = host[which, :, at : at + run.length]
+                    memory[:, run.first : run.end].copy_(part, non_blocking=True)
+                    at += run.length
+        if self.device.type != "cuda":
+            return seen
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        if locked is None:
+            event.synchronize()
+        return lambda: torch.cuda.default_stream(self.device).wait_event(event)
 
     def lock(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
         """Lock host memory in place, so that the device copies from it by itself; returns what lets go of it again.
@@ -168,9 +181,11 @@ class DeviceStorage(KVStorage):
             self._copying.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream = self._copying.stream
         stream.wait_stream(torch.cuda.default_stream(self.device))
-        with torch.cuda.stream(stream):
-            yield
-        stream.synchronize()
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            stream.synchronize()
 
 
 def _bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:

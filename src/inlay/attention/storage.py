@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,8 +135,24 @@ class KVStorage:
                 memory[:, run.first : run.end] = slab[which, :, at : at + run.length]
                 at += run.length
 
+    def beside(self) -> AbstractContextManager[None]:
+        """What is put within it is put beside the computation, and has been put with its end."""
+        return nullcontext()
+
+    def put_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> Callable[[], None]:
+        """As ``write_slab``, within ``beside``. Returns what lets the computation that is begun next see these bytes.
+
+        ``slab`` may not change before ``beside`` ends.
+        """
+        self.write_slab(layer, slots, slab)
+        return seen
+
     def _bytes(self, layer: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         return self.keys[layer].view(torch.uint8).numpy(), self.values[layer].view(torch.uint8).numpy()
+
+
+def seen() -> None:
+    """What has been put is there for everybody."""
 
 
 def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

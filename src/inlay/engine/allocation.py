@@ -14,6 +14,7 @@ from torch import Tensor
 from inlay.attention.mass import AttentionMass
 from inlay.attention.plan import Item, Part, Table, items_at
 from inlay.engine.lookup import Lookup
+from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found, Hold
 from inlay.prompt.splice import Fresh, Repaired, Splice
@@ -114,6 +115,8 @@ class SequenceAllocation:
     prefill: parts that are not computed, or not known to be. since: when it was admitted, seconds of ``perf_counter``.
     last: the run of tokens that an answer carries on, with its slots; None where nothing may be kept of it.
     states: see Work.
+    arrivals: segments among those that it reads which are still on their way up; arrived: the slots of those and of
+        earlier ones, which it owns a share of.
     """
 
     modules: tuple[SlotRange, ...] = ()
@@ -125,6 +128,8 @@ class SequenceAllocation:
     hold: Hold = field(default_factory=Hold)
     last: tuple[TokenRun, tuple[SlotRange, ...]] | None = None
     states: SequenceStates = field(default_factory=SequenceStates)
+    arrivals: tuple[Arrival, ...] = ()
+    arrived: tuple[SlotRange, ...] = ()
     _row: Part | None = None  # of the last decode step
     _computed: bool = False  # whether that step has run
     since: float = field(default_factory=time.perf_counter)

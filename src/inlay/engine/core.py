@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,6 @@ from inlay.errors import AbortedError, DeadlineError, QueueFullError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
-from inlay.models.device import upload
 from inlay.types import EngineStats, TierStats
 
 
@@ -81,6 +79,7 @@ class Engine:
         self.scheduler: Scheduler[Task] = Scheduler(
             max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
         )
+        self.kv_manager.alone = lambda: not self.scheduler.running
         self.observers: list[StepObserver] = []
         self._plans = PassPlans()
         self._scoring: set[Task] = set()  # who waits or runs, and its prompt is still to be scored
@@ -187,7 +186,7 @@ class Engine:
             advanced = self._compute(made, interruptible)
         except BaseException as error:  # a failed pass ends those who were in it, and nobody else
             return ended + settled + self._fail(made.owners, error, interruptible)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
         for observer in self.observers:
             observer.stepped(seconds)
@@ -286,8 +285,12 @@ class Engine:
             self.runner.run_to_check(made.checks)
         settled = self._settle(interruptible)
         if any(request.finished for request in settled if isinstance(request, Request)):
-            left = made.drop([request for request in made.decode if request.finished])
-            logits = logits.index_select(0, upload(np.array(left, dtype=np.int64), logits.device))
+            logits = made.drop([request for request in made.decode if request.finished], logits)
+        lost = made.settle_arrivals(len(self.runner.storage.keys)) if made.arrivals else []
+        logits = made.drop(lost, logits)
+        for request in lost:  # nobody has seen anything of it, and nothing is kept
+            request.read_again()
+            self.scheduler.requeue(request)
         for observer in self.observers:
             sampled_from = logits[len(logits) - len(made.sampled) :]
             observer.computed(made, sampled_from, self.scheduler.running, time.perf_counter() - began)
@@ -306,6 +309,8 @@ class Engine:
 
     def _forward(self, made: ForwardPass) -> Tensor:
         plan = self._plans.plan_of(made)
+        if made.arrivals:
+            return self.runner.run(made.work, made.wanted, plan, await_layer=made.await_layer)
         if self._in_flight is None:
             return self.runner.run(made.work, made.wanted, plan)
         return self.runner.run(made.work, made.wanted, plan, ids=self._in_flight.ids(made.decode))

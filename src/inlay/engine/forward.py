@@ -5,15 +5,19 @@ An observer sees what every pass computes, on the thread that steps the engine: 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from inlay.attention.plan import Plan, advance, build_plan
 from inlay.engine.allocation import Prefill, Work
 from inlay.engine.encoder import Encoding, Task
 from inlay.engine.request import Request
+from inlay.kv.arrivals import Arrival
+from inlay.models.device import upload
 
 
 @dataclass
@@ -26,6 +30,8 @@ class ForwardPass:
     ended: requests that want no token.
     checks: work for the first layers alone, which comes behind the other; owners are of that, too.
     selected: requests for which it ends the pass that chooses what is computed anew of their modules.
+    arrivals: what comes up from the host tier layer by layer while the pass reads it, with whose it is.
+    waited_s: for how long the host has waited for layers.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -37,7 +43,25 @@ class ForwardPass:
     ended: list[Request] = field(default_factory=list)
     checks: list[Work] = field(default_factory=list)
     selected: list[Request] = field(default_factory=list)
+    arrivals: list[tuple[Request, Arrival]] = field(default_factory=list)
+    waited_s: float = 0.0
     rows: int = 0
+
+    def await_layer(self, layer: int) -> None:
+        """Let the device wait for a layer of what is on its way up; the host does until its copy has begun."""
+        since = time.perf_counter()
+        for _, arrival in self.arrivals:
+            arrival.wait(layer)
+        self.waited_s += time.perf_counter() - since
+
+    def settle_arrivals(self, layers: int) -> list[Request]:
+        """Note that all layers have been read. Returns the requests that have read what was not there as it should."""
+        self.await_layer(layers - 1)  # also where no attention has
+        lost = dict.fromkeys(request for request, arrival in self.arrivals if arrival.failed)
+        for request, _ in self.arrivals:
+            if request not in lost:
+                request.allocation.arrivals = ()
+        return [*lost]
 
     @property
     def encodings(self) -> list[Encoding]:
@@ -49,12 +73,18 @@ class ForwardPass:
         """The rows whose logits are looked at: those of prompts, then those that tokens are sampled from."""
         return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
 
-    def drop(self, requests: Collection[Request]) -> list[int]:
-        """Forget requests of a pass that decodes alone, as they have ended before it. Returns who is left, by place."""
+    def drop(self, requests: Collection[Request], logits: Tensor) -> Tensor:
+        """Forget what requests have computed here, none of which are scored. Returns the logits of the others."""
+        if not requests:
+            return logits
         left = [place for place, (request, _) in enumerate(self.sampled) if request not in requests]
         self.sampled = [self.sampled[place] for place in left]
         self.decode = [request for request in self.decode if request not in requests]
-        return left
+        self.completed = [(task, prefill) for task, prefill in self.completed if task not in requests]
+        self.ended = [request for request in self.ended if request not in requests]
+        scored = sum(len(rows) for _, _, rows in self.scored)
+        rows = np.array([*range(scored), *(scored + place for place in left)], dtype=np.int64)
+        return logits.index_select(0, upload(rows, logits.device))
 
     def add(self, task: Task, work: Sequence[Work]) -> None:
         before = self.rows
@@ -67,6 +97,7 @@ class ForwardPass:
             self.rows += each.part.rows
         if not isinstance(task, Request):
             return
+        self.arrivals += [(task, arrival) for arrival in task.allocation.arrivals]
         if task.selection is not None:
             self.selected += [] if task.prompt_left else [task]
             return

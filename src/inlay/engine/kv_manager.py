@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from inlay.engine.allocation import Prefill, SequenceAllocation, allocation_of
 from inlay.engine.encoder import Encoding, Task
@@ -33,6 +34,7 @@ from inlay.engine.profiles import KnownProfiles
 from inlay.engine.request import Request
 from inlay.engine.retention import Retention
 from inlay.errors import CapacityError
+from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.residency import Residency
 from inlay.kv.segment import Segment
@@ -58,6 +60,7 @@ class KVCacheManager:
     encoded_tokens: how many tokens of modules were computed since the start. retention: what stays, and what goes,
     because somebody said so; pin_share: see there. prefetcher: brings up what will be read; prefetch_likely: also what
     is likely to be.
+    alone: whether who is admitted now may wait in its pass, for what comes up layer by layer: others there would, too.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class KVCacheManager:
         self.orders = OrderChooser(store)
         self.encoding: Encoding | None = None
         self.encoded_tokens = 0
+        self.alone: Callable[[], bool] = _never
 
     def when_over(self, listener: Callable[[frozenset[bytes]], None]) -> None:
         """Have somebody told of the segments whose time is over, or that are evicted, by their keys."""
@@ -154,22 +158,28 @@ class KVCacheManager:
         request.prompt.choose(self._lower.at_hand, self._stored_tokens, self.profiles, self.orders)
         splice = request.splice_now()
         lookup = look_up(self._store, splice)
-        if self._lower.is_coming([part.spec for part in splice if isinstance(part, Cached)], lookup):
+        read = [part.spec for part in splice if isinstance(part, Cached)]
+        arrivals: tuple[Arrival, ...] = ()
+        if self._lower.is_coming(read, lookup):
             request.wait_for(self.residency.bringing(spec.key for spec, _ in lookup.missing))
-            return Admission.COMING
-        if any(spec.source is not None for spec, _ in lookup.missing):
+            by_layer = self._lower.by_layer(read, lookup) if self._may_wait_in_pass(request) else None
+            if by_layer is None:
+                return Admission.COMING
+            lookup, arrivals = by_layer
+        elif any(spec.source is not None for spec, _ in lookup.missing):
             # What does not come up is computed as it is. A prompt that has begun to answer computes it under the name
             # of the form that it has read: that is no less exact than the name says.
             request.prompt.choose(self._lower.in_pool, self._stored_tokens, self.profiles, self.orders)
             splice = request.splice_now()
             lookup = look_up(self._store, splice)
         if self._publish(splice, lookup):
-            lookup = look_up(self._store, splice)
+            again = look_up(self._store, splice)
+            lookup = replace(again, modules=lookup.modules) if arrivals else again
         if self._somebody_computes(request, splice, lookup):
             return Admission.LATER
         if chunks_needed(self._store.pool, splice, lookup) > self._most_chunks(lookup):
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
-            lookup = look_up(self._store, splice, find=False)
+            lookup, arrivals = look_up(self._store, splice, find=False), ()
             needed = chunks_needed(self._store.pool, splice, lookup)
             check_capacity(self._store.pool, needed, "the request", self._most_chunks(lookup))
         selecting = request.prompt.selecting is not None
@@ -180,6 +190,9 @@ class KVCacheManager:
         allocation = self._allocate(splice, lookup, request.adapter)
         if allocation is None:
             return Admission.NO_ROOM
+        allocation.arrivals = arrivals
+        allocation.arrived = tuple(run for arrival in arrivals for run in arrival.slots)
+        self._store.pool.share(allocation.arrived)
         fetch_s = time.perf_counter() - since
         request.attach(allocation)
         self.pending.add(allocation.prefill)
@@ -193,8 +206,12 @@ class KVCacheManager:
             request.count(lookup.modules, lookup.beginnings, known, missed, self.residency.came_from)
             self._lower.write_used_again(request, lookup)
             self.retention.claim(request)
-            self.prefetcher.admitted(request, [part.spec for part in splice if isinstance(part, Cached)])
+            self.prefetcher.admitted(request, read)
         return Admission.ADMITTED
+
+    def _may_wait_in_pass(self, request: Request) -> bool:
+        """Whether a request may read what comes up layer by layer: where it waits alone, for nothing but a token."""
+        return self.alone() and request.scores is None and request.prompt.selecting is None
 
     def _most_chunks(self, lookup: Lookup) -> int:
         """How many chunks somebody may hold who reads what was found: not those of others' pins."""
@@ -248,7 +265,8 @@ class KVCacheManager:
         for prefill in allocation.prefill:
             self.pending.remove(prefill)
         try:
-            self._keep(task, allocation)
+            if not any(arrival.failed for arrival in allocation.arrivals):
+                self._keep(task, allocation)
         except Exception:
             logger.exception("what request %s has computed could not be kept", task.id)
         finally:
@@ -266,6 +284,7 @@ class KVCacheManager:
     def _give_back(self, task: Task, allocation: SequenceAllocation) -> None:
         self._store.pool.free(allocation.modules)
         self._store.pool.free(allocation.tail)
+        self._store.pool.free(allocation.arrived)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
         if isinstance(task, Request) and task.damaged:
@@ -361,3 +380,8 @@ class KVCacheManager:
         except CapacityError:
             return None
         return cut(room, 0, modules), cut(room, modules, sum(run.length for run in room) - modules)
+
+
+def _never() -> bool:
+    """Whoever waits for a lower tier does so before it is admitted."""
+    return False

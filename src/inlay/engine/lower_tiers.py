@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from inlay.engine.encoder import Task
 from inlay.engine.lookup import Lookup
 from inlay.engine.request import Request
+from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.residency import Residency
 from inlay.kv.segment import Found
@@ -65,6 +66,24 @@ class LowerTiers:
         coming = [(spec, found) for spec, found in lookup.missing if spec.key in needed]
         coming = [(spec, found) for spec, found in coming if self._residency.below(spec.key)]
         return bool(coming) and self._residency.bring_up(coming)
+
+    def by_layer(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> tuple[Lookup, tuple[Arrival, ...]] | None:
+        """What is stored together with what comes up layer by layer, as if that were there, and the latter.
+
+        wanted: the modules that are read. None where some are missing that do not come so, or not yet.
+        """
+        modules: dict[bytes, tuple[SegmentSpec, Found]] = {}
+        arrivals: list[Arrival] = []
+        for key in dict.fromkeys(spec.key for spec in wanted):
+            spec, found = lookup.modules[key]
+            if found.tokens < len(spec.ids):
+                arrival = self._residency.arriving(key)
+                if arrival is None or found.tokens < arrival.done:
+                    return None
+                arrivals.append(arrival)
+                found = Found((*found.part(0, arrival.done).ranges, arrival.stored))
+            modules[key] = spec, found
+        return Lookup(modules, lookup.beginnings), tuple(arrivals)
 
     def write_behind(self, task: Task, run: TokenRun) -> None:
         """Have a module that was computed written to the tiers below, where these may hold it."""

@@ -146,6 +146,11 @@ class Request:
         self.prompt.settle()
         self.prefill.admitted_at = self.prefill.admitted_at or time.perf_counter()
 
+    def read_again(self) -> None:
+        """Forget how its prompt came about: what it has read was not what it should be, so it is admitted anew."""
+        if not self.token_ids:
+            self.prefill.usage = None
+
     def wait_for(self, keys: frozenset[bytes]) -> None:
         """Note that segments come up from a lower tier for it, or are sought there."""
         self.prefill.awaited |= keys

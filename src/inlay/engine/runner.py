@@ -8,7 +8,7 @@ that does anything to its keys after the rotation fails the probe, and shifts ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -62,13 +62,19 @@ class Runner:
         return self._loaded.spec.vocab_size
 
     def run(
-        self, work: Sequence[Work], rows: Sequence[int], plan: Plan | None = None, ids: Tensor | None = None
+        self,
+        work: Sequence[Work],
+        rows: Sequence[int],
+        plan: Plan | None = None,
+        ids: Tensor | None = None,
+        await_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
         """One forward pass over packed work.
 
         rows: the packed rows whose logits are wanted.
         plan: the plan of just this work, where the caller has it already.
         ids: the work's, (rows,), int64, on the device, where the host does not know them.
+        await_layer: see PassContext; a pass with it is launched as it is, neither recorded nor compiled.
         Returns (len(rows), vocabulary) in the model's dtype.
         """
         plan = plan or build_plan([w.part for w in work])
@@ -78,9 +84,11 @@ class Runner:
                 watched.append((first, each.part, each.mass))
             first += each.part.rows
         known = [token for w in work for token in w.ids] if ids is None else ids
-        context = PassContext(self.backend, self.storage, plan, self._loaded.spec, watched)
+        spec = self._loaded.spec
+        context = PassContext(self.backend, self.storage, plan, spec, watched, await_layer=await_layer)
+        recordable = not watched and await_layer is None
         with on_device(self.backend.device):
-            if self.graphs is not None and not watched and not any(w.adapter for w in work):
+            if self.graphs is not None and recordable and not any(w.adapter for w in work):
                 logits = self.graphs.run(known, plan, rows)
                 if logits is not None:
                     return logits
@@ -140,9 +148,9 @@ class Runner:
 
     def _compute(self, ids: Tensor, positions: Tensor, context: PassContext, rows: Tensor | None) -> Tensor:
         """The model's logits. ids, positions: (rows,). rows: the ones wanted; None for all."""
-        whole = context.last_layer is None and not context.watched  # others leave the layers on their way
+        whole = context.last_layer is None and not context.watched and context.await_layer is None
         model, name = self._loaded.model, IMPLEMENTATION
-        if self._compiled is not None and whole:
+        if self._compiled is not None and whole:  # others leave the layers on their way, or wait there
             model, name = self._compiled, OPAQUE
         with torch.inference_mode(), attention_implementation(self._loaded.model, name):
             output = model(

@@ -9,7 +9,7 @@ The load-time probe: does a text that comes in pieces, between those of another,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,9 +110,14 @@ class UnsharedRunner(Runner):
         return tokens
 
     def run(
-        self, work: Sequence[Work], rows: Sequence[int], plan: Plan | None = None, ids: Tensor | None = None
+        self,
+        work: Sequence[Work],
+        rows: Sequence[int],
+        plan: Plan | None = None,
+        ids: Tensor | None = None,
+        await_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """See Runner.run; the plan is for attention in a pool."""
+        """See Runner.run; the plan is for attention in a pool, and nothing comes up into one."""
         found, first, wanted = [], 0, set(rows)
         device = self.backend.device
         with on_device(device), torch.inference_mode():

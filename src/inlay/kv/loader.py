@@ -3,8 +3,8 @@
 The store is not touched on that thread: what has come up is given to it between two steps of the engine (``poll``). A
 read has a deadline. What is late is computed, as if the tier had had nothing, and while a reader hangs nobody else is
 sent to it; its slots are its own until it returns. What is wholly in the memory of the host has a reader of its own,
-so that it waits for no disk. Whether a tier that others fill has a segment is asked on another
-thread (``seek``).
+so that it waits for no disk, and comes up layer by layer, which may be read before it is there (arrivals.py). Whether a
+tier that others fill has a segment is asked on another thread (``seek``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from inlay.errors import CapacityError
+from inlay.kv.arrivals import Arrival, bring_by_layer
 from inlay.kv.codecs.codec import Slab
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.misses import EVICTED, LATE, MissReasons
 from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.host import HostTier
 from inlay.kv.tiers.record import SegmentRecord, SlabMemory
 from inlay.kv.tiers.tier import Miss, Tier, TierMissError
 from inlay.kv.worker import Worker
@@ -47,8 +49,10 @@ class _Wanted:
 
 @dataclass(eq=False, slots=True)
 class _Load:
-    """Segments that are read together. arrived: the tiers that gave those that are there, by key, once ``over``.
+    """Segments that are read together.
 
+    arrivals: by key, where they come from the host tier. arrived: the tiers that gave those that are there, by key,
+    once ``over``.
     near: whether all of them are in the tiers that are not written behind the computation.
     left_s: for how long more those are to be found that have a lifetime. unwanted: those that were to be forgotten
     meanwhile.
@@ -59,6 +63,7 @@ class _Load:
     hold: Hold
     deadline: float
     near: bool
+    arrivals: dict[bytes, Arrival] = field(default_factory=dict)
     arrived: dict[bytes, str] = field(default_factory=dict)
     left_s: dict[bytes, float] = field(default_factory=dict)
     unwanted: set[bytes] = field(default_factory=set)
@@ -75,6 +80,7 @@ class Loader:
     record_of: what is compared of a segment when it is read. timeout_s: how long a read may take.
     promote: told of a segment that came from the tier of that number, with its slabs, which those before it lack.
     nearest: the number of the first tier that is to hear of that; those before it are read by a thread of their own.
+    host: the one of these that gives segments layer by layer; None where there is none.
     tell: told, on any thread, that something has come further.
     """
 
@@ -88,6 +94,7 @@ class Loader:
         record_of: Callable[[SegmentSpec], SegmentRecord],
         promote: Callable[[SegmentRecord, list[Slab], int], None],
         nearest: int = 0,
+        host: HostTier | None = None,
         tell: Callable[[], None],
         timeout_s: float,
     ) -> None:
@@ -100,6 +107,7 @@ class Loader:
         self._record_of = record_of
         self._promote = promote
         self._nearest = nearest
+        self._host = host
         self._tell = tell
         self._timeout_s = timeout_s
         self._reader, self._near_reader = Worker("inlay-reader"), Worker("inlay-host-reader")
@@ -137,8 +145,13 @@ class Loader:
         return key in self._sought
 
     def came_from(self, key: bytes) -> str | None:
-        """The tier that a segment came up from when it last did, as far as that is remembered."""
-        return self._came_from.get(key)
+        """The tier that a segment came up from when it last did, or does now, as far as that is remembered."""
+        return self._came_from.get(key) if self.arriving(key) is None else self._tiers[0].name
+
+    def arriving(self, key: bytes) -> Arrival | None:
+        """A segment of the host tier's whose first layer is on its way up, or there; None for any other."""
+        arrival = self._by_key[key].arrivals.get(key) if key in self._by_key else None
+        return arrival if arrival is not None and arrival.begun else None
 
     def refresh(self) -> None:
         """Have the tiers take note of what others have put there and removed, once at a time."""
@@ -199,6 +212,9 @@ class Loader:
             left = len(spec.ids) - found.tokens
             load.wanted.append(_Wanted(spec, found.tokens, found.slots, cut(slots, at, left)))
             self._by_key[spec.key] = load
+            if near and self._host is not None and self._host.holds(spec.key):
+                arrival = Arrival(spec, found.tokens, load.wanted[-1].slots, self._store.keys, load.deadline)
+                load.arrivals[spec.key] = arrival
             at += left
         self._loads.append(load)
         (self._near_reader if near else self._reader).submit(lambda: self._read(load))
@@ -240,8 +256,10 @@ class Loader:
 
     def _read(self, load: _Load) -> None:
         try:
+            if load.arrivals:
+                self._read_by_layer(load)
             for each in load.wanted:
-                tier = self._read_one(each, load)
+                tier = load.arrived.get(each.spec.key) or self._read_one(each, load)
                 if tier is not None:
                     load.arrived[each.spec.key] = tier
         finally:
@@ -261,10 +279,29 @@ class Loader:
                 self._sought.pop(key, None)
             self._tell()
 
+    def _read_by_layer(self, load: _Load) -> None:
+        """Read what the host tier has; what it does not give, another tier may."""
+        assert self._host is not None, "others give segments one by one"
+        there = bring_by_layer(
+            list(load.arrivals.values()),
+            self._host,
+            self._memory,
+            self._record_of,
+            missed=lambda spec, reason: self._misses.failed(spec, _said(reason)),
+            begun=self._tell,
+        )
+        for each in there:
+            load.arrived[each.spec.key] = self._host.name
+            self._count(self._host.name, each.stored.tokens)
+
+    def _count(self, tier: str, tokens: int) -> None:
+        with self._counting:
+            self.loaded[tier] = self.loaded.get(tier, 0) + tokens
+
     def _read_one(self, wanted: _Wanted, load: _Load) -> str | None:
         """Read from the nearest tier that gives it, whose name is returned; those that are nearer still get a copy."""
         record = self._record_of(wanted.spec)
-        asked = False
+        asked = wanted.spec.key in load.arrivals  # the host tier has said why it does not give it
         for number, tier in enumerate(self._tiers):
             copies: list[Slab] = []
 
@@ -279,10 +316,9 @@ class Loader:
             try:
                 tier.get(record, take, lambda: load.late)
             except TierMissError as miss:
-                self._misses.failed(wanted.spec, EVICTED if miss.reason is Miss.ABSENT else miss.reason.value)
+                self._misses.failed(wanted.spec, _said(miss.reason))
                 continue
-            with self._counting:
-                self.loaded[tier.name] = self.loaded.get(tier.name, 0) + total(wanted.slots)
+            self._count(tier.name, total(wanted.slots))
             if (left_s := tier.left_s(record.key)) is not None:
                 load.left_s[record.key] = left_s
             if number > self._nearest:
@@ -299,6 +335,10 @@ class Loader:
                 tier.refresh()
         finally:
             self._refreshing = False
+
+
+def _said(reason: Miss) -> str:
+    return EVICTED if reason is Miss.ABSENT else reason.value
 
 
 def _nobody(spec: SegmentSpec, left_s: float | None) -> None:

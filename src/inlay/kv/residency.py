@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from inlay.kv.arrivals import Arrival
 from inlay.kv.demotion import Demoter
 from inlay.kv.identity import LOSSLESS, SegmentSpec
 from inlay.kv.loader import Loader
@@ -84,6 +85,7 @@ class Residency:
             record_of=self._record,
             promote=self._saver.promote,
             nearest=written,
+            host=host,
             tell=self._tell,
             timeout_s=timeout_s,
         )
@@ -161,8 +163,12 @@ class Residency:
                 yield spec.through(codec, self._store.keys)
 
     def came_from(self, key: bytes) -> str | None:
-        """The tier that a segment came up from when it last did, as far as that is remembered."""
+        """The tier that a segment came up from when it last did, or does now, as far as that is remembered."""
         return self._loader.came_from(key)
+
+    def arriving(self, key: bytes) -> Arrival | None:
+        """A segment that may be read while it comes up, layer by layer; None for any other."""
+        return self._loader.arriving(key)
 
     def why_missing(self, spec: SegmentSpec) -> str:
         """Why a segment that is neither in the pool nor on its way has to be computed; see MissReasons."""

@@ -9,7 +9,7 @@ that do not call the interface (``Family.patch``) calls the same function.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ class PassContext:
 
     watched: of rows from a number on, which are one part of the plan, who wants to know what they attend to.
     last_layer: the one whose keys end the pass, as nobody wants more of it; None for all layers.
+    await_layer: called before a layer attends, where what it reads may still be on its way into the pool; None where
+        all of it is there.
     """
 
     backend: Backend
@@ -42,6 +44,7 @@ class PassContext:
     spec: ModelSpec
     watched: Sequence[tuple[int, Part, AttentionMass]] = ()
     last_layer: int | None = None
+    await_layer: Callable[[int], None] | None = None
 
 
 class EndOfPassError(Exception):
@@ -108,6 +111,8 @@ def attend(
     if layer == inlay.last_layer:
         inlay.pool.write(layer, inlay.plan.slots, key[0], value[0])
         raise EndOfPassError
+    if inlay.await_layer is not None:
+        inlay.await_layer(layer)
     output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, inlay.plan, layer, options).unsqueeze(0)
     for first, part, mass in inlay.watched:
         rows = query[0, :, first : first + part.rows]

@@ -14,7 +14,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -85,6 +87,19 @@ class HostTier:
         return pages_for(_size_of(record)) <= self.memory.pages
 
     def get(self, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]) -> None:
+        with self.reading(asked) as slab_of:
+            for layer in range(len(asked.layers)):
+                slab = slab_of(layer)
+                if late():
+                    raise TierMissError(Miss.LATE)
+                take(layer, slab)
+
+    @contextmanager
+    def reading(self, asked: SegmentRecord) -> Iterator[Callable[[int], Slab]]:
+        """What gives a segment's slabs, one by one, each checked first; they are the tier's again behind the block.
+
+        Counts as read, or missed where TierMissError is raised within the block, as what it gives does.
+        """
         with self._guard:
             kept = self.kept.get(asked.key)
             if kept is not None:
@@ -92,7 +107,9 @@ class HostTier:
         try:
             if kept is None:
                 raise TierMissError(Miss.ABSENT)
-            self._read(kept, asked, take, late)
+            if not kept.record.same(asked):
+                raise TierMissError(Miss.CORRUPT, "it holds another segment than its key says")
+            yield partial(self._slab, kept)
         except TierMissError as miss:
             self._counts.missed(miss.reason)
             if miss.reason is Miss.CORRUPT:
@@ -177,21 +194,13 @@ class HostTier:
         self.clear()
         self.memory.close()
 
-    def _read(
-        self, kept: Kept, asked: SegmentRecord, take: Callable[[int, Slab], None], late: Callable[[], bool]
-    ) -> None:
-        if not kept.record.same(asked):
-            raise TierMissError(Miss.CORRUPT, "it holds another segment than its key says")
-        at = 0
-        for layer, (shape, expected) in enumerate(kept.slabs):
-            size = math.prod(shape)
-            data = self.memory.read(kept.pages, at, size)
-            at += aligned(size)
-            if checksum(data) != expected:
-                raise TierMissError(Miss.CORRUPT, f"the checksum of layer {layer} does not hold")
-            if late():
-                raise TierMissError(Miss.LATE)
-            take(layer, data.reshape(shape))
+    def _slab(self, kept: Kept, layer: int) -> Slab:
+        shape, expected = kept.slabs[layer]
+        at = sum(aligned(math.prod(before)) for before, _ in kept.slabs[:layer])
+        data = self.memory.read(kept.pages, at, math.prod(shape))
+        if checksum(data) != expected:
+            raise TierMissError(Miss.CORRUPT, f"the checksum of layer {layer} does not hold")
+        return data.reshape(shape)
 
     def _let_go(self, kept: Kept) -> None:
         with self._guard:

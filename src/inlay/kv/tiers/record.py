@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +36,10 @@ class SlabMemory(Protocol):
     def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> Slab: ...
 
     def write_slab(self, layer: int, slots: Sequence[SlotRange], slab: Slab) -> None: ...
+
+    def beside(self) -> AbstractContextManager[None]: ...
+
+    def put_slab(self, layer: int, slots: Sequence[SlotRange], slab: Slab) -> Callable[[], None]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
