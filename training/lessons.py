@@ -83,11 +83,11 @@ def draw_exercise(
 ) -> Conversation:
     """A conversation of one exercise. documents: how many it has, but for comparisons, which have none."""
     words = Words(rng, split)
+    written: list[Document] = []
     match exercise:
         case Exercise.COMPARISONS | Exercise.EASY_COMPARISONS:
-            written, asked = [], _comparisons(words, questions, exercise is Exercise.EASY_COMPARISONS)
+            asked = _comparisons(words, questions, exercise is Exercise.EASY_COMPARISONS)
         case Exercise.RANKED_NUMBERS:
-            written = []
             asked = [replace(question, task=COMPARING) for question in ranked_numbers(words, questions)]
         case Exercise.REPETITIONS:
             written = write_documents(words, documents)
