@@ -61,7 +61,7 @@ def test_prompt_cache(tmp_path, kept, kept_bytes):
 @pytest.mark.triton
 def test_checks(tmp_path):
     rows = dry("checks", tmp_path)["rows"]
-    assert len(rows) == 37
+    assert len(rows) == 38
     assert all(row["passed"] for row in rows)
 
 
