@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 from common import device_of, options, report
+from layerwise import check_layers
 
 #: By dtype: how far the norm of the difference may be from the reference's, as a share of its norm.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -326,7 +327,7 @@ def main() -> int:
     asked = options(__doc__ or "")
     device = device_of(asked)
     rows = []
-    answers = (check_answers, check_rounded_answers, check_host)
+    answers = (check_answers, check_rounded_answers, check_host, check_layers)
     for check in (check_passes, check_quantized, check_plain, check_tokens, *answers):
         for row in check(asked, device):
             rows.append(row)

@@ -22,12 +22,15 @@ RESULTS = Path(__file__).parents[1] / "results"
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def options(description: str, **more: Any) -> argparse.Namespace:
-    """The command line. more: further options by name, with their default values; of lists, the first one's kind."""
+def options(description: str, *, runs: int = 20, **more: Any) -> argparse.Namespace:
+    """The command line.
+
+    runs: of each, by default. more: further options by name, with their default values; of lists, the first one's kind.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, in Triton's interpreter")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of results; each device has one in it")
-    parser.add_argument("--runs", type=int, default=20, help="runs of each")
+    parser.add_argument("--runs", type=int, default=runs, help="runs of each")
     for name, default in more.items():
         kind = type(default[0]) if isinstance(default, list) else type(default)
         parser.add_argument(

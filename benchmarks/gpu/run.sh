@@ -13,3 +13,4 @@ if [ -z "${INLAY_TRITON_COSTS:-}" ] && [ -n "$costs" ]; then
 fi
 "$python" "$here/attention.py" "$@"
 "$python" "$here/prompt_cache.py" "$@"
+"$python" "$here/throughput.py" "$@"

@@ -18,17 +18,19 @@ pytestmark = [pytest.mark.skipif(find_spec("triton") is None, reason="Triton is 
 
 
 def dry(script: str, out: Path, *more: str) -> dict:
+    """Its result, and the lines that it has said before."""
     done = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", "--dry", "--out", out, *more],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    *said, last = done.stdout.splitlines()
+    result = json.loads(last)
     (kept,) = out.glob(f"*/{script}.json")
     assert json.loads(kept.read_text()) == result
     assert result["script"] == script
     assert result["dry"]
-    return result
+    return result | {"said": said}
 
 
 def test_attention(tmp_path):
@@ -58,11 +60,44 @@ def test_prompt_cache(tmp_path, kept, kept_bytes):
     assert row["module_bytes"] == 64 * 2 * 4 * 4 * kept_bytes  # tokens, key and value, layers, heads, bytes of one
 
 
+def test_throughput(tmp_path):
+    result = dry("throughput", tmp_path, "--completion", "3")
+    (drawn,) = tmp_path.glob("*/throughput.svg")
+    assert b"<svg" in drawn.read_bytes()
+    rows = result["rows"]
+    assert [(row["part"], row["requests"]) for row in rows] == [
+        *(("prefix", 1), ("prefix", 3)), *(("modules", 1), ("modules", 3)),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["completion"] == 3
+        cells = row["columns"]
+        assert cells.keys() == {"inlay", "off", "transformers", "vllm"}
+        for name in ("inlay", "off", "transformers"):
+            assert cells[name]["requests"] == row["requests"]
+            assert cells[name]["tokens_s"] > 0
+            if name != "inlay" or row["part"] == "prefix":
+                assert cells[name]["as_off"] == 1, "all of them compute the same"
+        assert row["ratio"].keys() >= {"off", "transformers"}
+        assert row["of_floor"] == pytest.approx(cells["inlay"]["tokens_s"] / row["floor_tokens_s"], rel=0.02)
+    shared = [row["columns"]["inlay"]["hit_rate"] for row in rows]
+    assert shared[0] == 0
+    assert min(shared[1:]) > 0.5
+    assert all(row["columns"]["off"]["hit_rate"] == 0 for row in rows)
+    if find_spec("vllm") is None:
+        assert all(row["columns"]["vllm"] == {"skipped": ABSENT} for row in rows)
+        assert f"vllm is left out: {ABSENT}" in result["said"]
+
+
+ABSENT = "not installed; run: pip install vllm"
+
+
 @pytest.mark.triton
 def test_checks(tmp_path):
     rows = dry("checks", tmp_path)["rows"]
-    assert len(rows) == 37
+    assert len(rows) == 38
     assert all(row["passed"] for row in rows)
+    (row,) = [row for row in rows if row["check"] == "modules read before their last layer is up"]
+    assert row["passes"] > 0
 
 
 def test_without_a_gpu_there_is_a_sentence():

@@ -25,9 +25,9 @@ from inlay.models.weight_size import weight_bytes as quantized_bytes
 _SLACK = 1.2  # what a model takes beside its weights while it runs
 
 
-def load_stock(name: str, dtype: str) -> PreTrainedModel:
+def load_stock(name: str, dtype: str, device: str = "cpu") -> PreTrainedModel:
     """The model as transformers has it, with the weights that ``LLM(name, dtype=dtype, seed=0)`` has."""
-    return load_model(name, dtype=dtype, seed=0, weights="stock", device="cpu").model
+    return load_model(name, dtype=dtype, seed=0, weights="stock", device=device).model
 
 
 def prefill(model: PreTrainedModel, ids: Tensor) -> None:

@@ -6,10 +6,7 @@ It reads a model's shape as a GGUF file of random weights, in bf16 or in as many
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -20,9 +17,9 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+from inlay.bench import worker
 from inlay.bench.machine import Meter
 from inlay.bench.stock import weight_bytes
-from inlay.errors import ModelError
 
 #: model_type → llama.cpp's name of the architecture.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
@@ -148,10 +145,10 @@ def why_not(config: PretrainedConfig, dtype: str, quantization: str | None = Non
     return None
 
 
-class Worker:
-    """llama.cpp in a process of its own, since two OpenMP runtimes in one would fight for the cores.
+class Worker(worker.Worker):
+    """llama.cpp in a process of its own.
 
-    module: the process's program; it is given the file and ``words``, and talks in lines of JSON. Raises ModelError.
+    module: the process's program; it is given the file and ``words``. Raises ModelError.
     """
 
     def __init__(
@@ -162,47 +159,15 @@ class Worker:
         remedy: str,
         quantization: str | None = None,
     ) -> None:
-        self._remedy = remedy
         self._folder = tempfile.TemporaryDirectory(prefix="inlay-bench-")
         file = Path(self._folder.name) / "random.gguf"
         write_gguf(config, file, quantization)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(file), *map(str, words)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        try:
-            self._read()
-        except BaseException:
-            self.close()
-            raise
-
-    def ask(self, line: str) -> dict[str, Any]:
-        """Its answer to one line."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; what it said last tells why
-        return self._read()
+        super().__init__("llama.cpp", module, (file, *words), remedy)
 
     def close(self) -> None:
         """End it, and delete its file."""
-        self._process.kill()
-        self._process.communicate()
+        super().close()
         self._folder.cleanup()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        ended = {"error": f"llama.cpp ended with status {self._process.wait()}"} if not line else None
-        said: dict[str, Any] = ended or json.loads(line)
-        if "error" in said:
-            raise ModelError(f"{said['error']}; {self._remedy}")
-        return said
 
 
 @contextmanager

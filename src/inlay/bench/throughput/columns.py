@@ -220,17 +220,10 @@ class Continuous:
 
     def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
         """Answer all requests. Raises ModelError with its own reason where it cannot, DeadlineError behind a limit."""
-        pages = self._most * (-(-workload.longest // _PAGE) + 1)
-        # eos -1: no token ends an answer; sdpa is what it takes on a CPU, where flash kernels are not there.
+        # eos -1: no token ends an answer; sdpa is what it takes where flash kernels are not there.
         make: Any = GenerationConfig
         generation = make(max_new_tokens=workload.completion, do_sample=False, eos_token_id=-1)
-        settings = ContinuousBatchingConfig(
-            page_size=_PAGE,
-            num_blocks=pages,
-            max_batch_tokens=_STEP_TOKENS,
-            max_requests_per_batch=self._most,
-            auto_switch_to_flash=False,
-        )
+        settings = self._settings(workload)
         factory: Any = self._model
         try:
             with (
@@ -242,6 +235,18 @@ class Continuous:
             raise
         except Exception as error:  # whatever its reason is, it is told
             raise ModelError(f"transformers' continuous batching: {_reason(error)}") from error
+
+    def _settings(self, workload: Workload) -> ContinuousBatchingConfig:
+        """On a GPU those that it finds by itself, with flash kernels where they are installed."""
+        if self._model.device.type == "cuda":
+            return ContinuousBatchingConfig(max_requests_per_batch=self._most)
+        return ContinuousBatchingConfig(
+            page_size=_PAGE,
+            num_blocks=self._most * (-(-workload.longest // _PAGE) + 1),
+            max_batch_tokens=_STEP_TOKENS,
+            max_requests_per_batch=self._most,
+            auto_switch_to_flash=False,
+        )
 
 
 def _ask(manager: Any, workload: Workload, limit: Limit) -> Run:
