@@ -109,4 +109,19 @@ FURTHER = (
         (_RANKED, *_exercises(_SOME, *_STEPS), *_exercises(_MORE, *_STEPS, *_ACROSS), *_KEPT),
         0.85,
     ),
+    Stage(
+        "across documents again",
+        1300,
+        6144,
+        (0.0012, 0.00001),
+        _TWELVE,
+        (
+            *(_RANKED, _RANKED),
+            *_exercises(_FEW, Exercise.RANKINGS),
+            *_exercises(_SOME, *_STEPS, Exercise.RANKINGS, Exercise.SHARINGS, *_ACROSS),
+            *_exercises(_MORE, Exercise.SHARINGS, Exercise.SHARED, Exercise.SHARED, Exercise.CONFLICTS),
+            *(_COMPARING, _COUNTING_ANY, _KINDS, _SENTENCES, _ALIKE),
+        ),
+        0.9,
+    ),
 )
