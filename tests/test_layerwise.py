@@ -137,8 +137,8 @@ def test_the_first_layer_is_computed_before_the_last_is_copied(device, monkeypat
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, expected, layer, caplog):
-    """The request is computed again, with its modules; who was in that pass with it has its answer all the same."""
-    llm, passes = filled(store_timeout_s=WAIT_S, max_pass_s=None)  # a pass has room for both, however slow the machine
+    """The request is computed again, with its modules; who is in that pass with it has its answer all the same."""
+    llm, passes = filled(store_timeout_s=WAIT_S)
     go_on, first_is_up, check = threading.Event(), threading.Event(), inlay.kv.tiers.host.checksum
     copies = Copies(llm, monkeypatch)
     residency, keys = llm.local.residency, keys_of(llm, SCHEMAS[0])
@@ -172,8 +172,8 @@ def test_what_was_computed_with_a_damaged_layer_is_dropped(device, monkeypatch, 
     assert llm.stats().encoded_tokens > encoded
     assert first.usage.host_tokens == 0
     assert dict(first.usage.misses).keys() == {"corrupt"}
-    together = [requests for requests, arrivals in zip(passes.requests, passes.arrivals, strict=True) if arrivals]
-    assert together == ([2] if layer else []), "one pass has read the layer before it"
+    read = sum(arrivals > 0 for arrivals in passes.arrivals)
+    assert read == layer, "one pass has read the layer before it; the other was in it where there was room for both"
     (again,) = answers(llm, PROMPTS[:1])
     assert again.outputs[0].token_ids == expected[0]
     assert again.usage.misses == (), "it is stored as it was computed anew"
