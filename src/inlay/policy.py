@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from inlay.errors import ParameterError
-from inlay.repair import LIKE, REPAIR, Repair
+from inlay.repair import LIKE, REPAIR, Repair, is_repair
 from inlay.tolerance import WRITTEN, Measured, Tolerance
 from inlay.wording import SHOWN, show
 
@@ -101,6 +101,8 @@ class ReusePolicy:
                 f"{_BEST}+linked:16+{_HEALING_OFF}"
             )
         if word not in _WRITTEN:
+            if is_repair(word):
+                raise ParameterError(f"reuse is {show(reuse)}, a repair of no policy; write it like {_BEST}+{word}")
             near = get_close_matches(word[:SHOWN].lower(), (*WORDS, _AUTO), 1)
             if near:
                 raise ParameterError(f"{show(word)} is no reuse policy; did you mean '{near[0]}'?")

@@ -62,13 +62,30 @@ class Repair:
     def parse(cls, written: str, reuse: str) -> Repair:
         """The repair that is written so. reuse: the policy that it is a part of. Raises ParameterError."""
         kind, _, amount = written.partition(":")
+        told = f"reuse is {show(reuse)}"
+        if kind == "healing":
+            raise ParameterError(f"{told}; healing is 'off', or not written: write it like modular+healing:off")
         if kind not in _AMOUNTS:
-            raise ParameterError(f"reuse is {show(reuse)}, and no repair is called {show(kind)}; {LIKE}")
+            raise ParameterError(
+                f"{told}, and no repair is called {show(kind)}; use one of {', '.join(_AMOUNTS)}: {LIKE}"
+            )
+        if "+" in amount:
+            raise ParameterError(f"{told}, and a policy has one repair; write it like {_like(reuse, kind)}")
         if re.fullmatch(_AMOUNTS[kind], amount) is None:
             whole, share = (
                 "a whole number of tokens, of at most 7 digits",
                 "a share between 0 and 1 with at most 4 digits",
             )
             allowed = whole if kind == "linked" else f"{share} behind the point"
-            raise ParameterError(f"reuse is {show(reuse)}; {kind} takes {allowed}: {LIKE}")
+            raise ParameterError(f"{told}; {kind} takes {allowed}: write it like {_like(reuse, kind)}")
         return cls(kind, float(amount))
+
+
+def is_repair(written: str) -> bool:
+    """Whether a policy that is written so is a repair alone, with nothing that it repairs."""
+    return re.fullmatch(REPAIR, written) is not None
+
+
+def _like(reuse: str, kind: str) -> str:
+    """A repair of that kind with an amount, behind the policy that was asked for."""
+    return f"{reuse.partition('+')[0]}+{kind}:{16 if kind == 'linked' else 0.15}"

@@ -73,8 +73,8 @@ Compile = Annotated[
 Reuse = Annotated[
     str | None,
     typer.Option(
-        help=f"For prompts that do not say: {', '.join(WORDS)} or auto. If not given, modular for prompts "
-        "with modules, exact for others (docs/reuse.md)."
+        help=f"For prompts that do not say: {', '.join(WORDS)} or auto; those of modules also repaired, like "
+        "modular+profiled:0.1. If not given, modular for prompts with modules, exact for others (docs/reuse.md)."
     ),
 ]
 ReuseTolerance = Annotated[
