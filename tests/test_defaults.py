@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inlay import LLM, ParameterError, SamplingParams, Schema
+from inlay.config import EngineConfig
 from inlay.prompt.inputs import has_modules
 
 from .conftest import tiny
@@ -16,6 +17,11 @@ SCHEMA = Schema.from_string(
 DOCUMENT = {"type": "text", "text": "Miami has beaches, and it is warm there in winter."}
 MARKED = [{"role": "user", "content": [{**DOCUMENT, "cache_control": {"type": "ephemeral"}}]}]
 PLAIN = [{"role": "user", "content": [DOCUMENT]}]
+
+
+def test_an_empty_policy_is_none():
+    with pytest.raises(ParameterError, match=r"^reuse is ''; use one of off, exact"):
+        EngineConfig(reuse="")
 
 
 @pytest.fixture

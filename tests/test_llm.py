@@ -284,6 +284,10 @@ def test_an_answer_stops_at_the_context():
         (7, "a prompt is a int; give text, token ids, chat messages or an inlay.Prompt"),
         ({"text": "x"}, r"a prompt has the keys \['text'\]; write"),
         ([{"role": "user"}], "a chat message is {'role': 'user'}; it needs a 'role' and a 'content' of text"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x", "order": "any"}]}],
+            "order stands in a part of a chat message; write it beside the message's content, and cache_control on",
+        ),
     ],
 )
 def test_wrong_prompts(llm, prompt, sentence):

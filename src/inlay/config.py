@@ -126,7 +126,7 @@ class EngineConfig:
     store_shared: str | None = field(default=None, repr=False)  # it may have a password
 
     def __post_init__(self) -> None:
-        ReusePolicy.parse(self.reuse or str(BEST), self.positions)
+        ReusePolicy.parse(str(BEST) if self.reuse is None else self.reuse, self.positions)
         Tolerance.parse(self.tolerance)
         check_choice("placeholders", self.placeholders, PLACEHOLDERS)
         check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)

@@ -273,6 +273,7 @@ def test_parts_of_messages():
     assert alone.why_fixed == "no two neighbouring parts of its message are marked with cache_control"
     (text,) = answer([{"role": "user", "content": "Well?", "order": "any"}]).order
     assert (text.members, text.why_fixed) == ((), alone.why_fixed)
+    assert answer([{"role": "user", "content": "Well?"}], order="any").order == (text,)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,11 @@ def check_messages(messages: Sequence[Message]) -> None:
             )
         if message.get("order") not in (None, "any"):
             raise ParameterError(f"order is {show(message['order'])} in a chat message; write 'any', or leave it out")
+        if not isinstance(message["content"], str) and any("order" in part for part in message["content"]):
+            raise ParameterError(
+                "order stands in a part of a chat message; write it beside the message's content, and cache_control on "
+                "the parts that may change places"
+            )
         for call in _listed(message.get("tool_calls"), "tool_calls"):
             if not isinstance(_function(call).get("arguments"), Mapping):
                 raise ParameterError(
@@ -220,8 +225,10 @@ def in_any_order(prompt: Any) -> Any:
         raise ParameterError(
             "order is 'any', and a text or token ids have no modules that could change places; leave it out"
         )
+    # where no part is marked, one message is told all the same, so that the output says why nothing is free
+    told = {id(message) for message in messages if has_modules([message])} or {id(messages[-1])}
     made = Conversation(
-        [{**message, "order": "any"} if has_modules([message]) else message for message in messages],
+        [{**message, "order": "any"} if id(message) in told else message for message in messages],
         *((messages.tools, messages.options) if isinstance(messages, Conversation) else ()),
     )
     return {**prompt, "messages": made} if isinstance(prompt, Mapping) else made
