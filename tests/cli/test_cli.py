@@ -87,6 +87,23 @@ def test_run_tells_the_order_of_sets(files, capsys):
     assert "(order: b, a; it was not free: reuse 'anchored' is the same whatever is stored)" in out
 
 
+def test_run_tells_what_was_repaired(files, capsys):
+    arguments = ["run", "s.xml", "--prompt", "p.xml", "--model", "random:tiny", "--max-tokens", "1", "--reuse"]
+    _, out, _ = run(capsys, *arguments, "modular+profiled:0.2", "--profile", "off", "--json")
+    row = json.loads(out)
+    repaired = row["repaired_tokens"]
+    assert (row["linked_tokens"], row["module_tokens"]) == (repaired, row["cached_tokens"] - row["exact_tokens"])
+    lines = {
+        "modular+profiled:0.2": f"(repaired: {repaired} tokens of modules, of which {repaired} are the first ones of ",
+        "modular+linked:2": "(repaired: 4 tokens of modules)\n",
+    }
+    for policy, line in lines.items():
+        _, out, _ = run(capsys, *arguments, policy, "--profile", "off")
+        assert line in out
+    _, out, _ = run(capsys, *arguments, "modular")
+    assert "repaired" not in out
+
+
 def test_run_reads_a_prompt_from_standard_input(files, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
     status, out, _ = run(capsys, "run", "s.xml", "--prompt", "-", "--max-tokens", "2", "--json")

@@ -116,5 +116,7 @@ def test_a_repair_is_asked_for_like_any_policy(keyed):
     assert (status, answer["error"]["code"]) == (403, "reuse_not_allowed")
     selected = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+query:0.5")[1]["inlay"]
     assert selected["repaired_tokens"] > 0 < selected["selecting_tokens"]
-    status, answer = ask(keyed, "free", prompt=behind, max_tokens=2, reuse="anchored+query:2")
-    assert (status, answer["error"]["code"]) == (400, "invalid_value")
+    assert (repaired["linked_tokens"], selected["linked_tokens"]) == (3, 0)
+    for written in ("anchored+query:2", "anchored+first:3", "some"):
+        _, answer = ask(keyed, "free", prompt=behind, max_tokens=2, reuse=written)
+        assert (answer["error"]["code"], answer["error"]["param"]) == ("invalid_value", "reuse")

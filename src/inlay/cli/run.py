@@ -225,12 +225,14 @@ def _answer(
         "cached_tokens": output.usage.cached_tokens,
         "computed_tokens": output.usage.computed_tokens,
         "exact_tokens": output.usage.exact_tokens,
+        "module_tokens": output.usage.module_tokens,
         "scaffold_tokens": output.usage.scaffold_tokens,
         "anchored_tokens": output.usage.anchored_tokens,
         "isolated_tokens": output.usage.isolated_tokens,
         "promoted_tokens": output.usage.promoted_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
         "repaired_tokens": output.usage.repaired_tokens,
+        "linked_tokens": output.usage.linked_tokens,
         "selecting_tokens": output.usage.selecting_tokens,
         "ttft_ms": round(output.metrics.ttft_s * 1000, 2),
         "model": llm.model_name,
@@ -239,6 +241,12 @@ def _answer(
         "positions": policy.positions,
         **({"order": [each.told for each in output.order]} if output.order else {}),
     }
+
+
+def _unprofiled(answer: Row) -> str:
+    """What stands in for profiles that are not there yet."""
+    linked = answer["linked_tokens"] if "profiled" in answer["reuse"] else 0
+    return f", of which {linked:,} are the first ones of modules that have no profile yet" if linked else ""
 
 
 def _why(order: Row) -> str:
@@ -268,6 +276,9 @@ def _table(answers: Sequence[Row]) -> None:
             f"{each['ttft_ms']:,.1f} ms",
         )
     stdout_console().print(table, markup=False)
+    for each in answers:
+        if each["repaired_tokens"]:
+            print(f"(repaired: {each['repaired_tokens']:,} tokens of modules{_unprofiled(each)})")
     for each in answers[0].get("order", ()):
         print(f"(order: {', '.join(each['members'])}{_why(each)})")
     encode_ms = sum(row["encode_ms"] for row in answers)

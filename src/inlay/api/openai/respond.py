@@ -35,6 +35,7 @@ _COUNTED = (
     "shared_tokens",
     "recomputed_tokens",
     "repaired_tokens",
+    "linked_tokens",
     "selecting_tokens",
     "computed_tokens",
 )

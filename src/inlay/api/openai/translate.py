@@ -91,7 +91,7 @@ def translate(
             defaults,
         ),
         said_max_tokens=said is not None,
-        reuse=None if body.reuse is None else str(ReusePolicy.parse(body.reuse)),
+        reuse=None if body.reuse is None else _policy(body.reuse),
         positions=body.positions,
         order=body.order,
         priority=body.priority or 0,
@@ -104,6 +104,13 @@ def translate(
         reasoning=use,
         keep_marked_alone=body.prompt_cache_options is not None and body.prompt_cache_options.mode == "explicit",
     )
+
+
+def _policy(reuse: str) -> str:
+    try:
+        return str(ReusePolicy.parse(reuse))
+    except ParameterError as error:
+        raise BodyError(str(error), param="reuse") from None
 
 
 def _prompts(body: Body, offer: Offer | None, reasoning: ModelReasoning | None) -> tuple[PromptInput, ...]:
