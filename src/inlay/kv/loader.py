@@ -127,6 +127,8 @@ class Loader:
 
     def may_read(self, key: bytes) -> bool:
         """Whether a segment may be asked for now, wherever it is."""
+        if key in self._by_key and self._by_key[key].late:  # together with what hangs, whichever reader that has
+            return False
         near = self._is_near(key)
         if any(load.late and load.near == near for load in self._loads):
             return False
@@ -199,6 +201,11 @@ class Loader:
         if key in self._by_key:
             self._by_key[key].unwanted.add(key)
 
+    def forget_host(self) -> None:
+        """Let nothing arrive that is on its way up from the host tier."""
+        for load in self._loads:
+            load.unwanted.update(each.spec.key for each in load.wanted if self._is_near(each.spec.key))
+
     def poll(self) -> None:
         """Give the store what has come up."""
         for load in [load for load in self._loads if load.over]:
@@ -225,8 +232,17 @@ class Loader:
     def _arrive(self, load: _Load) -> None:
         self._loads.remove(load)
         for each in load.wanted:
+            del self._by_key[each.spec.key]
+        try:
+            self._give(load)
+        finally:
+            load.hold.release()
+            self._store.pool.free(load.slots)
+
+    def _give(self, load: _Load) -> None:
+        """Give the store what has come up of a load, and note what has not."""
+        for each in load.wanted:
             key = each.spec.key
-            del self._by_key[key]
             if key in load.arrived and key not in load.unwanted:
                 self._store.insert(each.spec, each.before + each.slots)
                 self._remember(key, load.arrived[key])
@@ -238,8 +254,6 @@ class Loader:
         if len(self._not_again) > _MOST_REFUSED:
             now = time.monotonic()
             self._not_again = {key: until for key, until in self._not_again.items() if now < until}
-        load.hold.release()
-        self._store.pool.free(load.slots)
 
     def _remember(self, key: bytes, tier: str) -> None:
         self._came_from[key] = tier

@@ -214,6 +214,7 @@ class Residency:
     def clear_host(self) -> None:
         """Forget what the host tier has, which nobody finds again; other tiers are left alone."""
         if self._demoter is not None:
+            self._loader.forget_host()
             self._demoter.clear()
 
     def expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:
