@@ -258,6 +258,22 @@ def test_how_much_memory(monkeypatch):
             EngineConfig(host_memory=wrong)
 
 
+def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path):
+    """To come up again is no use of it, and to be read on its way up is one."""
+    document = {"type": "text", "text": f"{WORDS}, in a document", "cache_control": {"type": "ephemeral"}}
+    chat = [{"role": "user", "content": [document, {"type": "text", "text": "What?"}]}]
+    llm = make(store=tmp_path, store_private=True)
+    llm.generate([chat], GREEDY)
+    add_all(llm)
+    llm.local.residency.flush(30)
+    before = llm.stats().disk.tokens
+    (again,) = llm.generate([chat], GREEDY)
+    assert again.usage.host_tokens > 0
+    llm.local.residency.flush(30)
+    assert llm.stats().disk.tokens >= before + again.usage.host_tokens
+    llm.shutdown()
+
+
 def test_the_memory_is_the_device_s_to_lock(device, monkeypatch):
     locked = []
     monkeypatch.setattr("inlay.attention.device_storage.DeviceStorage.lock", lambda self, memory: locked.append(memory))

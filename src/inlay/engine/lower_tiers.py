@@ -119,4 +119,4 @@ class LowerTiers:
 
 def _uses(found: Found) -> int:
     """How often a segment has been computed or read."""
-    return min((segment.use.frequency for segment in found.segments), default=0)
+    return min((segment.use.uses for segment in found.segments), default=0)

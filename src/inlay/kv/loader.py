@@ -244,7 +244,7 @@ class Loader:
         for each in load.wanted:
             key = each.spec.key
             if key in load.arrived and key not in load.unwanted:
-                self._store.insert(each.spec, each.before + each.slots)
+                self._store.insert(each.spec, each.before + each.slots, returns=True)
                 self._remember(key, load.arrived[key])
             if self._store.get(each.spec) is not None:
                 self._misses.stored(each.spec)
