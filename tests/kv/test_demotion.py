@@ -9,6 +9,7 @@ import pytest
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, specify
+from inlay.kv.loader import Coming
 from inlay.kv.segment import Found
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.host import HostTier
@@ -458,7 +459,7 @@ def test_the_host_is_read_while_the_disk_hangs(host, tmp_path):
     assert [host.holds(spec.key) for spec in (ONE, TWO, THREE)] == [False, True, True]
     get = disk.get
     disk.get = lambda *asked: (go_on.wait(30), get(*asked))
-    assert site.residency.bring_up([(ONE, site.store.longest(ONE))])
+    assert site.residency.bring_up([(ONE, site.store.longest(ONE))]) is Coming.ON_ITS_WAY
     while site.residency.moving:
         site.residency.wait(0.01)
         site.residency.poll()
@@ -487,7 +488,7 @@ def test_what_the_host_has_is_computed_while_it_is_read_together_with_what_hangs
     assert [host.holds(spec.key) for spec in (ONE, TWO)] == [False, True]
     get = disk.get
     disk.get = lambda *asked: (go_on.wait(30), get(*asked))
-    assert site.residency.bring_up([(spec, site.store.longest(spec)) for spec in (ONE, TWO)])
+    assert site.residency.bring_up([(spec, site.store.longest(spec)) for spec in (ONE, TWO)]) is Coming.ON_ITS_WAY
     while site.residency.moving:
         site.residency.wait(0.01)
         site.residency.poll()

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from inlay.kv.loader import Coming
 from inlay.kv.tiers.disk import DiskTier
 from inlay.slots import cut
 from tests.kv.accounting import audit
@@ -109,7 +110,7 @@ def test_who_is_late_is_not_waited_for_and_keeps_its_slots(disk, tmp_path):
     get = slow.get
     slow.get = lambda *asked: (go_on.wait(30), get(*asked))
     site = Site([slow], timeout_s=0.05)
-    assert site.residency.bring_up([(ONE, site.store.longest(ONE))])
+    assert site.residency.bring_up([(ONE, site.store.longest(ONE))]) is Coming.ON_ITS_WAY
     free = site.pool.free_chunks
     while site.residency.moving:
         site.residency.wait(0.01)
@@ -199,12 +200,11 @@ def test_numbers_that_are_none_are_not_written(disk):
 def test_what_is_too_large_for_the_room_is_left_to_be_computed(disk, tmp_path):
     filled(tmp_path, THREE)
     site = Site([DiskTier(tmp_path, 1 << 30)], tokens=96)
-    assert not site.residency.bring_up([(THREE, site.store.longest(THREE))])
+    assert site.residency.bring_up([(THREE, site.store.longest(THREE))]) is Coming.NOT
     audit(site.store)
     site.close()
 
 
-@pytest.mark.parametrize("codec", ["int8", "fp8"])
 def test_who_fails_at_what_has_come_up_keeps_no_room(disk):
     """Whoever hears of what is in the pool now; its slots are the store's all the same."""
     site = Site([disk])
@@ -272,6 +272,7 @@ def test_what_waits_to_be_written_waits_once(tmp_path):
     site.close()
 
 
+@pytest.mark.parametrize("codec", ["int8", "fp8"])
 def test_what_was_written_through_a_codec_comes_back_as_its_form(tmp_path, codec):
     site = Site([DiskTier(tmp_path, 1 << 30, codec)])
     form = site.form(ONE, codec)

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 
 from inlay.errors import CapacityError
@@ -35,6 +36,15 @@ SEEK_S = 2.0  # until a tier has said what it has
 AGAIN_S = 30.0  # before what did not come up is asked for again
 _MOST_REFUSED = 4096  # of those, before the ones whose time is over are looked for
 _REMEMBERED = 16_384  # segments of which it is known which tier they came from
+
+
+class Coming(Enum):
+    """What becomes of segments that are asked for."""
+
+    ON_ITS_WAY = "on its way"
+    LATER = "later"  # as many are on their way as may be at once
+    FREEING = "freeing"  # there is no room, but what is on its way between the tiers gives some back before long
+    NOT = "not"  # there is no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,24 +187,24 @@ class Loader:
         now = time.monotonic()
         return any(now < self._sought.get(key, 0.0) for key in list(keys))
 
-    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]], moving: Callable[[], bool]) -> bool:
+    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]], moving: Callable[[], bool]) -> Coming:
         """See Residency.bring_up. moving: whether what is on its way will give back room."""
         missing = [(spec, found) for spec, found in wanted if spec.key not in self._by_key]
         if not missing:
-            return True
+            return Coming.ON_ITS_WAY
         pool = self._store.pool
         tokens = sum(len(spec.ids) - found.tokens for spec, found in missing)
         busy = sum(total(load.slots) for load in self._loads)
         if self._loads and busy + tokens > pool.slots * _LOADING_SHARE:
-            return moving()
+            return Coming.LATER if moving() else Coming.NOT
         hold = self._store.hold(*(found for _, found in missing))
         try:
             slots = self._store.allocate(tokens)
         except CapacityError:
             hold.release()
-            return moving()
+            return Coming.FREEING if moving() else Coming.NOT
         self._start(missing, slots, hold)
-        return True
+        return Coming.ON_ITS_WAY
 
     def forget(self, key: bytes) -> None:
         """Let a segment that is on its way up not arrive."""
