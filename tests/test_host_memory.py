@@ -167,6 +167,42 @@ def test_device_host_disk(device, tmp_path, expected):
         llm.shutdown()
 
 
+def test_who_waits_for_room_to_come_up_is_not_overtaken_for_ever(device, monkeypatch):
+    """While something else is on its way up, nobody who comes later takes the room that a large request waits for."""
+    llm = make(store_timeout_s=30)
+    add_all(llm)
+    go_on, put = threading.Event(), type(llm.storage).put_slab
+    monkeypatch.setattr(type(llm.storage), "put_slab", lambda *asked: (go_on.wait(30), put(*asked))[1])
+    engine, run, residency = llm.local.engine, llm.local.thread.run, llm.local.residency
+
+    def added(prompt, tokens: int = 4):
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        request = llm.local.prepare(llm.processor.process(prompt, params, llm.policy()))
+        run(lambda: engine.add(request))
+        return request
+
+    hangs = added(Prompt.from_string('<prompt schema="s1"><m0/>What of it?</prompt>'))
+    while not residency.bringing(keys_of(llm, SCHEMAS[1])):
+        run(engine.step)
+        residency.wait(0.01)
+    long = added("." * 480, 40)
+    while not long.token_ids:
+        run(engine.step)
+        residency.wait(0.01)
+    large, small = added(PROMPTS[0]), added("which there is room for")
+    while not long.finished:
+        run(engine.step)
+        residency.wait(0.02)
+    assert not small.token_ids
+    go_on.set()
+    while engine.busy:
+        run(engine.step)
+        residency.wait(0.001)
+    assert all(request.finished and request.error is None for request in (hangs, long, large, small))
+    assert large.usage.host_tokens > 0
+    llm.shutdown()
+
+
 def test_what_is_evicted_or_removed_is_nowhere(device):
     llm = make()
     add_all(llm)
@@ -219,6 +255,22 @@ def test_salts_are_apart_and_private_text_may_be_there(device):
     llm.add_schema(private, cache_salt="b", encode=False)
     (others,) = llm.generate(prompt, GREEDY, cache_salt="b")
     assert (others.usage.host_tokens, others.usage.cached_tokens) == (0, 0)
+    llm.shutdown()
+
+
+def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path):
+    """To come up again is no use of it, and to be read on its way up is one."""
+    document = {"type": "text", "text": f"{WORDS}, in a document", "cache_control": {"type": "ephemeral"}}
+    chat = [{"role": "user", "content": [document, {"type": "text", "text": "What?"}]}]
+    llm = make(store=tmp_path, store_private=True)
+    llm.generate([chat], GREEDY)
+    add_all(llm)
+    llm.local.residency.flush(30)
+    before = llm.stats().disk.tokens
+    (again,) = llm.generate([chat], GREEDY)
+    assert again.usage.host_tokens > 0
+    llm.local.residency.flush(30)
+    assert llm.stats().disk.tokens >= before + again.usage.host_tokens
     llm.shutdown()
 
 

@@ -176,6 +176,47 @@ def test_what_is_stored_no_more_is_passed_over():
     assert not profiles_of(driver.llm)
 
 
+def test_who_is_interrupted_lets_others_go_before_it():
+    """A long module that never has the time it needs does not keep the others from theirs."""
+    driver = Driver()
+    schema = Schema.from_string(
+        f'<schema name="s"><module name="long">{"a long one " * 20}</module><module name="b">The second one.</module>'
+        '<module name="c">A third, at last.</module></schema>'
+    )
+    _, specs = driver.llm.schemas.add(schema, driver.llm.policy("anchored"))
+    driver.encode(specs)
+    driver.engine.profiler.add(specs)
+    for _ in range(4):  # of idle time there is too little for the long one, each time
+        driver.engine.profiler.step(20)
+        driver.engine.profiler.give_up()
+    assert {"b", "c"} <= set(profiles_of(driver.llm))
+    work_off(driver)
+    assert set(profiles_of(driver.llm)) == {"long", "b", "c"}
+    assert driver.all_free()
+
+
+def test_those_that_wait_are_of_so_many_tokens(monkeypatch):
+    """Of requests that bring their own text those that wait for longest are forgotten, however few there are."""
+    monkeypatch.setattr(profiler_module, "MOST_WAITING_TOKENS", 3 * MOVABLE)
+    driver = driver_for()
+    _, specs = driver.llm.schemas.add(SCHEMA, driver.llm.policy("anchored"))
+    batches = []
+    for number in range(4):
+        schema = Schema.from_string(
+            f'<schema name="n{number}">'
+            + "".join(f'<module name="{name}">{words[:-1]}{number}</module>' for name, words in WORDS.items() if name)
+            + "</schema>"
+        )
+        _, specs = driver.llm.schemas.add(schema, driver.llm.policy("anchored"))
+        driver.encode(specs)
+        batches.append(specs)
+        driver.engine.profiler.add(specs)
+    work_off(driver)
+    known = driver.engine.kv_manager.profiles
+    assert [sum(spec.key in known for spec in specs) for specs in batches] == [0, 3, 3, 3]
+    assert not profiles_of(driver.llm), "they had waited for longest"
+
+
 class Panic(BaseException):
     """What a library written in Rust raises where it panics: no Exception."""
 

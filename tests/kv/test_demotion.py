@@ -9,6 +9,7 @@ import pytest
 
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec, specify
+from inlay.kv.loader import Coming
 from inlay.kv.segment import Found
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.host import HostTier
@@ -367,6 +368,30 @@ def test_forgotten_below_and_cleared(host):
     site.close()
 
 
+def test_cleared_while_it_is_read(host, monkeypatch):
+    """What is on its way up then does not arrive: it comes from what is forgotten."""
+    site = Site([], tokens=64, host=host)
+    go_on, put = threading.Event(), type(site.storage).put_slab
+    for spec in (ONE, TWO, THREE):
+        site.compute(spec)
+    monkeypatch.setattr(type(site.storage), "put_slab", lambda *asked: (go_on.wait(30), put(*asked))[1])
+    while not site.residency.bringing([ONE.key]):
+        site.residency.bring_up([(ONE, site.store.longest(ONE))])
+        site.residency.wait(0.05)
+        site.residency.poll()
+    site.residency.clear_host()
+    site.store.clear()
+    go_on.set()
+    while site.residency.bringing([ONE.key]):
+        site.residency.wait(10)
+        site.residency.poll()
+    assert len(site.store) == 0
+    audit(site.store)
+    site.compute(ONE)
+    assert site.lies_right(ONE)
+    site.close()
+
+
 def test_a_segment_that_is_cut_is_copied_whole(host):
     """The index splits where texts part; a module that begins with another is copied with that one's tokens."""
     site = Site([], tokens=128, host=host)
@@ -434,7 +459,7 @@ def test_the_host_is_read_while_the_disk_hangs(host, tmp_path):
     assert [host.holds(spec.key) for spec in (ONE, TWO, THREE)] == [False, True, True]
     get = disk.get
     disk.get = lambda *asked: (go_on.wait(30), get(*asked))
-    assert site.residency.bring_up([(ONE, site.store.longest(ONE))])
+    assert site.residency.bring_up([(ONE, site.store.longest(ONE))]) is Coming.ON_ITS_WAY
     while site.residency.moving:
         site.residency.wait(0.01)
         site.residency.poll()
@@ -442,6 +467,32 @@ def test_the_host_is_read_while_the_disk_hangs(host, tmp_path):
     assert site.residency.below(TWO.key)
     site.bring_up(TWO)
     assert site.lies_right(TWO)
+    go_on.set()
+    while site.residency.bringing([ONE.key]):
+        site.residency.wait(10)
+        site.residency.poll()
+    audit(site.store)
+    site.close()
+
+
+def test_what_the_host_has_is_computed_while_it_is_read_together_with_what_hangs(host, tmp_path):
+    """Nobody waits for a reader that is late, whatever else it was to read."""
+    disk, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
+    site = Site([disk], tokens=256, host=host, timeout_s=0.05)
+    site.compute(ONE)
+    site.written()
+    site.store.clear()
+    site.compute(TWO)
+    site.written()
+    site.pool.free(site.allocate(256))
+    assert [host.holds(spec.key) for spec in (ONE, TWO)] == [False, True]
+    get = disk.get
+    disk.get = lambda *asked: (go_on.wait(30), get(*asked))
+    assert site.residency.bring_up([(spec, site.store.longest(spec)) for spec in (ONE, TWO)]) is Coming.ON_ITS_WAY
+    while site.residency.moving:
+        site.residency.wait(0.01)
+        site.residency.poll()
+    assert not any(site.residency.below(spec.key) for spec in (ONE, TWO))
     go_on.set()
     while site.residency.bringing([ONE.key]):
         site.residency.wait(10)

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from inlay.kv.loader import Coming
 from inlay.kv.tiers.disk import DiskTier
 from inlay.slots import cut
 from tests.kv.accounting import audit
@@ -109,7 +110,7 @@ def test_who_is_late_is_not_waited_for_and_keeps_its_slots(disk, tmp_path):
     get = slow.get
     slow.get = lambda *asked: (go_on.wait(30), get(*asked))
     site = Site([slow], timeout_s=0.05)
-    assert site.residency.bring_up([(ONE, site.store.longest(ONE))])
+    assert site.residency.bring_up([(ONE, site.store.longest(ONE))]) is Coming.ON_ITS_WAY
     free = site.pool.free_chunks
     while site.residency.moving:
         site.residency.wait(0.01)
@@ -199,8 +200,75 @@ def test_numbers_that_are_none_are_not_written(disk):
 def test_what_is_too_large_for_the_room_is_left_to_be_computed(disk, tmp_path):
     filled(tmp_path, THREE)
     site = Site([DiskTier(tmp_path, 1 << 30)], tokens=96)
-    assert not site.residency.bring_up([(THREE, site.store.longest(THREE))])
+    assert site.residency.bring_up([(THREE, site.store.longest(THREE))]) is Coming.NOT
     audit(site.store)
+    site.close()
+
+
+def test_who_fails_at_what_has_come_up_keeps_no_room(disk):
+    """Whoever hears of what is in the pool now; its slots are the store's all the same."""
+    site = Site([disk])
+    site.compute(ONE)
+    site.written()
+    site.store.clear()
+
+    def fail(spec, left_s):
+        raise RuntimeError("nobody hears of it")
+
+    site.residency.on_arrival(fail)
+    with pytest.raises(RuntimeError, match="nobody hears of it"):
+        site.bring_up(ONE)
+    assert site.lies_right(ONE)
+    site.store.clear()
+    assert site.pool.free_chunks == site.pool.chunks
+    assert not site.residency.bringing([ONE.key])
+    site.close()
+
+
+class Panic(BaseException):
+    """What a library written in Rust raises where it panics: no Exception."""
+
+
+def test_a_fault_of_any_kind_ends_one_read_and_no_other(disk, caplog):
+    site = Site([disk])
+    for spec in (ONE, TWO):
+        site.compute(spec)
+    site.written()
+    site.store.clear()
+    get, faults = disk.get, [Panic("it panics")]
+
+    def panic(*asked):
+        if faults:
+            raise faults.pop()
+        get(*asked)
+
+    disk.get = panic
+    site.bring_up(ONE)
+    assert site.store.get(ONE) is None
+    assert "it panics" in caplog.text
+    site.bring_up(TWO)
+    assert site.lies_right(TWO)
+    site.close()
+
+
+def test_what_waits_to_be_written_waits_once(tmp_path):
+    """However often it is asked for meanwhile; and what is forgotten is written no more."""
+    slow, go_on = DiskTier(tmp_path, 1 << 30), threading.Event()
+    put = slow.put
+    slow.put = lambda *asked: (go_on.wait(30), put(*asked))[1]
+    site = Site([slow])
+    site.compute(ONE)
+    for _ in range(3):
+        for spec in (TWO, THREE):
+            if site.store.get(spec) is None:
+                site.compute(spec)
+            site.residency.save(spec)
+    assert site.residency.waiting == 3
+    site.residency.forget(THREE.key)
+    assert site.residency.waiting == 2
+    go_on.set()
+    site.written()
+    assert [slow.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, True, False]
     site.close()
 
 

@@ -127,8 +127,9 @@ class KVCacheManager:
         if self._lower.is_sought(encoding, (form for spec in batch for form in self.residency.forms(spec))):
             return Admission.COMING
         nearest = [self._lower.nearest(spec) for spec in batch]
-        if self._lower.is_coming(nearest, look_up_modules(self._store, nearest)):
-            return Admission.COMING
+        coming = self._lower.bring_up(nearest, look_up_modules(self._store, nearest))
+        if coming is not None:
+            return coming
         lookup = look_up_modules(self._store, batch)
         if self._somebody_computes(encoding, (), lookup):
             return Admission.LATER
@@ -160,11 +161,12 @@ class KVCacheManager:
         lookup = look_up(self._store, splice)
         read = [part.spec for part in splice if isinstance(part, Cached)]
         arrivals: tuple[Arrival, ...] = ()
-        if self._lower.is_coming(read, lookup):
+        coming = self._lower.bring_up(read, lookup)
+        if coming is not None:
             request.wait_for(self.residency.bringing(spec.key for spec, _ in lookup.missing))
             by_layer = self._lower.by_layer(read, lookup) if self._may_wait_in_pass(request) else None
             if by_layer is None:
-                return Admission.COMING
+                return coming
             lookup, arrivals = by_layer
         elif any(spec.source is not None for spec, _ in lookup.missing):
             # What does not come up is computed as it is. A prompt that has begun to answer computes it under the name

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from inlay.engine.encoder import Task
+from inlay.engine.jobs import Admission
 from inlay.engine.lookup import Lookup
 from inlay.engine.request import Request
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.loader import Coming
 from inlay.kv.residency import Residency
 from inlay.kv.segment import Found
 from inlay.kv.store import SegmentStore
@@ -53,19 +55,22 @@ class LowerTiers:
         missing = [spec for spec in wanted if not self._is_at_hand(spec.lossless)]
         return bool(missing) and self._residency.seek(missing)
 
-    def is_coming(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> bool:
+    def bring_up(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> Admission | None:
         """Have what is missing of modules, and of what others are encoded behind, brought up where a tier has it.
 
-        wanted: the modules that are read or encoded. Returns whether to wait for that.
+        wanted: the modules that are read or encoded. Returns what to say to who has to wait for that; None for nothing.
         """
         if not self._residency.tiers or not lookup.missing:
-            return False
+            return None
         keys = {spec.key for spec in wanted}
         computed = [spec for spec, _ in lookup.missing if spec.key in keys and not self._residency.below(spec.key)]
         needed = keys | {spec.key for spec in in_encoding_order(computed)}
         coming = [(spec, found) for spec, found in lookup.missing if spec.key in needed]
         coming = [(spec, found) for spec, found in coming if self._residency.below(spec.key)]
-        return bool(coming) and self._residency.bring_up(coming)
+        answer = self._residency.bring_up(coming) if coming else Coming.NOT
+        if answer is Coming.FREEING:  # nobody who comes later takes that room
+            return Admission.FREEING
+        return None if answer is Coming.NOT else Admission.COMING
 
     def by_layer(self, wanted: Sequence[SegmentSpec], lookup: Lookup) -> tuple[Lookup, tuple[Arrival, ...]] | None:
         """What is stored together with what comes up layer by layer, as if that were there, and the latter.
@@ -119,4 +124,4 @@ class LowerTiers:
 
 def _uses(found: Found) -> int:
     """How often a segment has been computed or read."""
-    return min((segment.use.frequency for segment in found.segments), default=0)
+    return min((segment.use.uses for segment in found.segments), default=0)

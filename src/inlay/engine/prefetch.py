@@ -14,6 +14,7 @@ from inlay.engine.encoder import Task
 from inlay.engine.lower_tiers import LowerTiers
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.loader import Coming
 from inlay.kv.residency import Residency
 from inlay.kv.segment import Found
 from inlay.kv.store import SegmentStore
@@ -64,7 +65,7 @@ class Prefetcher:
                     continue  # what others have written is known in a moment
                 wanted = self._wanted(task)
                 tokens = sum(len(spec.ids) - found.tokens for spec, found in wanted)
-                if tokens > room or (wanted and not self._residency.bring_up(wanted)):
+                if tokens > room or (wanted and self._residency.bring_up(wanted) is not Coming.ON_ITS_WAY):
                     return
                 task.prefill.ahead = tokens
                 task.prefill.awaited |= self._residency.bringing(spec.key for spec, _ in wanted)

@@ -12,6 +12,7 @@ later, and where the pool has no room, it waits for some.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,18 @@ from inlay.slots import SlotRange, cut
 
 #: Samples are about as long as prompts are, and of no more modules than that.
 _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
-#: Segments that wait for their profile, at most; those that have waited for longest are forgotten first.
-_MOST_WAITING = 2**14
+#: Segments that wait for their profile, at most, and how many tokens they and their samples have; those that have
+#: waited for longest are forgotten first.
+_MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Segments that others wait with. waiting: how many do; tokens: of all that is kept for them."""
+
+    specs: Sequence[SegmentSpec]
+    tokens: int
+    waiting: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -63,33 +74,50 @@ class Profiler(IdleWorker):
         self.profiles = profiles
         self._movable = movable
         self._longest = longest
-        self._waiting: dict[bytes, tuple[SegmentSpec, Sequence[SegmentSpec]]] = {}
+        self._waiting: OrderedDict[bytes, tuple[SegmentSpec, _Group]] = OrderedDict()
+        self._waiting_tokens = 0
         self._begun: _Begun | None = None
 
     def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
         """Make profiles of these segments, each behind some of the others; None for some of these."""
-        for spec in specs:
-            if spec.key not in self.profiles:
-                self._waiting.setdefault(spec.key, (spec, specs if others is None else others))
-        while len(self._waiting) > _MOST_WAITING:
-            del self._waiting[next(iter(self._waiting))]
+        new = [spec for spec in specs if spec.key not in self.profiles and spec.key not in self._waiting]
+        kept = {id(spec): len(spec.ids) for spec in (*new, *(specs if others is None else others))}
+        group = _Group(specs if others is None else others, sum(kept.values()))
+        for spec in new:
+            if spec.key not in self._waiting:
+                self._waiting[spec.key] = spec, group
+                group.waiting += 1
+        self._waiting_tokens += group.tokens if group.waiting else 0
+        while len(self._waiting) > _MOST_WAITING or self._waiting_tokens > MOST_WAITING_TOKENS:
+            self._stop_waiting(next(iter(self._waiting)))
 
     def give_up(self) -> None:
-        """Give back what the pool has lent, since others need the time; what was begun is begun again later."""
+        """Give back what the pool has lent, since others need the time; what was begun is begun again later.
+
+        Behind the others that wait: else a long one, which there is never time enough for, would keep them from theirs.
+        """
         begun, self._begun = self._begun, None
         if begun is not None:
+            if begun.spec.key in self._waiting:
+                self._waiting.move_to_end(begun.spec.key)
             begun.hold.release()
             self._store.pool.free(begun.slots)
+
+    def _stop_waiting(self, key: bytes) -> None:
+        _, group = self._waiting.pop(key)
+        group.waiting -= 1
+        self._waiting_tokens -= 0 if group.waiting else group.tokens
 
     def _begin(self) -> bool:
         """Find room and a sample for the next module; those that are not stored any more are passed over."""
         if self._begun is not None:
             return True
-        for key, (spec, others) in list(self._waiting.items()):
+        while self._waiting:
+            key, (spec, group) = next(iter(self._waiting.items()))
             found = None if key in self.profiles else self._found([*spec.context, spec])
-            sample = [] if found is None else self._sample(spec, others)
+            sample = [] if found is None else self._sample(spec, group.specs)
             if found is None or not sample:  # with nothing to stand before it, nothing can be told
-                del self._waiting[key]
+                self._stop_waiting(key)
                 continue
             context = self._context(spec, found, sample)
             start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
@@ -152,11 +180,13 @@ class Profiler(IdleWorker):
         if begun.left is None:
             new = cut(begun.slots, 0, len(begun.spec.ids))
             self.profiles.add(begun.spec.key, deviation(self._runner.storage, begun.found.slots, new))
-            del self._waiting[begun.spec.key]
+            if begun.spec.key in self._waiting:  # it may have waited too long meanwhile
+                self._stop_waiting(begun.spec.key)
             self.give_up()
 
     def _drop(self) -> None:
         self._waiting.clear()
+        self._waiting_tokens = 0
         self.give_up()
 
 

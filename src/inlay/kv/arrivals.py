@@ -45,7 +45,7 @@ class Arrival:
         self.done = done
         self.slots = slots
         rest = spec.rest(done)
-        use = Use(len(rest.ids), rest.before.tokens, module=True)
+        use = Use(len(rest.ids), rest.before.tokens, module=True, frequency=1)  # by whoever computed it
         self.stored = SegmentRange(Segment(rest, b"", slots, keys, use), 0, total(slots))
         self.failed = False
         self._deadline = deadline

@@ -117,10 +117,11 @@ class PrefixIndex:
             place, segment, into = segment.behind, None, 0
         return at, Cursor(place, segment, into)
 
-    def insert(self, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
+    def insert(self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False) -> Found:
         """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.
 
         That is all of it, but where two held segments stand in each other's way; see ``_cut``.
+        returns: whether it comes back from a lower tier, which is no use of it.
         """
         found = self.longest(run)
         while found.tokens < len(run.ids) and found.ends_within:
@@ -130,7 +131,8 @@ class PrefixIndex:
             found = self.longest(run)  # something may have stood behind the cut already
         if found.tokens < len(run.ids):
             rest = run.rest(found.tokens)
-            new = self._add(rest, cut(slots, found.tokens, len(rest.ids)), module=isinstance(run, SegmentSpec))
+            own = cut(slots, found.tokens, len(rest.ids))
+            new = self._add(rest, own, module=isinstance(run, SegmentSpec), returns=returns)
             self._touch(found.segments)
             found = Found((*found.ranges, SegmentRange(new, 0, new.tokens)))
         if isinstance(run, SegmentSpec):
@@ -205,13 +207,19 @@ class PrefixIndex:
             self.listener.added(segment)
 
     def _add(
-        self, run: TokenRun, slots: tuple[SlotRange, ...], *, module: bool, part_of: Segment | None = None
+        self,
+        run: TokenRun,
+        slots: tuple[SlotRange, ...],
+        *,
+        module: bool,
+        part_of: Segment | None = None,
+        returns: bool = False,
     ) -> Segment:
-        """part_of: the segment that the new one was the end of; None for one that is used now."""
+        """part_of: the segment that the new one was the end of; None for one that is used, or returns, now."""
         use = Use(len(run.ids), run.before.tokens, module)
         segment = Segment(run, self.place(run), slots, self._keys, use)
         if part_of is None:
-            self.by_use.add(segment, (segment.place, run.ids[0]))
+            self.by_use.add(segment, (segment.place, run.ids[0]), returns=returns)
         else:
             self.by_use.add_behind(segment, part_of)
         self._places.setdefault(segment.place, {})[run.ids[0]] = segment

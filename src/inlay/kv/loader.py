@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 
 from inlay.errors import CapacityError
@@ -35,6 +36,15 @@ SEEK_S = 2.0  # until a tier has said what it has
 AGAIN_S = 30.0  # before what did not come up is asked for again
 _MOST_REFUSED = 4096  # of those, before the ones whose time is over are looked for
 _REMEMBERED = 16_384  # segments of which it is known which tier they came from
+
+
+class Coming(Enum):
+    """What becomes of segments that are asked for."""
+
+    ON_ITS_WAY = "on its way"
+    LATER = "later"  # as many are on their way as may be at once
+    FREEING = "freeing"  # there is no room, but what is on its way between the tiers gives some back before long
+    NOT = "not"  # there is no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +137,8 @@ class Loader:
 
     def may_read(self, key: bytes) -> bool:
         """Whether a segment may be asked for now, wherever it is."""
+        if key in self._by_key and self._by_key[key].late:  # together with what hangs, whichever reader that has
+            return False
         near = self._is_near(key)
         if any(load.late and load.near == near for load in self._loads):
             return False
@@ -175,29 +187,34 @@ class Loader:
         now = time.monotonic()
         return any(now < self._sought.get(key, 0.0) for key in list(keys))
 
-    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]], moving: Callable[[], bool]) -> bool:
+    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]], moving: Callable[[], bool]) -> Coming:
         """See Residency.bring_up. moving: whether what is on its way will give back room."""
         missing = [(spec, found) for spec, found in wanted if spec.key not in self._by_key]
         if not missing:
-            return True
+            return Coming.ON_ITS_WAY
         pool = self._store.pool
         tokens = sum(len(spec.ids) - found.tokens for spec, found in missing)
         busy = sum(total(load.slots) for load in self._loads)
         if self._loads and busy + tokens > pool.slots * _LOADING_SHARE:
-            return moving()
+            return Coming.LATER if moving() else Coming.NOT
         hold = self._store.hold(*(found for _, found in missing))
         try:
             slots = self._store.allocate(tokens)
         except CapacityError:
             hold.release()
-            return moving()
+            return Coming.FREEING if moving() else Coming.NOT
         self._start(missing, slots, hold)
-        return True
+        return Coming.ON_ITS_WAY
 
     def forget(self, key: bytes) -> None:
         """Let a segment that is on its way up not arrive."""
         if key in self._by_key:
             self._by_key[key].unwanted.add(key)
+
+    def forget_host(self) -> None:
+        """Let nothing arrive that is on its way up from the host tier."""
+        for load in self._loads:
+            load.unwanted.update(each.spec.key for each in load.wanted if self._is_near(each.spec.key))
 
     def poll(self) -> None:
         """Give the store what has come up."""
@@ -225,10 +242,19 @@ class Loader:
     def _arrive(self, load: _Load) -> None:
         self._loads.remove(load)
         for each in load.wanted:
+            del self._by_key[each.spec.key]
+        try:
+            self._give(load)
+        finally:
+            load.hold.release()
+            self._store.pool.free(load.slots)
+
+    def _give(self, load: _Load) -> None:
+        """Give the store what has come up of a load, and note what has not."""
+        for each in load.wanted:
             key = each.spec.key
-            del self._by_key[key]
             if key in load.arrived and key not in load.unwanted:
-                self._store.insert(each.spec, each.before + each.slots)
+                self._store.insert(each.spec, each.before + each.slots, returns=True)
                 self._remember(key, load.arrived[key])
             if self._store.get(each.spec) is not None:
                 self._misses.stored(each.spec)
@@ -238,8 +264,6 @@ class Loader:
         if len(self._not_again) > _MOST_REFUSED:
             now = time.monotonic()
             self._not_again = {key: until for key, until in self._not_again.items() if now < until}
-        load.hold.release()
-        self._store.pool.free(load.slots)
 
     def _remember(self, key: bytes, tier: str) -> None:
         self._came_from[key] = tier

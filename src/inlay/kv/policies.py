@@ -17,6 +17,7 @@ class Use:
     tokens: its length. context: how many tokens stand before it. module: whether it is a module, not other text.
     seen: when it was last asked for. frequency: how often it was read; last, before: when that was, and the time before
     that; 0 for never. floor: the worth of what had been evicted when it was read last, so that old merits fade.
+    returned: how often of that it only came back from a lower tier, which counts for what goes first alone.
     """
 
     tokens: int
@@ -27,6 +28,12 @@ class Use:
     last: float = 0
     before: float = 0
     floor: float = 0.0
+    returned: int = 0
+
+    @property
+    def uses(self) -> int:
+        """How often it has been computed or read."""
+        return self.frequency - self.returned
 
     def read(self, at: float, floor: float) -> None:
         """Note that it is read."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from inlay.kv.arrivals import Arrival
 from inlay.kv.demotion import Demoter
 from inlay.kv.identity import LOSSLESS, SegmentSpec
-from inlay.kv.loader import Loader
+from inlay.kv.loader import Coming, Loader
 from inlay.kv.misses import LATE, MissReasons
 from inlay.kv.saver import Saver
 from inlay.kv.segment import Found
@@ -186,8 +186,8 @@ class Residency:
         """Have the tiers that are ``unsure`` of these asked for them; returns whether to wait for that."""
         return self._loader.seek(specs)
 
-    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]]) -> bool:
-        """Have segments read into the pool, all that are ``below``; returns whether to wait for them.
+    def bring_up(self, wanted: Iterable[tuple[SegmentSpec, Found]]) -> Coming:
+        """Have segments read into the pool, all that are ``below``, where there is room; returns what becomes of them.
 
         wanted: with what of each is stored.
         """
@@ -214,6 +214,7 @@ class Residency:
     def clear_host(self) -> None:
         """Forget what the host tier has, which nobody finds again; other tiers are left alone."""
         if self._demoter is not None:
+            self._loader.forget_host()
             self._demoter.clear()
 
     def expire_at(self, keys: Sequence[bytes], ttl_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Saver:
         self._writer = Worker("inlay-writer")
         self._promoting = 0  # segments that are copied from tier to tier, or wait for that
         self._counting = threading.Lock()
-        self._waiting: deque[tuple[SegmentSpec, float]] = deque()
+        self._waiting: OrderedDict[bytes, tuple[SegmentSpec, float]] = OrderedDict()  # by key, and since when
         self._saving: _Save | None = None
         self._deleting: set[bytes] = set()  # what is still to be removed from the tiers
 
@@ -99,7 +99,7 @@ class Saver:
     @property
     def lag_s(self) -> float:
         """For how long the first of them has waited."""
-        for _, since in self._waiting.copy():  # the engine may change it meanwhile
+        for _, since in self._waiting.copy().values():  # the engine may change it meanwhile
             return time.monotonic() - since
         return 0.0
 
@@ -111,17 +111,17 @@ class Saver:
 
     def save(self, spec: SegmentSpec) -> None:
         """See Residency.save."""
-        if self._is_written(spec):
+        if spec.key in self._waiting or self._is_written(spec):
             return
         if len(self._waiting) >= _MOST_WAITING:
-            self._waiting.popleft()
+            self._waiting.popitem(last=False)
             self.not_written += 1
-        self._waiting.append((spec, time.monotonic()))
+        self._waiting[spec.key] = spec, time.monotonic()
         self._save_next()
 
     def forget(self, key: bytes) -> None:
         """See Residency.forget."""
-        self._waiting = deque(each for each in self._waiting if each[0].key != key)
+        self._waiting.pop(key, None)
         if self._saving is not None and self._saving.spec.key == key:
             self._saving.given_up = True
             self._saving.hold.release()
@@ -143,7 +143,7 @@ class Saver:
 
     def _save_next(self) -> None:
         while self._saving is None and self._waiting:
-            spec, _ = self._waiting.popleft()
+            _, (spec, _) = self._waiting.popitem(last=False)
             found = self._store.get(spec)
             if found is None and not any(tier.holds(spec.key) for tier in self._tiers[: self._nearest]):
                 self.not_written += 1

@@ -91,9 +91,12 @@ class SegmentStore:
         """How many of the next tokens are stored behind a cursor, and where one is behind these."""
         return self._index.follow(cursor, ids)
 
-    def insert(self, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
-        """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is."""
-        return self._index.insert(run, slots)
+    def insert(self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False) -> Found:
+        """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is.
+
+        returns: whether it comes back from a lower tier, which is no use of it.
+        """
+        return self._index.insert(run, slots, returns=returns)
 
     def allocate(self, tokens: int, *, after: SlotRange | None = None, urgent: bool = False) -> tuple[SlotRange, ...]:
         """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError.

@@ -41,20 +41,20 @@ class UseOrder(Generic[T]):
         self.cost = cost
         self._behind = behind
         self._heap: list[tuple[Rank, int, T]] = []
-        self._gone: OrderedDict[int, tuple[int, float, float]] = (
-            OrderedDict()
-        )  # by the hash of the name: frequency, last, before
+        # By the hash of the name: frequency, returned, last, before.
+        self._gone: OrderedDict[int, tuple[int, int, float, float]] = OrderedDict()
         self._now = self._numbers = self._live = 0
         self._floor = 0.0
 
     def __len__(self) -> int:
         return self._live
 
-    def add(self, thing: T, name: Hashable = None) -> None:
-        """One that is used now. name: what it is remembered by when it has gone."""
+    def add(self, thing: T, name: Hashable = None, *, returns: bool = False) -> None:
+        """One that is used now, or only ``returns``. name: what it is remembered by when it has gone."""
         gone = None if name is None else self._gone.pop(hash(name), None)
         if gone is not None:
-            thing.use.frequency, thing.use.last, thing.use.before = gone
+            thing.use.frequency, thing.use.returned, thing.use.last, thing.use.before = gone
+            thing.use.returned += returns
         self.read(thing)
         self._push(thing)
         self._live += 1
@@ -80,7 +80,8 @@ class UseOrder(Generic[T]):
         thing.listed = None
         self._live -= 1
         if name is not None:
-            self._gone[hash(name)] = thing.use.frequency, thing.use.last, thing.use.before
+            use = thing.use
+            self._gone[hash(name)] = use.frequency, use.returned, use.last, use.before
             if len(self._gone) > _MOST_GONE:
                 self._gone.popitem(last=False)
         if len(self._heap) > 64 + _STALE * self._live:

@@ -48,5 +48,5 @@ class Worker:
                 return
             try:
                 job()
-            except Exception:
+            except BaseException:  # a panic of a library written in Rust is no Exception
                 logger.exception("a job of %s failed", self._name)

@@ -10,6 +10,7 @@ from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.storage import KVStorage, LayerShape, bytes_per_token
 from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.loader import Coming
 from inlay.kv.pool import KVPool
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
@@ -88,11 +89,11 @@ class Site:
 
     def bring_up(self, *specs: SegmentSpec) -> None:
         """Read segments, and wait for them."""
-        assert self.residency.bring_up([(spec, self.store.longest(spec)) for spec in specs])
+        assert self.residency.bring_up([(spec, self.store.longest(spec)) for spec in specs]) is not Coming.NOT
         while self.store.demotion is not None and not self.residency.bringing(spec.key for spec in specs):
             self.residency.wait(10)  # until there is room
             self.residency.poll()
-            assert self.residency.bring_up([(spec, self.store.longest(spec)) for spec in specs])
+            assert self.residency.bring_up([(spec, self.store.longest(spec)) for spec in specs]) is not Coming.NOT
         while self.residency.bringing(spec.key for spec in specs):
             self.residency.wait(10)
             self.residency.poll()

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from inlay.errors import CapacityError
+from inlay.kv.loader import Coming
 from inlay.kv.tiers import link, shared
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.host import HostTier
@@ -90,7 +91,7 @@ class Tiers(RuleBasedStateMachine):
         self.site.seek(*forms)
         for form in forms:
             if self.site.store.get(form) is None and self.site.residency.below(form.key):
-                if self.site.residency.bring_up([(form, self.site.store.longest(form))]):
+                if self.site.residency.bring_up([(form, self.site.store.longest(form))]) is not Coming.NOT:
                     while self.site.residency.bringing([form.key]):
                         self.site.residency.wait(10)
                         self.site.residency.poll()
