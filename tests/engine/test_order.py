@@ -444,4 +444,5 @@ def test_counts_are_bounded_and_apart():
     assert counts.of("two", b"0") == 0
     for number in range(300):
         counts.ask(f"salt {number}", [b"z"])
-    assert counts.of("one", b"x") == 0
+    assert (counts.of("salt 0", b"z"), counts.of("salt 299", b"z")) == (0, 1)
+    assert counts.of("one", b"x") == 2, "many who come once do not push out who comes again"

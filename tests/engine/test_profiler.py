@@ -217,6 +217,22 @@ def test_those_that_wait_are_of_so_many_tokens(monkeypatch):
     assert not profiles_of(driver.llm), "they had waited for longest"
 
 
+def test_one_schema_may_be_longer_than_those_that_wait(monkeypatch):
+    monkeypatch.setattr(profiler_module, "MOST_WAITING_TOKENS", MOVABLE - 1)
+    driver = driver_for()
+    for name in ("first", "last"):
+        long = f"{name}, a module {'of it ' * 20}"
+        schema = Schema.from_string(
+            f'<schema name="{name}"><module name="a">{long}</module><module name="b">{name}, b.</module></schema>'
+        )
+        _, specs = driver.llm.schemas.add(schema, driver.llm.policy("anchored"))
+        driver.encode(specs)
+        driver.engine.profiler.add(specs)
+    assert sum(len(spec.ids) for spec in specs) >= MOVABLE
+    work_off(driver)
+    assert all(spec.key in driver.engine.kv_manager.profiles for spec in specs)
+
+
 class Panic(BaseException):
     """What a library written in Rust raises where it panics: no Exception."""
 

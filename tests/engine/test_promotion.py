@@ -491,6 +491,17 @@ def test_one_salt_cannot_fill_the_tables(monkeypatch):
     assert ask(driver, "ab", salt="one").usage.promoted_tokens == SECOND
 
 
+def test_many_salts_that_come_once_take_nobodys_promotion(monkeypatch):
+    monkeypatch.setattr(popularity, "MOST_SALTS", 4)
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "ab", salt="one")
+    work_off(driver)
+    for number in range(6):
+        ask(driver, "ab", salt=f"once {number}")
+    assert ask(driver, "ab", salt="one").usage.promoted_tokens == SECOND
+
+
 def test_many_combinations_in_a_small_pool_come_out_right():
     """What is all exact is the stock model's, whoever came and went meanwhile; and the books are right."""
     randomly, exact = random.Random(3), 0

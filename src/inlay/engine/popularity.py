@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from inlay.kv.identity import TokenRun
 from inlay.prompt.beginning import Beginning, Node
@@ -14,8 +15,11 @@ _AGAIN = 2
 #: So many parts of beginnings are counted, and beginnings of so many tokens wait to be encoded. What was not asked for
 #: for longest goes first, of the salt that has most: nobody takes the others' place.
 MOST_NODES, MOST_WAITING = 2**14, 2**20
-#: So many salts are known.
-_MOST_SALTS = 256
+#: So many salts are known. Who has least goes first, and of those who was not there for longest: many that come once
+#: do not push out those that come again.
+MOST_SALTS = 256
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +146,10 @@ class Popularity:
     def _table(self, salt: str) -> _Table:
         table = self._tables.setdefault(salt, _Table())
         self._tables.move_to_end(salt)
-        while len(self._tables) > _MOST_SALTS:
-            gone = next(iter(self._tables.values()))
+        while len(self._tables) > MOST_SALTS:
+            gone = self._tables.pop(_least(self._tables, salt, _tokens))
             for key in list(gone.promoted):
                 self._drop(gone, key)
-            self._tables.popitem(last=False)
         return table
 
     def _trim(self) -> None:
@@ -199,8 +202,8 @@ class Counts:
             self._size += key not in table
             table[key] = table.get(key, 0) + 1
             table.move_to_end(key)
-        while len(self._tables) > _MOST_SALTS:
-            self._size -= len(self._tables.popitem(last=False)[1])
+        while len(self._tables) > MOST_SALTS:
+            self._size -= len(self._tables.pop(_least(self._tables, salt, len)))
         while self._size > MOST_NODES:
             max(self._tables.values(), key=len).popitem(last=False)
             self._size -= 1
@@ -209,6 +212,11 @@ class Counts:
         """Forget all of it."""
         self._tables.clear()
         self._size = 0
+
+
+def _least(tables: Mapping[str, _T], but: str, size: Callable[[_T], int]) -> str:
+    """The salt that has least, other than one."""
+    return min((salt for salt in tables if salt != but), key=lambda salt: size(tables[salt]))
 
 
 def _tokens(table: _Table) -> int:

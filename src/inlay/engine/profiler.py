@@ -89,7 +89,10 @@ class Profiler(IdleWorker):
                 group.waiting += 1
         self._waiting_tokens += group.tokens if group.waiting else 0
         while len(self._waiting) > _MOST_WAITING or self._waiting_tokens > MOST_WAITING_TOKENS:
-            self._stop_waiting(next(iter(self._waiting)))
+            key, (_, of) = next(iter(self._waiting.items()))
+            if of is group and len(self._waiting) <= _MOST_WAITING:  # a schema may be longer than that by itself
+                break
+            self._stop_waiting(key)
 
     def give_up(self) -> None:
         """Give back what the pool has lent, since others need the time; what was begun is begun again later.
