@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,38 @@ def test_a_server_that_lies_makes_a_slower_answer_and_no_other(server, expected)
     assert output.usage.misses == (("corrupt", stats.encoded_tokens),)
     assert dict(stats.shared.misses) == {"corrupt": 3}
     assert restarted(None, store_shared=server.address)[1].encoded_tokens == 0, "it was written again"
+
+
+def test_what_a_server_has_just_answered_is_waited_for(server, expected, monkeypatch):
+    """What it says is known a moment before the question is over; who asks in between is not late."""
+    find = shared.SharedTier.find
+
+    def linger(tier, keys):
+        find(tier, keys)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(shared.SharedTier, "find", linger)
+    output, _ = restarted(None, store_shared=server.address)
+    assert output.outputs[0].token_ids == expected
+    assert {reason for reason, _ in output.usage.misses} == {"never seen"}
+
+
+def test_what_a_server_cannot_give_is_waited_for_until_it_has_said_so(server, expected, monkeypatch):
+    """That it lied is known a moment before the reading is over; who asks in between is not late."""
+    get = shared.SharedTier.get
+
+    def linger(*arguments):
+        try:
+            get(*arguments)
+        finally:
+            time.sleep(0.3)
+
+    monkeypatch.setattr(shared.SharedTier, "get", linger)
+    restarted(None, store_shared=server.address)
+    server.values = {name: value[:-1] + bytes([value[-1] ^ 1]) for name, value in server.values.items()}
+    output, stats = restarted(None, store_shared=server.address)
+    assert output.outputs[0].token_ids == expected
+    assert output.usage.misses == (("corrupt", stats.encoded_tokens),)
 
 
 def test_a_server_need_not_be_there(server, expected):

@@ -149,8 +149,8 @@ class Loader:
         self._not_again.pop(key, None)
 
     def is_coming(self, key: bytes) -> bool:
-        """Whether a segment is on its way up."""
-        return key in self._by_key
+        """Whether a segment is on its way up, and still wanted."""
+        return key in self._by_key and key not in self._by_key[key].unwanted
 
     def is_sought(self, key: bytes) -> bool:
         """Whether tiers are being asked for a segment."""

@@ -135,10 +135,11 @@ class Residency:
         self._arrived = listener
 
     def below(self, key: bytes) -> bool:
-        """Whether a tier is thought to have a segment that can be waited for."""
+        """Whether a segment is on its way up, or a tier is thought to have it, and it can be waited for."""
         if not self.tiers or self._saver.forgets(key) or not self._loader.may_read(key):
             return False
-        if any(tier.holds(key) for tier in self.tiers):
+        # A tier that cannot give what it is asked for knows so before the reader is done with what was asked for.
+        if self._loader.is_coming(key) or any(tier.holds(key) for tier in self.tiers):
             return True
         self._loader.refresh()
         return False
@@ -148,8 +149,8 @@ class Residency:
         return [] if self._saver.forgets(key) else [tier.name for tier in self.tiers if tier.holds(key)]
 
     def unsure(self, key: bytes) -> bool:
-        """Whether a tier has to be asked if it has a segment; see ``seek``."""
-        return any(tier.unsure(key) for tier in self.tiers)
+        """Whether a tier has to be asked if it has a segment, or is being asked; see ``seek``."""
+        return self._loader.is_sought(key) or any(tier.unsure(key) for tier in self.tiers)
 
     def bringing(self, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Those of the keys whose segments are on their way up."""
