@@ -379,8 +379,12 @@ def test_cleared_while_it_is_read(host, monkeypatch):
         site.residency.bring_up([(ONE, site.store.longest(ONE))])
         site.residency.wait(0.05)
         site.residency.poll()
+    assert site.residency.below(ONE.key)
     site.residency.clear_host()
     site.store.clear()
+    assert not site.residency.below(ONE.key), "nobody waits for it"
+    assert site.residency.why_missing(ONE) != "late"
+    assert site.residency.bringing([ONE.key]), "its slots are taken until the reader is done"
     go_on.set()
     while site.residency.bringing([ONE.key]):
         site.residency.wait(10)

@@ -149,7 +149,11 @@ class Loader:
         self._not_again.pop(key, None)
 
     def is_coming(self, key: bytes) -> bool:
-        """Whether a segment is on its way up, and still wanted."""
+        """Whether a segment is on its way up: its slots are taken, whether or not it is still wanted."""
+        return key in self._by_key
+
+    def will_arrive(self, key: bytes) -> bool:
+        """Whether a segment is on its way up, and has not been forgotten meanwhile."""
         return key in self._by_key and key not in self._by_key[key].unwanted
 
     def is_sought(self, key: bytes) -> bool:

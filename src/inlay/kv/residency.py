@@ -139,7 +139,7 @@ class Residency:
         if not self.tiers or self._saver.forgets(key) or not self._loader.may_read(key):
             return False
         # A tier that cannot give what it is asked for knows so before the reader is done with what was asked for.
-        if self._loader.is_coming(key) or any(tier.holds(key) for tier in self.tiers):
+        if self._loader.will_arrive(key) or any(tier.holds(key) for tier in self.tiers):
             return True
         self._loader.refresh()
         return False
@@ -173,7 +173,7 @@ class Residency:
 
     def why_missing(self, spec: SegmentSpec) -> str:
         """Why a segment that is neither in the pool nor on its way has to be computed; see MissReasons."""
-        if any(self._loader.is_coming(form.key) or self._loader.is_sought(form.key) for form in self.forms(spec)):
+        if any(self._loader.will_arrive(form.key) or self._loader.is_sought(form.key) for form in self.forms(spec)):
             return LATE
         return self.misses.explain(spec)
 
