@@ -60,6 +60,7 @@ def measure(llm: Any, own: int, cached: int, new: int, clock: Clock, ceilings: C
     import torch
 
     from inlay import SamplingParams
+    from inlay.bench.machine import new_sender
     from inlay.bench.stock import prefill
     from inlay.slots import SlotRange
 
@@ -80,7 +81,7 @@ def measure(llm: Any, own: int, cached: int, new: int, clock: Clock, ceilings: C
             storage.write_slab(layer, runs, slabs[layer])
 
     ids = torch.tensor([first.prompt_token_ids], device=model.device)
-    ours = clock.seconds(lambda: llm.generate(prompt, once))
+    ours = clock.seconds(lambda: llm.generate(prompt, once, cache_salt=new_sender()))
     copies = clock.seconds(copy_up)
     full = clock.seconds(lambda: prefill(model, ids))
     size = sum(slab.nbytes for slab in slabs)

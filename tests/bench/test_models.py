@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig
 
 from inlay.attention.registry import get_backend
-from inlay.bench import stock
+from inlay.bench import stock, ttft
 from inlay.bench.decode import llama
 from inlay.bench.decode.llama import ARCHITECTURES, write_gguf
 from inlay.bench.decode.measure import SHARES, DecodeSetting, measure_decode, step_shares, stock_loop, stream
@@ -296,6 +296,27 @@ def test_a_sweep_fits_curves_and_says_what_it_left_out(tmp_path):
 def test_without_a_sweep_what_does_not_fit_is_an_error():
     with pytest.raises(ContextError, match="do not fit the model's context of 2048"):
         measure_ttft(TTFTSetting(model=TINY, rows=(Setting(16, 8), Setting(9000, 8)), quick=True))
+
+
+@pytest.mark.usefixtures("quick_model")
+@pytest.mark.parametrize("reuse", ["isolated", "modular", "anchored+linked:4", "modular+profiled:0.25"])
+def test_every_request_that_is_timed_computes_its_new_tokens_and_its_repair(monkeypatch, reuse):
+    """None finds what an earlier one has computed of the same text."""
+    usages, first_token = [], ttft.first_token
+
+    def noted(*asked, **more):
+        output = first_token(*asked, **more)
+        usages.append(output.usage)
+        return output
+
+    monkeypatch.setattr(ttft, "first_token", noted)
+    (row,) = measure_ttft(TTFTSetting(model=TINY, rows=(Setting(64, 8),), runs=3, baselines=(), reuse=reuse))["rows"]
+    repaired = row.get("repaired", 0)
+    assert (repaired > 0) == ("+" in reuse)
+    assert (row["cached"], row["new"], "over_behind" in row) == (64, 8, repaired > 0)
+    assert len(usages) > 8
+    assert {usage.computed_tokens for usage in usages} == {8 + repaired}
+    assert {usage.cached_tokens for usage in usages} == {0, 64 - repaired, *([64] if repaired else [])}
 
 
 @pytest.mark.parametrize("name", ["kernels", "ttft"])

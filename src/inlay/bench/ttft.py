@@ -4,9 +4,11 @@ The prompt is N tokens of text in eight modules and a short new text behind them
 so that a slow moment of the machine meets all of them:
 
 - ``ttft_ms``: a request, from the call to the first token: resolving, tokenizing, splicing, the forward pass, sampling.
+  Each comes from another sender, so that only modules are cached: who asks the same again computes one token.
 - ``full_prefill_ms``: the stock transformers model on the same ids (sdpa, same dtype and threads, one row of logits).
 - ``bound_ms``: a request of the same new tokens alone through the same engine, with nothing cached: what is left if
-  reading the cache cost nothing.
+  reading the cache cost nothing. Under a repair as many as it computes, the repaired ones and the new ones.
+- ``behind_ms``, under a repair: so many new tokens behind the same modules, with nothing repaired.
 - ``llama_ms`` and ``llama_held_ms``, where asked for: llama.cpp's whole prompt, and its new tokens behind
   a beginning that it holds, in as many bits.
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import random
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,16 @@ from transformers import PreTrainedModel
 
 from inlay.advice.plot.figure import save
 from inlay.bench.decode.llama import why_not
-from inlay.bench.machine import Meter, Progress, Timing, clocked, describe_machine, in_turns, measure_ceilings
+from inlay.bench.machine import (
+    Meter,
+    Progress,
+    Timing,
+    clocked,
+    describe_machine,
+    in_turns,
+    measure_ceilings,
+    new_sender,
+)
 from inlay.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
 from inlay.bench.ttft_llama import LlamaFirstTokens, llama_first_tokens
 from inlay.config import check_choice
@@ -37,7 +48,9 @@ from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
+from inlay.policy import ReusePolicy
 from inlay.sampling_params import SamplingParams
+from inlay.types import RequestOutput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +74,7 @@ class Setting:
 class TTFTSetting:
     """What to measure. Raises ParameterError.
 
-    reuse, positions: the policy of the requests.
+    reuse, positions: the policy of the requests, which reads modules; it may have a repair.
     baselines: of BASELINES, what else to time, up to prompts of ``longest_baseline`` cached tokens.
     sweep: whether rows are one curve: those that do not fit are left out with the reason, and curves are fitted.
     """
@@ -85,6 +98,10 @@ class TTFTSetting:
             raise ParameterError(f"bench ttft needs runs ≥ 1, at least {MODULES} cached tokens and 1 new token")
         for word in self.baselines:
             check_choice("baseline", word, BASELINES)
+        policy = ReusePolicy.parse(self.reuse)
+        if policy.auto or not policy.modular:
+            allowed = "isolated, anchored, modular, or one of these with a repair, like modular+profiled:0.1"
+            raise ParameterError(f"reuse is '{self.reuse}', and cached modules are what is timed; use {allowed}")
 
 
 def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict[str, Any]:
@@ -175,22 +192,29 @@ def _measure(
     schema, prompt = workload(llm, f"bench-{row.cached}-{row.new}", row)
     llm.client.reset_prefix_cache().result()
     llm.add_schema(schema)
-    warm = llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))[0]
-    cached, new = warm.usage.cached_tokens, warm.usage.computed_tokens
-    tail = list(warm.prompt_token_ids[-new:])
+    warm = first_token(llm, prompt)
+    repaired, computed = warm.usage.repaired_tokens, warm.usage.computed_tokens
+    cached, new = warm.usage.cached_tokens + repaired, computed - repaired
+    tail = list(warm.prompt_token_ids[-computed:])
     meters: dict[str, Meter] = {
-        "ttft_ms": clocked(partial(_first_token, llm, prompt)),
-        "bound_ms": clocked(partial(_first_token, llm, tail)),
+        "ttft_ms": clocked(partial(first_token, llm, prompt)),
+        "bound_ms": clocked(partial(first_token, llm, tail)),
     }
+    if repaired:
+        _, longer = workload(llm, schema.name, replace(row, new=computed))
+        plain = str(ReusePolicy.parse(setting.reuse).unrepaired())
+        meters["behind_ms"] = clocked(partial(first_token, llm, longer, reuse=plain))
     if stock is not None and _timed(row, setting):
         meters["full_prefill_ms"] = clocked(partial(prefill, stock, torch.tensor([warm.prompt_token_ids])))
     if llama is not None and _timed(row, setting):
         meters |= llama.meters(cached, new)
-    return {"cached": cached, "new": new, **_cells(in_turns(meters, setting.runs))}
+    counts = {"cached": cached, "new": new} | ({"repaired": repaired} if repaired else {})
+    return counts | _cells(in_turns(meters, setting.runs))
 
 
 def _cells(timed: dict[str, Timing]) -> dict[str, Any]:
     ours, bound, full = timed["ttft_ms"], timed["bound_ms"], timed.get("full_prefill_ms")
+    behind = timed.get("behind_ms")
     return {
         "ttft_ms": round(ours.ms, 2),
         "full_prefill_ms": None if full is None else round(full.ms, 2),
@@ -199,6 +223,7 @@ def _cells(timed: dict[str, Timing]) -> dict[str, Any]:
         "over_bound": round(ours.ms / bound.ms, 3),
         "runs": ours.runs,
         "full_prefill_runs": None if full is None else full.runs,
+        **({} if behind is None else {"behind_ms": round(behind.ms, 2), "over_behind": round(ours.ms / behind.ms, 3)}),
         **{name: round(timing.ms, 2) for name, timing in timed.items() if name.startswith("llama_")},
     }
 
@@ -213,8 +238,10 @@ def _fits(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"x": "prompt tokens", "ttft_ms": curve("ttft_ms", 1), "full_prefill_ms": curve("full_prefill_ms", 2)}
 
 
-def _first_token(llm: LLM, prompt: Any) -> None:
-    llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))
+def first_token(llm: LLM, prompt: Any, reuse: str | None = None) -> RequestOutput:
+    """A request of somebody who has asked nothing before: what is found of it are public modules."""
+    once = SamplingParams(max_tokens=1, temperature=0)
+    return llm.generate(prompt, once, reuse=reuse, cache_salt=new_sender())[0]
 
 
 def workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:

@@ -23,13 +23,13 @@ from inlay.cli.options import (
     words,
 )
 from inlay.errors import ParameterError
-from inlay.policy import CONTEXTS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 _NAMES = ("cached", "new", "ttft_ms", "full_prefill_ms", "bound_ms", "speedup", "over_bound")
+_REPAIRED = ("repaired", "behind_ms", "over_behind")
 _LLAMA = ("llama_ms", "llama_held_ms")
 
 
@@ -44,7 +44,9 @@ def ttft(
     weights: Weights = "packed",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
-    reuse: Annotated[str, typer.Option(help="isolated, anchored or modular.")] = "isolated",
+    reuse: Annotated[
+        str, typer.Option(help="isolated, anchored or modular, or one with a repair: modular+profiled:0.1.")
+    ] = "isolated",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,
     baselines: Annotated[
@@ -58,8 +60,6 @@ def ttft(
     as_json: AsJson = False,
 ) -> None:
     """Time to first token with cached modules, against a full prefill and against the new tokens alone."""
-    if reuse not in (allowed := (*CONTEXTS, "modular")):
-        raise ParameterError(f"--reuse is '{reuse}'; use one of {', '.join(allowed)}")
     if longest_baseline is not None and baselines == "none":
         raise ParameterError("--longest-baseline asks for a baseline, and --baselines none leaves all out; drop one")
     lengths = None if cached is None else counts("--cached", cached)
@@ -94,7 +94,8 @@ def ttft(
 
 
 def _ttft_tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    names = (*_NAMES, *(name for name in _LLAMA if any(name in row for row in result["rows"])))
+    more = (*_REPAIRED, *_LLAMA)
+    names = (*_NAMES, *(name for name in more if any(name in row for row in result["rows"])))
     table = make_table(names)
     for row in result["rows"]:
         table.add_row(*(number(row.get(name)) for name in names))

@@ -11,6 +11,7 @@ import torch
 
 from inlay.bench.machine import clocked, in_turns
 from inlay.bench.stock import check_another_fits, exact_text, load_stock, prefill
+from inlay.bench.ttft import first_token
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
@@ -18,7 +19,6 @@ from inlay.reproduce import published
 from inlay.reproduce.dtypes import fast_dtype
 from inlay.reproduce.experiment import Data, Outcome, Row, Settings, Table
 from inlay.reproduce.plots import draw_pairs
-from inlay.sampling_params import SamplingParams
 from inlay.wording import counted
 
 #: Gives a text of so many tokens.
@@ -102,16 +102,16 @@ def measure_applications(settings: Settings) -> Outcome:
     model = llm.loaded.model
     check_another_fits(model.config, model.dtype)
     stock = load_stock(settings["model"], dtype_name(model.dtype))
-    once, lines = SamplingParams(max_tokens=1, temperature=0), []
+    lines = []
     timed: dict[str, tuple[float, float]] = {}
     for name, make in APPLICATIONS.items():
         schema, prompt = make(partial(exact_text, llm, draw=random.Random(0)), settings["tokens"])
         llm.add_schema(Schema.from_string(schema, source=f"{name}.xml"))
         asked = Prompt.from_string(prompt, source=f"{name}-prompt.xml")
-        output = llm.generate(asked, once)[0]
+        output = first_token(llm, asked)
         ids = torch.tensor([output.prompt_token_ids])
         meters = {
-            "ours": clocked(partial(llm.generate, asked, once)),
+            "ours": clocked(partial(first_token, llm, asked)),
             "full": clocked(partial(prefill, stock, ids)),
         }
         took = in_turns(meters, settings["runs"])
