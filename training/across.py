@@ -7,6 +7,7 @@ question on the same pair would be answered by copying. The steps ask several th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from inlay.quality.across import (
     MOST_RANKED,
@@ -78,7 +79,7 @@ def rankings(words: Words, documents: int, questions: int) -> Drawn:
 
 
 def ranked_numbers(words: Words, questions: int) -> list[Question]:
-    """The same of things and numbers that stand in no document, drawn for each question."""
+    """The same of things and numbers that the question itself states, drawn for each."""
     comparable = [(kind, attribute) for kind in kinds() for attribute in kind.attributes if attribute.compare]
     asked = []
     for _ in range(questions):
@@ -90,7 +91,9 @@ def ranked_numbers(words: Words, questions: int) -> list[Question]:
             for name, value in zip(names, values.values(), strict=False)
         ]
         if len(things) > 1:
-            asked.append(_rank(Asker(words, things), attribute, things))
+            question = _rank(Asker(words, things), attribute, things)
+            stated = ", ".join(f"{thing.name}: {thing.facts[attribute.key].text}" for thing in things)
+            asked.append(replace(question, text=f"{stated}. {question.text}"))
     return asked
 
 

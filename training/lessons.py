@@ -14,7 +14,8 @@ long texts.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -44,6 +45,7 @@ _TRIES = (1, 1, 1, 4)  # of so many second numbers, one, the closest to the firs
 _TEXT_WEIGHT = 0.01  # of a token that is not part of an answer, beside 1 for one that is: most of them are made up
 _TEXT_SHARE = 0.1  # of such tokens that count at all
 _RESULT_WEIGHT = 4.0  # of the tokens of a result: few, and all before them leads up to it
+_CONCLUDED = re.compile(r", so( [^:,;]+)")  # a result on the way to the end of an answer, or there
 _ROUND = 32  # the width of a batch is a multiple of this: libraries keep code and memory for every size they meet
 _GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap, in positions
 
@@ -88,7 +90,7 @@ def draw_exercise(
         case Exercise.COMPARISONS | Exercise.EASY_COMPARISONS:
             asked = _comparisons(words, questions, exercise is Exercise.EASY_COMPARISONS)
         case Exercise.RANKED_NUMBERS:
-            asked = [replace(question, task=COMPARING) for question in ranked_numbers(words, questions)]
+            asked = ranked_numbers(words, questions)
         case Exercise.REPETITIONS:
             written = write_documents(words, documents)
             asked = _repetitions(rng, written, questions)
@@ -220,9 +222,12 @@ class Encoder:
 
     def weights(self, question: Question) -> list[float]:
         """What each token of a question's answer counts, its end of turn included."""
-        tokens, of_result = len(self(question.answer)), len(self(question.result))
+        said = self._fast.encode(question.answer, add_special_tokens=False)
+        results = [match.span(1) for match in _CONCLUDED.finditer(question.answer)]
+        results.append((len(question.answer) - len(question.result), len(question.answer)))
         before = 0.0 if question.task == COMPARING else 1.0
-        return [before] * (tokens - of_result) + [_RESULT_WEIGHT] * of_result + [1.0]
+        concluded = [any(first < end and last > begin for begin, end in results) for first, last in said.offsets]
+        return [_RESULT_WEIGHT if each else before for each in concluded] + [1.0]
 
     def flat(self, drawn: Conversation) -> list[int]:
         """All of a conversation's ids in a row."""

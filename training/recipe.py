@@ -51,7 +51,8 @@ _TOLD_APART = (
 _FEW, _SOME, _MORE = (2, 4), (2, 8), (4, 12)  # documents
 _STEPS = (Exercise.CONTRADICTIONS, Exercise.CONTRADICTIONS, Exercise.SHARINGS, Exercise.RANKINGS, Exercise.RANKINGS)
 _RANKED = Lesson((0, 0), 10, exercise=Exercise.RANKED_NUMBERS)
-_ACROSS = (Exercise.CONFLICTS, Exercise.CONFLICTS, Exercise.SHARED, Exercise.SUPERLATIVES, Exercise.SORTS)
+_RANKS = (Exercise.SUPERLATIVES, Exercise.SORTS)
+_ACROSS = (Exercise.CONFLICTS, Exercise.CONFLICTS, Exercise.SHARED, *_RANKS)
 
 
 def _exercises(documents: tuple[int, int], *exercises: Exercise) -> tuple[Lesson, ...]:
@@ -121,6 +122,23 @@ FURTHER = (
             *_exercises(_SOME, *_STEPS, Exercise.RANKINGS, Exercise.SHARINGS, *_ACROSS),
             *_exercises(_MORE, Exercise.SHARINGS, Exercise.SHARED, Exercise.SHARED, Exercise.CONFLICTS),
             *(_COMPARING, _COUNTING_ANY, _KINDS, _SENTENCES, _ALIKE),
+        ),
+        0.9,
+    ),
+    Stage(
+        "across up to twelve documents",
+        3300,
+        6144,
+        (0.0012, 0.00001),
+        _TWELVE,
+        (
+            *(_RANKED, _RANKED, _RANKED, _COMPARING, _COMPARING, _COMPARING),
+            *_exercises(_FEW, Exercise.RANKINGS, Exercise.RANKINGS),
+            *_exercises(_SOME, Exercise.RANKINGS, Exercise.RANKINGS, *_RANKS, Exercise.SHARED),
+            *_exercises(_MORE, Exercise.RANKINGS, *_RANKS, Exercise.SHARINGS, Exercise.SHARINGS),
+            *_exercises(_MORE, Exercise.SHARED, Exercise.SHARED, Exercise.CONTRADICTIONS),
+            *_exercises(_MORE, Exercise.CONFLICTS, Exercise.CONFLICTS),
+            *(_COUNTING_ANY, _COUNTING_ANY, _KINDS, _SENTENCES, _ALIKE),
         ),
         0.9,
     ),

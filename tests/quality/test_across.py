@@ -45,8 +45,8 @@ def asked(task: str, split: Split = Split.HELD_OUT, rounds: int = 60) -> Iterato
 
 
 def listed(answer: str) -> list[tuple[str, str]]:
-    """The names and values of a list."""
-    return [(name, value) for name, _, value in (part.partition(": ") for part in re.split(r", (?=[A-Z])", answer))]
+    """The names and values that are stated, one after another; what follows from them is left out."""
+    return re.findall(r"(?:^|, so |, |; )([A-Z][^:;]*?): ((?:[^,;]|,\d)+)", answer)
 
 
 def number(value: str) -> int:
@@ -62,15 +62,15 @@ def test_tasks_are_those_there_were_and_four():
 def test_what_is_named_is_stated_and_nothing_else(task: str, split: Split):
     lengths = Counter()
     for documents, question in asked(task, split):
-        found = listed(question.answer.partition(", so ")[0])
-        of = [next(each for each in documents if each.name == name) for name, _ in found]
+        found = dict(listed(question.answer))
+        of = [next(each for each in documents if each.name == name) for name in found]
         assert len({each.kind.name for each in of}) == 1
         keys = [
             {key for key, value in each.facts.items() if value.text == text}
-            for each, (_, text) in zip(of, found, strict=True)
+            for each, text in zip(of, found.values(), strict=True)
         ]
         assert set.intersection(*keys)
-        names = [name for name, _ in found]
+        names = list(found)
         assert f"{', '.join(names[:-1])} and {names[-1]}" in question.text
         lengths[len(found)] += 1
     assert lengths.total() > 100
@@ -79,19 +79,32 @@ def test_what_is_named_is_stated_and_nothing_else(task: str, split: Split):
 
 
 @pytest.mark.parametrize("task", ["superlative", "sort"])
-def test_the_end_of_the_answer_follows_from_the_numbers(task: str):
+def test_the_answer_follows_from_the_numbers_two_at_a_time(task: str):
     asks, firsts = set(), Counter()
     for _, question in asked(task):
-        before, _, end = question.answer.partition(", so ")
-        values = {name: number(value) for name, value in listed(before)}
-        (most,) = set(re.findall(r"earliest|latest|lowest|highest", question.text))
+        values = {name: number(value) for name, value in listed(question.answer)}
+        (most,) = set(re.findall(r"earliest|highest", question.text))
         assert len(set(values.values())) == len(values)
-        ranked = sorted(values, key=values.__getitem__, reverse=most in ("latest", "highest"))
-        assert end == (", ".join(ranked) if task == "sort" else ranked[0])
+        ranked = sorted(values, key=values.__getitem__, reverse=most == "highest")
+        chosen, end = question.answer, ranked[0]
+        if task == "sort":
+            chosen, _, end = question.answer.rpartition("; ")
+            assert end == ", ".join(ranked)
         assert question.result == f" {end}"
+        assert question.answer.endswith(question.result)
         asks.add(most)
         firsts[list(values).index(ranked[0])] += 1
-    assert asks == {"earliest", "latest", "lowest", "highest"}
+        steps = chosen.split("; ")
+        assert len(steps) == (len(values) - 1 if task == "sort" else 1)
+        for place, step in enumerate(steps):
+            compared = step.split(", so ")
+            assert compared[-1] == ranked[place]
+            pairs = [listed(two) for two in compared[:-1]]  # what stands before each conclusion
+            assert all(len(two) == 2 for two in pairs)
+            winners = [min(dict(two), key=ranked.index) for two in pairs]
+            assert winners == [each.partition(":")[0] for each in compared[1:]]
+            assert {name for two in pairs for name, _ in two} == {*ranked[place:]}
+    assert asks == {"earliest", "highest"}
     assert min(firsts.values()) > 10
 
 
@@ -184,7 +197,7 @@ def test_wordings_belong_to_their_split(task: str, split: Split):
         (kept,) = {
             way == each.ways[-1]
             for each in wordings[task]
-            for way in each.ways
+            for way in (*each.ways, *each.more)
             if re.fullmatch(re.sub(r"\\{\w+\\}", ".+", re.escape(way)), question.text)
         }
         assert kept == (split is Split.HELD_OUT)

@@ -21,7 +21,9 @@ def of(language: str) -> list[str]:
     return [block.text for block in blocks(PAGE) if block.language == language]
 
 
-COMMANDS = [line for block in of("sh") for line in block.splitlines()]
+LINES = [line for block in of("sh") for line in block.splitlines()]
+COMMANDS = [line for line in LINES if line.startswith("inlay eval")]
+OTHERS = [line for line in LINES if line not in COMMANDS]
 
 
 def run_small(command: str) -> int:
@@ -38,6 +40,16 @@ def test_commands_run(
     assert bool(list(tmp_path.glob("*/report.md"))) == ("--report" in command)
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert {row["scaffold"] for row in rows} == ({False, True} if "--scaffold" in command else {False})
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_what_a_repair_costs(command: str, capsys: pytest.CaptureFixture[str]):
+    words = shlex.split(command)
+    assert words[:3] == ["inlay", "bench", "ttft"]
+    assert main([*words[1:], "--model", "random:tiny", "--cached", "128", "--new", "8", "--quick", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert row["repaired"] > 0
+    assert row["over_behind"] > 0
 
 
 def test_answers_are_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

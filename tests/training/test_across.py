@@ -11,7 +11,7 @@ import pytest
 from inlay.quality.conversations import Conversation
 from inlay.quality.documents import Document
 from inlay.quality.words import Split
-from training.lessons import COMPARING, TASKS, Encoder, Exercise, draw_exercise
+from training.lessons import TASKS, Encoder, Exercise, draw_exercise
 
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 STEPS = (Exercise.CONTRADICTIONS, Exercise.SHARINGS, Exercise.RANKINGS)
@@ -84,24 +84,33 @@ def test_no_list_of_a_conversation_is_of_the_same_values_as_another(split: Split
         lists = []
         for question in conversation.questions:
             tasks.add(question.task)
-            lists.append(frozenset(question.answer.partition(", so ")[0].split(": ")[1:]))
+            lists.append(frozenset(re.findall(r": ((?:[^,;]|,\d)+)", question.answer)))
             names = [document.name for document in conversation.documents if f"{document.name}: " in question.answer]
             assert 2 <= len(names) <= 3
         assert len(set(lists)) == len(lists)
     assert tasks == {"superlative", "sort"}
 
 
-def test_numbers_that_no_document_states_are_ranked_and_the_result_alone_counts(encoder: Encoder):
+def test_numbers_that_the_question_states_are_ranked():
     conversation = draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40)
     assert conversation.documents == []
     assert len(conversation.questions) > 30
     for question in conversation.questions:
-        named, _, ranked = question.answer.partition(", so ")
-        names = [part.rsplit(", ", 1)[-1] for part in f", {named}".split(": ")[:-1]]
+        stated, _, text = question.text.partition(". ")
+        names = re.findall(r"(?:^|, )([A-Z][^:,]*): ", stated)
         assert 2 <= len(names) <= 3
-        assert question.task == COMPARING
-        assert set(ranked.split(", ")) in ({*names}, *({name} for name in names))
-        ids, weights = encoder(question.answer), encoder.weights(question)
-        counted = [token for token, weight in zip(ids, weights, strict=False) if weight > 0]
-        assert encoder.tokenizer.decode(counted) == question.result
+        ranked = {name for name in names if name in text}
+        assert len(ranked) >= 2
+        assert set(re.findall(r"(?:^|, so |, |; )([A-Z][^:;]*?): ", question.answer)) == ranked
+        assert all(f"{each[0]}: {each[1]}" in stated for each in re.findall(r"([A-Z][^:;,]*): (\d+)", question.answer))
     assert draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40) == conversation
+
+
+def test_every_step_of_a_ranking_counts_as_much_as_its_end(encoder: Encoder):
+    for question in draw(Exercise.RANKED_NUMBERS, 1, Split.TRAIN, 0, 40).questions:
+        steps = re.findall(r", so( [^:,;]+)", question.answer)
+        ids, weights = encoder(question.answer), encoder.weights(question)
+        counted = [token for token, weight in zip(ids, weights, strict=False) if weight > 1]
+        end = question.result if question.task == "sort" else ""
+        assert encoder.tokenizer.decode(counted) == "".join(steps) + end
+        assert min(weights) == 1

@@ -18,7 +18,7 @@ from inlay.quality.words import Value, Words
 ACROSS_TASKS = ("superlative", "sort", "conflict", "shared")
 ALL_TASKS = (*TASKS, *ACROSS_TASKS)
 
-MOST_RANKED = 3  # documents in an answer: each takes about ten tokens
+MOST_RANKED = 3  # documents in an answer: to put three in order takes some seventy tokens
 
 SUPERLATIVES = Wordings(
     (
@@ -26,7 +26,16 @@ SUPERLATIVES = Wordings(
         "Which has the {most} {p} of {names}?",
         "Which has the {most} {p}: {names}?",
         "Of {names}, which one has the {most} {p}?",  # held out
-    )
+    ),
+    (
+        "Of {names}, name the one with the {most} {p}.",
+        "Name the one of {names} that has the {most} {p}.",
+        "Among {names}, which has the {most} {p}?",
+        "Take {names}: which one has the {most} {p}?",
+        "Look at {names}. Which has the {most} {p}?",
+        "Whose {p} is the {most} of {names}?",
+        "Which one of {names} comes first, with the {most} {p}?",
+    ),
 )
 SORTS = Wordings(
     (
@@ -34,7 +43,17 @@ SORTS = Wordings(
         "Sort {names} by {p}, {most} first.",
         "Put {names} in order of {p}, {most} first.",
         "Give {names} in order of {p}, {most} first.",  # held out
-    )
+    ),
+    (
+        "Order {names} by {p}, {most} first.",
+        "Name {names} in order of {p}, {most} first.",
+        "Rank {names} by {p}, with the {most} first.",
+        "Give me a list of {names} by {p}, {most} first.",
+        "List {names} in the order of {p}, {most} first.",
+        "Give {names} by {p}, {most} first.",
+        "In order of {p}, {most} first, list {names}.",
+        "Please sort {names}: by {p}, {most} first.",
+    ),
 )
 CONFLICTS = Wordings(
     (
@@ -63,28 +82,35 @@ def ask(asker: Asker, task: str) -> Question | None:
 
 
 def superlative(asker: Asker) -> Question | None:
-    """Which of several has the highest or lowest number: all of them with it, and then the one."""
+    """Which of several has the highest or earliest number: two at a time with it, and then the one."""
     found = _ranked(asker)
     return superlative_of(asker, *found) if found else None
 
 
 def superlative_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Question:
     """The question ``superlative`` on these documents, which state the attribute."""
-    text, stated, ranked = _rank(asker, SUPERLATIVES, attribute, stating)
-    return Question("superlative", text, f"{stated}, so {ranked[0]}", f" {ranked[0]}")
+    text = _ask_rank(asker, SUPERLATIVES, attribute, stating)
+    said, best = _choose(attribute, stating)
+    return Question("superlative", text, said, f" {best.name}")
 
 
 def sort(asker: Asker) -> Question | None:
-    """Several, put in order of a number: all of them with it, and then in its order."""
+    """Several, put in order of a number: who comes first of all, of those left, and so on, and then the order."""
     found = _ranked(asker)
     return sort_of(asker, *found) if found else None
 
 
 def sort_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Question:
     """The question ``sort`` on these documents, which state the attribute."""
-    text, stated, ranked = _rank(asker, SORTS, attribute, stating)
-    order = ", ".join(ranked)
-    return Question("sort", text, f"{stated}, so {order}", f" {order}")
+    text = _ask_rank(asker, SORTS, attribute, stating)
+    left, names, steps = list(stating), [], []
+    while len(left) > 1:
+        said, best = _choose(attribute, left)
+        steps.append(said)
+        names.append(best.name)
+        left.remove(best)
+    order = ", ".join([*names, left[0].name])
+    return Question("sort", text, f"{'; '.join(steps)}; {order}", f" {order}")
 
 
 def conflict(asker: Asker) -> Question | None:
@@ -203,21 +229,30 @@ def _ranked(asker: Asker) -> tuple[Attribute, list[Document]] | None:
     return attribute, asker.rng.sample(stating, k=most)
 
 
-def _rank(
-    asker: Asker, wordings: Wordings, attribute: Attribute, documents: Sequence[Document]
-) -> tuple[str, str, list[str]]:
-    """A question on some documents, what they state, and their names in the order that it asks for."""
-    greatest = asker.rng.random() < 0.5
-    first, last = ("earliest", "latest") if attribute.value.startswith("year") else ("lowest", "highest")
+def _ask_rank(asker: Asker, wordings: Wordings, attribute: Attribute, documents: Sequence[Document]) -> str:
+    """A question on some documents, in one direction an attribute: for the earliest year, the highest number."""
+    earlier, greater = ("earliest", "latest") if attribute.value.startswith("year") else ("lowest", "highest")
     names = [document.name for document in documents]
-    text = asker.wording(wordings).format(
+    return asker.wording(wordings).format(
         names=f"{', '.join(names[:-1])} and {names[-1]}",
         p=asker.rng.choice(attribute.phrases),
-        most=last if greatest else first,
+        most=greater if attribute.greatest else earlier,
     )
-    stated = ", ".join(f"{document.name}: {document.facts[attribute.key].text}" for document in documents)
-    ordered = sorted(documents, key=lambda document: _order(document, attribute), reverse=greatest)
-    return text, stated, [document.name for document in ordered]
+
+
+def _choose(attribute: Attribute, documents: Sequence[Document]) -> tuple[str, Document]:
+    """Which of some documents comes first, said as a comparison of the first two, of the better one and the next, …"""
+    best, *others = documents
+    said = _stated(best, attribute)
+    for other in others:
+        best = max(best, other, key=lambda document: _order(document, attribute) * (1 if attribute.greatest else -1))
+        following = f", so {best.name}" if other is others[-1] else f", so {_stated(best, attribute)}"
+        said += f", {_stated(other, attribute)}{following}"
+    return said, best
+
+
+def _stated(document: Document, attribute: Attribute) -> str:
+    return f"{document.name}: {document.facts[attribute.key].text}"
 
 
 def _order(document: Document, attribute: Attribute) -> int:

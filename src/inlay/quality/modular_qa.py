@@ -30,7 +30,7 @@ from inlay.quality.statistics import difference_interval, mcnemar, mean_bound, w
 from inlay.sampling_params import SamplingParams
 from inlay.types import RequestOutput
 
-MAX_TOKENS = 64  # of an answer: about twice the longest right one
+MAX_TOKENS = 128  # of an answer: somewhat more than the longest right one, which puts three in order
 Row = dict[str, Any]
 
 
