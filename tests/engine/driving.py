@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from inlay import LLM, SamplingParams, Schema
-from inlay.attention.plan import Item
+from inlay.attention.grouping import FIRST, LENGTH
+from inlay.attention.plan import Context
 from inlay.engine.encoder import Encoding
 from inlay.engine.request import Request
 from inlay.kv.identity import SegmentSpec
@@ -119,9 +120,10 @@ def ids(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def slots(context: Sequence[Item], tokens: int) -> list[int]:
+def slots(context: Context, tokens: int) -> list[int]:
     """Where the first tokens of a context lie."""
-    return [slot for piece in context for slot in range(piece.slots.first, piece.slots.end)][:tokens]
+    first, length = context.table[[FIRST, LENGTH]]
+    return [slot for begin, count in zip(first, length, strict=True) for slot in range(begin, begin + count)][:tokens]
 
 
 def check_stock(driver: Driver, request: Request) -> None:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from inlay import SamplingParams
+from inlay.engine import kv_manager
 from inlay.engine.jobs import Step
 from inlay.errors import DeadlineError
 
@@ -98,6 +99,23 @@ def test_a_pass_that_is_given_up_leaves_nothing_behind(reuse):
     alone.run(expected)
     assert request.followers[0].token_ids == expected.followers[0].token_ids != []
     assert driver.all_free()
+
+
+@pytest.mark.parametrize("reuse", REUSES)
+def test_the_wait_for_a_place_ends_before_the_pass(reuse, monkeypatch):
+    """However long it takes to read again behind it, none of that is taken off the time in line."""
+    laid, real = [], kv_manager.allocation_of
+
+    def slow(*asked):
+        laid.append(asked)
+        time.sleep(0.05 * (len(laid) > 1))
+        return real(*asked)
+
+    driver = driver_for()
+    monkeypatch.setattr(kv_manager, "allocation_of", slow)
+    (output,) = driver.llm.generate([prompt("abc")], SamplingParams(max_tokens=1), reuse=reuse)
+    assert len(laid) == 2
+    assert output.metrics.queue_s >= 0
 
 
 @pytest.mark.parametrize("reuse", REUSES)

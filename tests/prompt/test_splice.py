@@ -41,9 +41,18 @@ def told(parts):
 
 
 def test_off_computes_everything_and_keeps_nothing():
-    parts = splice(SCHEMA.prompt().use("b").text("Q"), "off")
-    assert [kind for _, kind in told(parts)] == ["fresh"] * 4
-    assert [part.run for part in parts] == [None] * 4
+    prompt = SCHEMA.prompt().use("b").text("Q")
+    (part,) = splice(prompt, "off")
+    assert isinstance(part, Fresh)
+    assert part.run is None
+    whole = [each for ids, kind in told(splice(prompt, "anchored")) for each in ids]
+    assert told([part]) == [("".join(whole), "fresh")]
+
+
+def test_off_under_schema_positions_has_a_run_between_gaps():
+    parts = splice(SCHEMA.prompt().use("b").text("Q"), "off", "schema")
+    assert len(parts) == 2
+    assert parts[0].start + len(parts[0].ids) < parts[1].start
 
 
 def test_exact_is_one_run_of_tokens_wherever_they_come_from():

@@ -53,6 +53,36 @@ def items_at(ranges: Sequence[SlotRange], position: int, shift: int = 0) -> tupl
     return tuple(found)
 
 
+class Context:
+    """What stands before the next tokens of a request, as a table like that of ``Part.items``, which grows.
+
+    A prompt of a thousand pieces has a thousand parts, each of which sees what stands before it: their tables are
+    beginnings of this one.
+    """
+
+    __slots__ = ("_columns", "_table")
+
+    def __init__(self) -> None:
+        self._table: Table = np.empty((5, 8), dtype=np.int64)
+        self._columns = 0
+
+    @property
+    def table(self) -> Table:
+        """(5, items), all that there is by now; what is added later does not change it."""
+        return self._table[:, : self._columns]
+
+    def extend(self, items: Sequence[Item]) -> None:
+        """Add what stands behind."""
+        more = table_of(items)
+        end = self._columns + more.shape[1]
+        if end > self._table.shape[1]:
+            grown = np.empty((5, max(end, 2 * self._table.shape[1])), dtype=np.int64)
+            grown[:, : self._columns] = self.table
+            self._table = grown
+        self._table[:, self._columns : end] = more
+        self._columns = end
+
+
 class Part:
     """New tokens of one request, a row each, and what they attend to. Parts do not change.
 
@@ -61,25 +91,38 @@ class Part:
         of them, their own keys among them; own keys are masked by position.
     """
 
-    __slots__ = ("_items", "_positions", "_slots", "_steps")
+    __slots__ = ("_context", "_made", "_positions", "_slots", "_steps")
 
-    def __init__(self, positions: Table, slots: Table, items: Table, steps: int = 0) -> None:
-        self._positions, self._slots, self._items = positions, slots, items
+    def __init__(self, positions: Table, slots: Table, items: Table | None, steps: int = 0) -> None:
+        self._positions, self._slots, self._made = positions, slots, items
+        self._context: Table | None = None  # what ``_made`` is made of when it is first asked for
         self._steps = steps  # of decoding since the tables were made: the row's own item has grown by so many
 
     @classmethod
-    def of(cls, start: int, length: int, context: Sequence[Item], slots: Sequence[SlotRange]) -> Part:
+    def of(cls, start: int, length: int, context: Sequence[Item] | Table, slots: Sequence[SlotRange]) -> Part:
         """Rows at consecutive positions from ``start`` on; see ``at``."""
         return cls.at(np.arange(start, start + length), context, slots)
 
     @classmethod
-    def at(cls, positions: Table, context: Sequence[Item], slots: Sequence[SlotRange]) -> Part:
+    def at(cls, positions: Table, context: Sequence[Item] | Table, slots: Sequence[SlotRange]) -> Part:
         """Rows at any increasing positions.
 
-        context: what they read besides their own keys. slots: ranges of at least as many slots as there are rows.
+        context: what they read besides their own keys, or a ``Context``'s table, which is kept as it is until somebody
+        asks for the items: so a part that waits takes no room for them. slots: ranges of at least as many slots as
+        there are rows.
         """
         own = np.concatenate([np.arange(r.first, r.end) for r in cut(slots, 0, positions.size)])
-        return cls(positions, own, _settled(np.hstack((_table(context), _own_items(positions, own))), positions))
+        part = cls(positions, own, None)
+        part._context = context if isinstance(context, np.ndarray) else table_of(context)
+        return part
+
+    @property
+    def _items(self) -> Table:
+        if self._made is None:
+            assert self._context is not None, "a part is made of items or of what they come from"
+            own = _own_items(self._positions, self._slots)
+            self._made, self._context = _settled(np.hstack((self._context, own)), self._positions), None
+        return self._made
 
     @property
     def rows(self) -> int:
@@ -200,11 +243,8 @@ def advance(plan: Plan, parts: Sequence[Part]) -> Plan:
     return plan
 
 
-def _table(context: Sequence[Item]) -> Table:
-    """Items as columns of a table; an item with slots left out as the ranges between them.
-
-    A request of a thousand repaired modules has a thousand such tables, of a thousand items each.
-    """
+def table_of(context: Sequence[Item]) -> Table:
+    """Items as columns of a table; an item with slots left out as the ranges between them."""
     whole = [(i.slots.first, i.slots.length, i.position, i.shift, i.masked) for i in context if not i.left_out]
     parted = [item for item in context if item.left_out]
     table = np.array(whole, dtype=np.int64).reshape(-1, 5).T

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from inlay.attention.grouping import MASKED
 from inlay.attention.mass import AttentionMass
-from inlay.attention.plan import Item, Part, Table, items_at
+from inlay.attention.plan import Context, Item, Part, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -123,7 +124,7 @@ class SequenceAllocation:
     tail: tuple[SlotRange, ...] = ()
     tokens: int = 0
     decoded: int = 0
-    context: tuple[Item, ...] = ()
+    context: Context = field(default_factory=Context)
     prefill: list[Prefill] = field(default_factory=list)
     hold: Hold = field(default_factory=Hold)
     last: tuple[TokenRun, tuple[SlotRange, ...]] | None = None
@@ -166,7 +167,7 @@ class SequenceAllocation:
         """The row of the token said last, which is to be computed at ``position``; kept from step to step."""
         slots = cut(self.tail, self.tokens, 1)
         if self._row is None:
-            self._row = Part.of(position, 1, self.context, slots)
+            self._row = Part.of(position, 1, self.context.table, slots)
         elif self._computed:
             self._row, self._computed = self._row.next(slots[0].first), False
         return self._row
@@ -241,7 +242,7 @@ def allocation_of(
             _lay_repaired(part, found or Found(()), allocation, adapter)
         else:
             read = _module_pieces(part.spec, lookup, encoded, part.start, part.first, part.length)
-            allocation.context += without(read, [offset - part.first for offset in part.left_out])
+            allocation.context.extend(without(read, [offset - part.first for offset in part.left_out]))
     return allocation
 
 
@@ -279,18 +280,18 @@ def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation,
     """A run of the request's own tokens: read what is stored of it, compute the rest."""
     done = 0 if found is None else found.tokens
     if found is not None and done:
-        allocation.context += pieces(found, part.start, done)
+        allocation.context.extend(pieces(found, part.start, done))
     slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
     allocation.last = _whole(part, found, slots)
     if done == len(part.ids):
         return
     start = part.start + done
-    rows = Part.of(start, len(part.ids) - done, allocation.context, slots)
+    rows = Part.of(start, len(part.ids) - done, allocation.context.table, slots)
     keep, lies = allocation.last or (None, ())
     pending = None if keep is None else keep.rest(done)
     work = Work(part.ids[done:], rows, adapter=adapter, states=allocation.states)
     allocation.prefill.append(Prefill(work, keep, lies, pending))
-    allocation.context += items_at(slots, start)
+    allocation.context.extend(items_at(slots, start))
     allocation.tokens += len(part.ids) - done
 
 
@@ -301,12 +302,13 @@ def _lay_repaired(part: Repaired, found: Found, allocation: SequenceAllocation, 
     if done < len(part.ids):
         slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
         # What is read of the module stands between them.
-        context = tuple(replace(item, masked=True) for item in allocation.context)
-        work = Work(part.ids[done:], Part.at(positions[done:], context + stored, slots), adapter=adapter)
+        context = np.hstack((allocation.context.table, table_of(stored)))
+        context[MASKED, : context.shape[1] - len(stored)] = True
+        work = Work(part.ids[done:], Part.at(positions[done:], context, slots), adapter=adapter)
         allocation.prefill.append(Prefill(work, part.run, found.slots + slots, part.run.rest(done)))
         allocation.tokens += len(part.ids) - done
         stored += scattered(slots, positions[done:])
-    allocation.context += stored
+    allocation.context.extend(stored)
 
 
 def _whole(

@@ -195,7 +195,10 @@ class KVCacheManager:
         allocation.arrivals = arrivals
         allocation.arrived = tuple(run for arrival in arrivals for run in arrival.slots)
         self._store.pool.share(allocation.arrived)
-        fetch_s = time.perf_counter() - since
+        if (
+            request.prefill.admitted_at is None
+        ):  # what choosing a repair fetches later is no part of the wait for a place
+            request.prefill.fetch_s = time.perf_counter() - since + request.prefill.waited_s
         request.attach(allocation)
         self.pending.add(allocation.prefill)
         if selecting:
@@ -203,7 +206,6 @@ class KVCacheManager:
         elif first:
             if request.leader is None:
                 self.orders.asked(request.prompt.request)
-            request.prefill.fetch_s = fetch_s + request.prefill.waited_s
             missed = request.prefill.misses or misses
             request.count(lookup.modules, lookup.beginnings, known, missed, self.residency.came_from)
             self._lower.write_used_again(request, lookup)

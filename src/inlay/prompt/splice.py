@@ -94,7 +94,7 @@ def splice_of(
     stored: the keys of those of its candidates that are. repairs: what is computed anew all the same.
     """
     if request.policy.reads_nothing:
-        return tuple(Fresh(part.ids, part.start) for part in request.parts)
+        return tuple(_all_fresh(request.parts))
     salt, adapter = request.salt.encode(), request.adapter
     chosen = splice_parts(request.parts, salt=salt, stored=stored, repairs=repairs, in_place=in_place, adapter=adapter)
     return open_end(chosen)
@@ -252,6 +252,17 @@ class _Shifts:
                 found |= {self._placed[each]}
             self._known[each] = found
         return found
+
+
+def _all_fresh(parts: Sequence[PromptPart]) -> Iterator[Fresh]:
+    """Parts as runs of tokens at consecutive positions, however many parts a run is of."""
+    start, ids = parts[0].start, list(parts[0].ids)
+    for part in parts[1:]:
+        if part.start != start + len(ids):
+            yield Fresh(tuple(ids), start)
+            start, ids = part.start, []
+        ids += part.ids
+    yield Fresh(tuple(ids), start)
 
 
 def open_end(splice: Splice) -> Splice:
