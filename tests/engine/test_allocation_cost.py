@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -49,12 +51,15 @@ def test_a_piece_is_turned_into_numbers_once(monkeypatch: pytest.MonkeyPatch):
     assert [part.items.shape[1] for part in parts[::100]] == [number + 2 for number in range(0, 500, 100)]
 
 
-def test_a_part_that_waits_holds_no_table_of_its_own():
-    context = Context()
-    for number in range(100):
-        context.extend(items_at([SlotRange(2 * number, 1)], number))
-    table = context.table
-    part = Part.of(100, 1, table, [SlotRange(5000, 1)])
-    assert np.shares_memory(part._context, table)
-    assert part.items.shape[1] == 101
-    assert part._context is None
+def test_parts_that_wait_hold_no_tables_of_their_own():
+    tracemalloc.start()
+    try:
+        context, parts = Context(), []
+        for number in range(1000):
+            context.extend(items_at([SlotRange(2 * number, 1)], number))
+            parts.append(Part.of(number + 1, 1, context.table, [SlotRange(5000 + 2 * number, 1)]))
+        waiting, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tables = sum(part.items.nbytes for part in parts)
+    assert waiting < tables / 10
