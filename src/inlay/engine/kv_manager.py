@@ -195,9 +195,8 @@ class KVCacheManager:
         allocation.arrivals = arrivals
         allocation.arrived = tuple(run for arrival in arrivals for run in arrival.slots)
         self._store.pool.share(allocation.arrived)
-        if (
-            request.prefill.admitted_at is None
-        ):  # what choosing a repair fetches later is no part of the wait for a place
+        # What is fetched behind a pass that chooses a repair is no part of the wait for a place.
+        if request.prefill.admitted_at is None:
             request.prefill.fetch_s = time.perf_counter() - since + request.prefill.waited_s
         request.attach(allocation)
         self.pending.add(allocation.prefill)
