@@ -113,12 +113,28 @@ def test_mass_is_what_the_reference_attends_to(backend, heads, kv_heads, parts, 
             assert mass.sum().item() == pytest.approx(heads * part.rows, rel=1e-4)
 
 
-def test_mass_is_the_same_block_by_block(monkeypatch):
+@pytest.mark.parametrize("blocks_of", [1, 2 * 4 * 4 * 24, 4 * 24 * 8])
+def test_mass_is_the_same_block_by_block(monkeypatch, blocks_of):
+    """Of rows, and of heads: one at a time, some, or all."""
     part = Part.of(20, 7, (Item(SlotRange(0, 11), 0), Item(SlotRange(12, 6), 3, shift=9)), (SlotRange(20, 7),))
-    query, options = torch.randn(4, 7, 8), AttentionOptions(scale=0.3, rotary=rotary(8))
-    whole = get_backend("torch").attention_mass(query, make_pool(2, 8), part, 0, options)
-    monkeypatch.setattr("inlay.attention.mass.BLOCK_BYTES", 2 * 4 * 4 * 24)
-    torch.testing.assert_close(get_backend("torch").attention_mass(query, make_pool(2, 8), part, 0, options), whole)
+    options = AttentionOptions(scale=0.3, rotary=rotary(8), sinks=torch.linspace(-1, 1, 4))
+    query, pool = torch.randn(4, 7, 8), make_pool(2, 8)
+    whole = get_backend("torch").attention_mass(query, pool, part, 0, options)
+    monkeypatch.setattr("inlay.attention.mass.BLOCK_BYTES", blocks_of)
+    torch.testing.assert_close(get_backend("torch").attention_mass(query, pool, part, 0, options), whole)
+
+
+def test_mass_over_many_items_takes_no_step_for_each(monkeypatch):
+    """2,000 modules of a token each, every one at a shift of its own, are turned at once."""
+    turns = []
+    monkeypatch.setattr(Rotary, "turn", lambda *said, turn=Rotary.turn: (turns.append(1), turn(*said))[1])
+    items = tuple(Item(SlotRange(2 * i, 1), 0, shift=i) for i in range(2000))
+    part = Part.of(2000, 3, items, (SlotRange(4001, 3),))
+    pool = KVStorage([LayerShape(2, 8)], torch.float32, 4100)
+    options = AttentionOptions(scale=0.3, rotary=rotary(8))
+    mass = get_backend("torch").attention_mass(torch.randn(4, 3, 8), pool, part, 0, options)
+    assert mass.shape == (2003,)
+    assert len(turns) == 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,10 +1,14 @@
 """How much new tokens attend to each stored key, in PyTorch, for every backend, where its memory lies.
 
 The scores are computed a second time, as no kernel gives weights away. That takes as long as the product of queries and
-keys alone: rows × keys × heads × head_dim multiplications a layer, for the few rows that somebody asks about.
+keys alone: rows × keys × heads × head_dim multiplications a layer, for the few rows that somebody asks about. All keys
+are looked at together, in how many items they may stand: where an item is read at a shift, a copy of its keys is turned
+by it here, in fp32, instead of every query by its opposite; the scores are the same.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +16,13 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import AttentionOptions
-from inlay.attention.grouping import FIRST, LENGTH, MASKED, POSITION, SHIFT
+from inlay.attention.grouping import FIRST, LENGTH, MASKED, POSITION, SHIFT, spread
 from inlay.attention.plan import Part
 from inlay.attention.storage import KVStorage
 
-BLOCK_BYTES = 2**24  # of the scores that are looked at together; one row of all heads takes more where keys are many
+#: Of keys, and of scores, that are looked at together; one row takes more where keys are many. What a core keeps near.
+BLOCK_BYTES = 2**22
+_DEVICE_BLOCKS = 16  # so many times that where there is no core to keep it near, and every product is a launch
 
 
 class AttentionMass:
@@ -30,61 +36,84 @@ class AttentionMass:
 
     def add(self, part: Part, mass: npt.NDArray[np.float32]) -> None:
         """Take in one layer's. mass: (keys,), of the part's items in their order."""
-        at = 0
-        for length, position, shift in part.items[[LENGTH, POSITION, SHIFT]].T.tolist():
-            first = position + shift
-            self.by_position[first : first + length] += mass[at : at + length]
-            at += length
+        items = part.items
+        np.add.at(self.by_position, spread(items[POSITION] + items[SHIFT], items[LENGTH]), mass)
 
 
 def attention_mass(
     query: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions
 ) -> Tensor:  # (keys,) fp32
     """See Backend.attention_mass."""
-    keys = int(part.items[LENGTH].sum())
-    rows = max(1, BLOCK_BYTES // max(1, 4 * keys * query.shape[0]))
+    heads, rows, head_dim = query.shape
+    seen = _Keys.of(part, query.device)
+    stored = pool.read_keys(layer, seen.slots)
+    kv_heads, count, _ = stored.shape
+    grouped = query.reshape(kv_heads, -1, rows, head_dim)
     positions = torch.from_numpy(np.ascontiguousarray(part.positions)).to(query.device)
-    mass = torch.zeros(keys, device=query.device)
-    for at in range(0, part.rows, rows):
-        scores = _scores(query[:, at : at + rows].float(), positions[at : at + rows], pool, part, layer, options)
-        if options.sinks is not None:
-            sinks = options.sinks.to(query.device, torch.float32)[:, None, None].expand(-1, scores.shape[1], 1)
-            scores = torch.cat((scores, sinks), 2)
-        mass += torch.softmax(scores, 2)[..., :keys].sum((0, 1))
+    mass = torch.zeros(count, device=query.device)
+    most = BLOCK_BYTES * (1 if query.device.type == "cpu" else _DEVICE_BLOCKS)
+    together = max(1, most // (4 * count * head_dim))
+    for first in range(0, kv_heads, together):
+        some = slice(first, first + together)
+        keys = seen.turned(stored[some].float(), options)
+        of = torch.arange(heads, device=query.device).view(kv_heads, -1)[some].flatten()
+        block = max(1, most // (4 * count * of.numel()))
+        for at in range(0, rows, block):
+            scores = grouped[some, :, at : at + block].float().flatten(1, 2) @ keys.transpose(1, 2) * options.scale
+            scores = scores.view(of.numel(), -1, count)
+            mass += _weights(scores, positions[at : at + block], seen, of, options).sum((0, 1))
     return mass
 
 
-def _scores(
-    query: Tensor, positions: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions
-) -> Tensor:  # (heads, rows, keys), -inf where a row does not see a key
-    kv_heads = pool.keys[layer].shape[0]
-    scores = torch.empty(query.shape[0], query.shape[1], int(part.items[LENGTH].sum()), device=query.device)
-    turned, at_shift, done = query, 0, 0
-    for first, length, position, shift, masked in part.items[[FIRST, LENGTH, POSITION, SHIFT, MASKED]].T.tolist():
-        if shift != at_shift:
-            turned, at_shift = _turned(query, shift, options), shift
-        grouped = turned.reshape(kv_heads, -1, turned.shape[2])
-        keys = pool.read_keys(layer, slice(first, first + length)).float()
-        part_scores = grouped @ keys.transpose(1, 2) * options.scale
-        part_scores = part_scores.reshape(query.shape[0], query.shape[1], length)
-        if options.softcap is not None:
-            part_scores = options.softcap * torch.tanh(part_scores / options.softcap)
-        distance = positions[:, None] - (torch.arange(position, position + length, device=query.device) + shift)
-        if options.slopes is not None:
-            part_scores = part_scores - options.slopes.to(query.device, torch.float32)[:, None, None] * distance
-        if masked:
-            part_scores = part_scores.masked_fill(distance < 0, -torch.inf)
-        if options.window is not None:
-            part_scores = part_scores.masked_fill(distance >= options.window, -torch.inf)
-        scores[..., done : done + length] = part_scores
-        done += length
-    return scores
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys that a part reads, item behind item. Each (keys,), on the device, but the shifts.
+
+    shift, at_shift: those that occur, and which of them each key is read at.
+    """
+
+    slots: Tensor
+    position: Tensor  # as it is read
+    masked: Tensor
+    shift: list[int]
+    at_shift: Tensor
+
+    @classmethod
+    def of(cls, part: Part, device: torch.device) -> _Keys:
+        items = part.items
+        lengths = items[LENGTH]
+        shifts, at_shift = np.unique(items[SHIFT], return_inverse=True)
+        columns = (
+            spread(items[FIRST], lengths),
+            spread(items[POSITION] + items[SHIFT], lengths),
+            np.repeat(items[MASKED] > 0, lengths),
+            np.repeat(at_shift, lengths),
+        )
+        slots, position, masked, at = (torch.from_numpy(column).to(device) for column in columns)
+        return cls(slots, position, masked, shifts.tolist(), at)
+
+    def turned(self, keys: Tensor, options: AttentionOptions) -> Tensor:
+        """Keys, (heads, keys, head_dim) fp32, as queries at their own positions see them."""
+        if self.shift == [0]:
+            return keys
+        assert options.rotary is not None, "a shift needs positions that move"
+        tables = options.rotary.angles([-shift for shift in self.shift])
+        cos, sin = (table.to(keys.device)[self.at_shift] for table in tables)
+        return options.rotary.turn(keys, cos, sin)
 
 
-def _turned(query: Tensor, shift: int, options: AttentionOptions) -> Tensor:
-    """Queries as a shift sees them, fp32."""
-    if shift == 0:
-        return query
-    assert options.rotary is not None, "a shift needs positions that move"
-    cos, sin = (table.to(query.device) for table in options.rotary.angles([shift]))
-    return options.rotary.turn(query, cos, sin)
+def _weights(scores: Tensor, positions: Tensor, keys: _Keys, heads: Tensor, options: AttentionOptions) -> Tensor:
+    """What is behind the softmax of scores, (heads, rows, keys), which may be written to. heads: their numbers."""
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    distance = positions[:, None] - keys.position
+    if options.slopes is not None:
+        scores -= options.slopes.to(scores.device, torch.float32)[heads, None, None] * distance
+    hidden = keys.masked & (distance < 0)
+    if options.window is not None:
+        hidden |= distance >= options.window
+    scores.masked_fill_(hidden, -torch.inf)
+    if options.sinks is None:
+        return torch.softmax(scores, 2)
+    sinks = options.sinks.to(scores.device, torch.float32)[heads, None, None].expand(-1, scores.shape[1], 1)
+    return torch.softmax(torch.cat((scores, sinks), 2), 2)[..., :-1]
