@@ -51,13 +51,15 @@ def test_a_piece_is_turned_into_numbers_once(monkeypatch: pytest.MonkeyPatch):
     assert [part.items.shape[1] for part in parts[::100]] == [number + 2 for number in range(0, 500, 100)]
 
 
-def test_parts_that_wait_hold_no_tables_of_their_own():
+@pytest.mark.parametrize("among", [False, True])
+def test_parts_that_wait_hold_no_tables_of_their_own(among):
     tracemalloc.start()
     try:
         context, parts = Context(), []
         for number in range(1000):
             context.extend(items_at([SlotRange(2 * number, 1)], number))
-            parts.append(Part.of(number + 1, 1, context.table, [SlotRange(5000 + 2 * number, 1)]))
+            own = [SlotRange(5000 + 2 * number, 1)]
+            parts.append(Part.at(np.array([number + 1]), context.table, own, among=among))
         waiting, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -67,39 +67,31 @@ def attention_mass(
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The keys that a part reads, item behind item. Each (keys,), on the device, but the shifts.
-
-    shift, at_shift: those that occur, and which of them each key is read at.
-    """
+    """The keys that a part reads, item behind item: (keys,) each, on the device but for the shifts."""
 
     slots: Tensor
     position: Tensor  # as it is read
     masked: Tensor
-    shift: list[int]
-    at_shift: Tensor
+    shift: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, part: Part, device: torch.device) -> _Keys:
         items = part.items
         lengths = items[LENGTH]
-        shifts, at_shift = np.unique(items[SHIFT], return_inverse=True)
         columns = (
             spread(items[FIRST], lengths),
             spread(items[POSITION] + items[SHIFT], lengths),
             np.repeat(items[MASKED] > 0, lengths),
-            np.repeat(at_shift, lengths),
         )
-        slots, position, masked, at = (torch.from_numpy(column).to(device) for column in columns)
-        return cls(slots, position, masked, shifts.tolist(), at)
+        slots, position, masked = (torch.from_numpy(column).to(device) for column in columns)
+        return cls(slots, position, masked, np.repeat(items[SHIFT], lengths))
 
     def turned(self, keys: Tensor, options: AttentionOptions) -> Tensor:
         """Keys, (heads, keys, head_dim) fp32, as queries at their own positions see them."""
-        if self.shift == [0]:
+        if not self.shift.any():
             return keys
         assert options.rotary is not None, "a shift needs positions that move"
-        tables = options.rotary.angles([-shift for shift in self.shift])
-        cos, sin = (table.to(keys.device)[self.at_shift] for table in tables)
-        return options.rotary.turn(keys, cos, sin)
+        return options.rotary.turn(keys, *options.rotary.angles_of(-self.shift, keys.device))
 
 
 def _weights(scores: Tensor, positions: Tensor, keys: _Keys, heads: Tensor, options: AttentionOptions) -> Tensor:

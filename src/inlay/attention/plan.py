@@ -91,11 +91,12 @@ class Part:
         of them, their own keys among them; own keys are masked by position.
     """
 
-    __slots__ = ("_context", "_made", "_positions", "_slots", "_steps")
+    __slots__ = ("_among", "_context", "_made", "_positions", "_slots", "_steps")
 
     def __init__(self, positions: Table, slots: Table, items: Table | None, steps: int = 0) -> None:
         self._positions, self._slots, self._made = positions, slots, items
         self._context: Table | None = None  # what ``_made`` is made of when it is first asked for
+        self._among = False  # whether the rows stand among that, so that all of it is masked by position
         self._steps = steps  # of decoding since the tables were made: the row's own item has grown by so many
 
     @classmethod
@@ -104,24 +105,29 @@ class Part:
         return cls.at(np.arange(start, start + length), context, slots)
 
     @classmethod
-    def at(cls, positions: Table, context: Sequence[Item] | Table, slots: Sequence[SlotRange]) -> Part:
+    def at(
+        cls, positions: Table, context: Sequence[Item] | Table, slots: Sequence[SlotRange], *, among: bool = False
+    ) -> Part:
         """Rows at any increasing positions.
 
         context: what they read besides their own keys, or a ``Context``'s table, which is kept as it is until somebody
         asks for the items: so a part that waits takes no room for them. slots: ranges of at least as many slots as
-        there are rows.
+        there are rows. among: whether some of the context stands behind some rows, so that all of it is masked.
         """
         own = np.concatenate([np.arange(r.first, r.end) for r in cut(slots, 0, positions.size)])
         part = cls(positions, own, None)
         part._context = context if isinstance(context, np.ndarray) else table_of(context)
+        part._among = among
         return part
 
     @property
     def _items(self) -> Table:
         if self._made is None:
             assert self._context is not None, "a part is made of items or of what they come from"
-            own = _own_items(self._positions, self._slots)
-            self._made, self._context = _settled(np.hstack((self._context, own)), self._positions), None
+            items = np.hstack((self._context, _own_items(self._positions, self._slots)))
+            if self._among:
+                items[MASKED] = True
+            self._made, self._context = _settled(items, self._positions), None
         return self._made
 
     @property

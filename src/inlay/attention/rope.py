@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,6 +39,13 @@ class Rotary:
         """
         turns = torch.outer(torch.tensor([-float(s) for s in shifts], dtype=torch.float64), self._frequencies64())
         return turns.cos().float(), turns.sin().float()
+
+    def angles_of(self, shifts: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
+        """As ``angles``, where few shifts occur many times: two tensors (shifts, rotated / 2) on the device."""
+        once, where = np.unique(shifts, return_inverse=True)
+        cos, sin = (table.to(device) for table in self.angles(once.tolist()))
+        at = torch.from_numpy(where).to(device)
+        return cos[at], sin[at]
 
     def _frequencies64(self) -> Tensor:
         return self.inverse_frequencies.to(torch.float64)

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from inlay.attention.grouping import MASKED
 from inlay.attention.mass import AttentionMass
-from inlay.attention.plan import Context, Item, Part, Table, items_at, table_of
+from inlay.attention.plan import Context, Item, Part, Table, items_at
 from inlay.engine.lookup import Lookup
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -298,17 +297,15 @@ def _lay_fresh(part: Fresh, found: Found | None, allocation: SequenceAllocation,
 def _lay_repaired(part: Repaired, found: Found, allocation: SequenceAllocation, adapter: bytes) -> None:
     """Tokens of a module computed anew, in slots of the request's own, where they are not stored."""
     done, positions = found.tokens, np.array(part.positions)
-    stored = scattered(found.slots, positions[:done])
-    if done < len(part.ids):
-        slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
-        # What is read of the module stands between them.
-        context = np.hstack((allocation.context.table, table_of(stored)))
-        context[MASKED, : context.shape[1] - len(stored)] = True
-        work = Work(part.ids[done:], Part.at(positions[done:], context, slots), adapter=adapter)
-        allocation.prefill.append(Prefill(work, part.run, found.slots + slots, part.run.rest(done)))
-        allocation.tokens += len(part.ids) - done
-        stored += scattered(slots, positions[done:])
-    allocation.context.extend(stored)
+    allocation.context.extend(scattered(found.slots, positions[:done]))
+    if done == len(part.ids):
+        return
+    slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
+    rows = Part.at(positions[done:], allocation.context.table, slots, among=True)  # the module's others, between them
+    work = Work(part.ids[done:], rows, adapter=adapter)
+    allocation.prefill.append(Prefill(work, part.run, found.slots + slots, part.run.rest(done)))
+    allocation.context.extend(scattered(slots, positions[done:]))
+    allocation.tokens += len(part.ids) - done
 
 
 def _whole(

@@ -113,16 +113,15 @@ class Runner:
             self._run([token for w in work for token in w.ids], [], context, self._adapted(work))
 
     def key_deviation(
-        self, here: npt.NDArray[np.int64], stored: npt.NDArray[np.int64], shift: int
+        self, here: npt.NDArray[np.int64], stored: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:  # (tokens,)
-        """How far keys of the check layer are apart in two places: slots (tokens,) each, the first ``shift`` on."""
+        """How far keys of the check layer are apart in two places, slots (tokens,), the first ``shift`` further on."""
         layer = self.check_layer
         new, old = (self.storage.read_keys(layer, torch.from_numpy(slots)).float() for slots in (here, stored))
         rotary = self._loaded.spec.layers[layer].rotary
-        if shift:
+        if shift.any():
             assert rotary is not None, "a shift needs positions that move"
-            cos, sin = (table.to(new.device) for table in rotary.angles([shift]))
-            new = rotary.turn(new, cos, sin)
+            new = rotary.turn(new, *rotary.angles_of(shift, new.device))
         moved: npt.NDArray[np.float32] = (new - old).pow(2).sum((0, 2)).sqrt().cpu().numpy()
         return moved
 

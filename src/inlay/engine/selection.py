@@ -47,25 +47,25 @@ class Selection:
         if self._mass is not None:
             at = self._mass.by_position
             return {part.start: at[part.start : part.start + part.length] for part in inexact_modules(self._splice)}
-        found: dict[int, npt.NDArray[np.floating]] = {}
+        compared: list[tuple[int, npt.NDArray[np.int64]]] = []  # of each module its start, and columns for each token
         taken = 0
         for before, part in zip((None, *self._splice), self._splice, strict=False):
             if not isinstance(part, Fresh):
                 continue
             if isinstance(before, Cached) and before.start == part.start:
-                here = cut(self._tail, taken, len(part.ids))
-                found[part.start] = self._moved(before, here, store, runner)
+                stored = store.get(before.spec)
+                if stored is not None:  # else another copy of it was found, which went meanwhile
+                    here = _numbers(cut(self._tail, taken, len(part.ids)))
+                    there = _numbers(cut(stored.slots, before.first, before.length))
+                    shift = np.full_like(here, before.start - before.first - before.spec.start)
+                    compared.append((part.start, np.stack((here, there, shift))))
             taken += len(part.ids)
-        return found
-
-    def _moved(
-        self, part: Cached, here: tuple[SlotRange, ...], store: SegmentStore, runner: Runner
-    ) -> npt.NDArray[np.floating]:
-        stored = store.get(part.spec)
-        if stored is None:  # another copy of it was found, which went meanwhile
-            return np.zeros(part.length)
-        there = cut(stored.slots, part.first, part.length)
-        return runner.key_deviation(_numbers(here), _numbers(there), part.start - part.first - part.spec.start)
+        if not compared:
+            return {}
+        columns = [each for _, each in compared]
+        moved = runner.key_deviation(*np.hstack(columns))
+        of_modules = np.split(moved, np.cumsum([each.shape[1] for each in columns])[:-1])
+        return {start: own for (start, _), own in zip(compared, of_modules, strict=True)}
 
 
 def _numbers(ranges: tuple[SlotRange, ...]) -> npt.NDArray[np.int64]:
