@@ -108,6 +108,21 @@ def test_a_salt_is_a_text(llm, salt):
         llm.generate(TEXT, ONE, cache_salt=salt)
 
 
+@pytest.mark.parametrize(
+    ("salt", "says"),
+    [
+        ("tenant\ud800", "cache_salt holds a lone surrogate at index 6; decode the text properly or leave it out"),
+        ("x" * 1025, "cache_salt has 1,025 characters; 1,024 at most"),
+    ],
+)
+def test_a_salt_that_nobody_can_key_by_is_refused_before_anything_is_done(llm, salt, says):
+    with pytest.raises(ParameterError, match=says):
+        llm.generate(TEXT, ONE, cache_salt=salt)
+    with pytest.raises(ParameterError, match=says):
+        llm.add_schema(Schema.from_string(PML), cache_salt=salt)
+    assert llm.generate(TEXT, ONE, cache_salt="x" * 1024)[0].outputs[0].token_ids
+
+
 def test_stats_tell_what_is_there(llm):
     before = llm.stats()
     assert (before.running, before.waiting, before.segments, before.held_chunks, before.used_chunks) == (0, 0, 0, 0, 0)

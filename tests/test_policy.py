@@ -184,6 +184,10 @@ def test_healing_is_turned_off_in_writing(repair):
         ),
         ("anchored+linked:-1", "linked takes a whole number"),
         ("anchored+linked:1.5", "linked takes a whole number"),
+        (
+            "modular+linked:+3",
+            "linked takes a whole number of tokens, of at most 7 digits: write it like modular+linked:16",
+        ),
         ("anchored+linked:4+linked:4", "a policy has one repair; write it like anchored+linked:16"),
         ("modular+profiled:0.1+linked:3", "a policy has one repair; write it like modular+profiled:0.15"),
         ("anchored+linked:٣", "linked takes a whole number"),
@@ -327,9 +331,13 @@ def test_auto_takes_its_tolerance_from_the_engine_where_it_has_none():
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("auto:much", "tolerance is 'much'; write it like 0.05, in nats a token, or like answers:0.98"),
-        ("auto:-1", "tolerance is '-1'"),
-        ("auto:", "tolerance is ''"),
+        (
+            "auto:much",
+            "the tolerance of reuse 'auto:much' is 'much'; write it like 0.05, in nats a token, or like answers:0.98",
+        ),
+        ("auto:-1", "the tolerance of reuse 'auto:-1' is '-1'"),
+        ("auto:nan", "the tolerance of reuse 'auto:nan' is 'nan'"),
+        ("auto:", "the tolerance of reuse 'auto:' is ''"),
         ("auto:answers:2", "the share is above 0 and at most 1"),
         ("auto:answers:0", "the share is above 0 and at most 1"),
         ("auto+linked:16", "what 'auto' is comes of what was measured; write 'auto' alone"),

@@ -93,7 +93,7 @@ class ReusePolicy:
                 raise ParameterError(
                     f"reuse is {show(reuse)}, and what '{_AUTO}' is comes of what was measured; write '{word}' alone"
                 )
-            within = Tolerance.parse(tolerance) if colon else Tolerance()
+            within = Tolerance.parse(tolerance, f"the tolerance of reuse {show(reuse)}") if colon else Tolerance()
             return cls("modular", positions=_positions(positions), tolerance=within)
         if repair is not None and f"+{_HEALING_OFF}" in f"+{repair}":
             raise ParameterError(

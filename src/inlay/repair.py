@@ -69,7 +69,7 @@ class Repair:
             raise ParameterError(
                 f"{told}, and no repair is called {show(kind)}; use one of {', '.join(_AMOUNTS)}: {LIKE}"
             )
-        if "+" in amount:
+        if is_repair(amount.partition("+")[2]):
             raise ParameterError(f"{told}, and a policy has one repair; write it like {_like(reuse, kind)}")
         if re.fullmatch(_AMOUNTS[kind], amount) is None:
             whole, share = (

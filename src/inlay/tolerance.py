@@ -64,15 +64,15 @@ class Tolerance:
     answers: float | None = None
 
     @classmethod
-    def parse(cls, written: object) -> Tolerance:
-        """The tolerance that is written so, or a number of nats. Raises ParameterError."""
+    def parse(cls, written: object, where: str = "tolerance") -> Tolerance:
+        """The tolerance that is written so, or a number of nats. where: what says it. Raises ParameterError."""
         number = _number(written)
         if isinstance(written, str) and written.startswith(_RATE) and number is not None:
             if 0 < number <= 1:
                 return cls(answers=number)
-            raise ParameterError(f"tolerance is {show(written)}; the share is above 0 and at most 1: {_LIKE}")
+            raise ParameterError(f"{where} is {show(written)}; the share is above 0 and at most 1: {_LIKE}")
         if number is None or (isinstance(written, str) and written.startswith(_RATE)):
-            raise ParameterError(f"tolerance is {show(written)}; {_LIKE}")
+            raise ParameterError(f"{where} is {show(written)}; {_LIKE}")
         return cls(kl=number)
 
     def __str__(self) -> str:

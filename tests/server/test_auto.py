@@ -60,7 +60,7 @@ def test_a_ceiling_of_auto(ceiled):
             f"reuse is {reuse!r} and this server allows no more than 'auto:0.05'; ask for that, or leave it out"
         )
     status, error = ceiled.refusal(COMPLETIONS, {"prompt": prompt("known"), "reuse": "auto:much"})
-    assert (status, "tolerance is 'much'" in error["message"]) == (400, True)
+    assert (status, "the tolerance of reuse 'auto:much' is 'much'" in error["message"]) == (400, True)
 
 
 def test_a_ceiling_of_auto_holds_for_the_positions_that_were_measured(ceiled):

@@ -56,6 +56,10 @@ def test_a_tenant_sees_its_own_and_what_is_public(site):
         assert {row["schema"] for row in listed(site, key)} == {"open"}, "not even an admin sees another's keys"
     own = next(row for row in listed(site, "ann") if row["module"] == "lima")
     assert "pool" in own["tiers"]
+    uses = {key: {row["private"]: row["uses"] for row in listed(site, key)} for key in ("ann", "root")}
+    assert uses["ann"] == {True: own["uses"], False: None}, "nor how often others read what is public"
+    assert own["uses"] >= 0
+    assert uses["root"][False] >= 0
     for method, path in (("GET", ""), ("DELETE", ""), ("PUT", "/pin"), ("DELETE", "/pin"), ("GET", "/file")):
         refused(site.call(method, f"{SEGMENTS}/{own['key']}{path}", key="bob"), 404, "not_found")
     assert site.call("GET", f"{SEGMENTS}/{own['key']}", key="ann")[2]["ids"]

@@ -10,7 +10,7 @@ from typing import IO, Any
 from inlay.errors import ParameterError
 
 Row = Mapping[str, Any]
-"""A segment: at least its key in hex, "tokens", "bytes", "codec", "uses" and whether it is "pinned"."""
+"""A segment: at least its key in hex, "tokens", "bytes", "codec", "uses" (or None) and whether it is "pinned"."""
 
 SHOWN = 12  # characters of a key
 

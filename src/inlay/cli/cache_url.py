@@ -51,9 +51,10 @@ class RunningCache(CacheSource):
         for row in rows:
             module = "part of a message" if row["schema"] is None else f"{row['schema']}/{row['module']}".rstrip("/")
             pin = "  (pinned)" if row["pinned"] else ""
+            uses = "" if row["uses"] is None else f"{row['uses']:,}"
             yield (
                 f"{row['key'][:SHOWN]}  {row['tokens']:7,}  {row['bytes'] / 2**20:8.1f}  {row['codec']:5}  "
-                f"{row['uses']:5,}  {', '.join(row['tiers']):16}  {module}{pin}"
+                f"{uses:>5}  {', '.join(row['tiers']):16}  {module}{pin}"
             )
 
     def describe(self, row: Row) -> Row:

@@ -15,11 +15,13 @@ from inlay.errors import ParameterError
 from inlay.pml import Prompt, PromptBuilder
 from inlay.prompt.chat_options import ChatOptions
 from inlay.sampling_params import SamplingParams
-from inlay.wording import show
+from inlay.wording import lone_surrogate, show
 
 #: Of lifetimes, in seconds.
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 366 * 86_400.0
+
+MAX_SALT = 1024  # characters: every key of a segment is made with it, again for each request
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +71,17 @@ def check_template(text: str, where: str = "chat_template") -> str:
 
 def check_salt(cache_salt: str | None) -> str:
     """Whose a request is; "" for nobody's. Raises ParameterError."""
-    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+    if cache_salt is None:
+        return ""
+    if not isinstance(cache_salt, str) or not cache_salt:
         raise ParameterError("cache_salt is empty or no text; give a text that others cannot guess, or None")
-    return cache_salt or ""
+    if len(cache_salt) > MAX_SALT:
+        raise ParameterError(
+            f"cache_salt has {len(cache_salt):,} characters; {MAX_SALT:,} at most are enough for anybody"
+        )
+    if problem := lone_surrogate(cache_salt):
+        raise ParameterError(f"cache_salt holds {problem}")
+    return cache_salt
 
 
 class Conversation(tuple[Message, ...]):

@@ -49,7 +49,7 @@ async def segments(request: Request, limit: Limit = 100, after: str = "") -> Res
     service, tenant = _asking(request, "limit", "after")
     async with service.meter.request(tenant, tokens=False):
         found = await service.cache.segments(tenant, after=after, limit=limit + 1)
-    data = [service.cache.row(one) for one in found[:limit]]
+    data = [service.cache.row(one, tenant) for one in found[:limit]]
     return JSONBytes({"object": "list", "data": data, "has_more": len(found) > limit})
 
 
@@ -66,7 +66,7 @@ async def one_segment(request: Request, key: str) -> Response:
         "context_tokens": spec.before.tokens,
         "adapter": spec.before.adapter.hex(),
     }
-    return JSONBytes({"object": "segment", **service.cache.row(found), **made})
+    return JSONBytes({"object": "segment", **service.cache.row(found, tenant), **made})
 
 
 @router.delete("/segments/{key}", responses=RESPONSES)

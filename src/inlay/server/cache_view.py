@@ -130,9 +130,9 @@ class CacheView:
         request = self._request([segment.spec])
         return await asyncio.wrap_future(self._llm.client.unpin(request, tenant.name, BY_KEY))
 
-    def row(self, segment: StoredSegment) -> dict[str, Any]:
-        """A segment as the API shows it in a list."""
-        state = segment.state
+    def row(self, segment: StoredSegment, tenant: Tenant) -> dict[str, Any]:
+        """A segment as the API shows it in a list. How often others read what is public is nobody's to see."""
+        state, alone = segment.state, segment.private or tenant.admin or tenant.salt is None
         return {
             "key": segment.key,
             "model": self._llm.model_name,
@@ -143,7 +143,7 @@ class CacheView:
             "bytes": state.tokens * self._llm.client.model.bytes_per_token,
             "codec": state.codec,
             "tiers": list(state.tiers),
-            "uses": state.uses,
+            "uses": state.uses if alone else None,
             "pinned": state.pinned,
             "ttl_s": None if state.ttl_s is None else round(state.ttl_s, 3),
         }

@@ -258,6 +258,11 @@ def _policy(body: SchemaOptions, tenant: Tenant, service: Service) -> str | None
     if policy is None or not policy.modular:
         message = f"reuse is {body.reuse!r:.60}; modules are encoded ahead for {' or '.join(map(repr, CONTEXTS))}"
         raise BodyError(message, param="reuse")
+    if body.reuse is not None and (policy.repair is not None or policy.across or not policy.healing):
+        message = (
+            f"reuse is {body.reuse!r:.60}; a schema is encoded ahead for {str(policy.unrepaired())!r}, and what is "
+        )
+        raise BodyError(f"{message}done about that is for each request to say: write that alone", param="reuse")
     if not policy.within(allowed):
         wanted = body.model_fields_set & {"reuse", "positions"} or ("encode" in body.model_fields_set and body.encode)
         if wanted:
