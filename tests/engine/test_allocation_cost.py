@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from inlay.attention import plan
-from inlay.attention.plan import Context, Item, Part, items_at
+from inlay.attention.plan import Context, Item, Part, build_plan, items_at
+from inlay.engine.allocation import Prefill, SequenceAllocation, Work, scattered
 from inlay.slots import SlotRange
 
 
@@ -32,6 +33,66 @@ def test_parts_of_a_growing_context_see_what_stood_before_them():
     for part, expected in parts:  # asked for when much has been added
         assert part.items.tolist() == expected.items.tolist()
         assert part.pairs == expected.pairs
+
+
+def seen_by_rows(parts):
+    """Of each row the slots that it sees, by their positions as it reads them."""
+    rows = []
+    for part in parts:
+        for position in part.positions.tolist():
+            seen = []
+            for first, length, start, shift, masked in part.items.T.tolist():
+                keys = [(start + shift + n, first + n, shift) for n in range(length)]
+                seen += [key for key in keys if not masked or key[0] <= position]
+            rows.append((position, sorted(seen)))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_that_go_on_are_one_part_of_which_each_row_sees_the_same(seed):
+    """Text, modules at shifts, and tokens of modules computed anew among those that are not."""
+    rng = np.random.default_rng(seed)
+    context, parts, at, slot = Context(), [], 0, 0
+    for _ in range(12):
+        length = int(rng.integers(1, 9))
+        lies = SlotRange(slot + int(rng.integers(0, 2)), length)
+        slot = lies.end
+        if rng.random() < 0.4:
+            parts.append(Part.of(at, length, context.table, [lies]))
+            context.extend(items_at([lies], at))
+        else:
+            shift = int(rng.integers(0, at + 1))
+            anew = np.flatnonzero(rng.random(length) < 0.4)
+            left_out = tuple((lies.first + anew).tolist())
+            context.extend([Item(lies, at - shift, shift, left_out=left_out)])
+            if anew.size:
+                own = SlotRange(slot, anew.size)
+                slot = own.end
+                parts.append(Part.at(at + anew, context.table, [own], among=True))
+                context.extend(scattered([own], at + anew))
+        at += length + int(rng.integers(0, 3))
+    one = Part.joined(parts)
+    assert one.slots.tolist() == [each for part in parts for each in part.slots.tolist()]
+    assert seen_by_rows([one]) == seen_by_rows(parts)
+    first, rest = one.split(one.rows // 2) if one.rows > 1 else (one, one)
+    assert seen_by_rows([first, rest])[: one.rows] == seen_by_rows(parts)
+
+
+def test_repaired_modules_are_computed_as_one():
+    context, prefill, slot = Context(), [], 0
+    for number in range(50):
+        context.extend([Item(SlotRange(slot, 9), 0, shift=10 * number, left_out=(slot + 4,))])
+        own = SlotRange(slot + 10, 1)
+        part = Part.at(np.array([10 * number + 4]), context.table, [own], among=True)
+        prefill.append(Prefill(Work((7,), part), None, (), None))
+        context.extend(items_at([own], 10 * number + 4))
+        slot += 20
+    allocation = SequenceAllocation(prefill=prefill)
+    taken, completed = allocation.take(30)
+    assert ([work.part.rows for work in taken], len(completed)) == ([30], 30)
+    taken, completed = allocation.take(30)
+    assert ([work.part.rows for work in taken], len(completed)) == ([20], 20)
+    assert len(build_plan([taken[0].part]).groups) == 1
 
 
 def test_a_piece_is_turned_into_numbers_once(monkeypatch: pytest.MonkeyPatch):

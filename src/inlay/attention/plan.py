@@ -120,6 +120,18 @@ class Part:
         part._among = among
         return part
 
+    @classmethod
+    def joined(cls, parts: Sequence[Part]) -> Part:
+        """One part of the rows of several, which stand one behind the other: each sees in it what it sees in its own.
+
+        parts: of one request, each of which reads the keys of those before it. Every key that a row may not see has
+        a position behind it, so that masking all of them leaves the rest.
+        """
+        positions = np.concatenate([part.positions for part in parts])
+        items = parts[-1].items.copy()
+        items[MASKED] = True
+        return cls(positions, np.concatenate([part.slots for part in parts]), _settled(items, positions))
+
     @property
     def _items(self) -> Table:
         if self._made is None:

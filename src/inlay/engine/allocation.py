@@ -56,6 +56,11 @@ class Work:
         first, rest = self.part.split(tokens)
         return replace(self, ids=self.ids[:tokens], part=first), replace(self, ids=self.ids[tokens:], part=rest)
 
+    def goes_on_in(self, behind: Work) -> bool:
+        """Whether other work of the same request, which sees this as context, may be computed as one with it."""
+        alike = self.adapter == behind.adapter and self.check == behind.check and self.states is behind.states
+        return alike and self.mass is None and behind.mass is None and self.part.positions[-1] < behind.part.start
+
 
 @dataclass(eq=False, slots=True)
 class Prefill:
@@ -145,18 +150,25 @@ class SequenceAllocation:
 
     def take(self, tokens: int) -> tuple[list[Work], list[Prefill]]:
         """The prompt's next tokens as work, and the parts that this completes."""
-        taken: list[Work] = []
+        modules: list[Work] = []
+        own: list[list[Work]] = []  # in stretches that are computed as one
         completed: list[Prefill] = []
         for prefill in self.prefill:
             if tokens <= 0:
                 break
             if prefill.left is None:
                 continue
-            taken.append(prefill.take(tokens))
-            tokens -= taken[-1].part.rows
+            work = prefill.take(tokens)
+            tokens -= work.part.rows
+            if prefill.module:
+                modules.append(work)
+            elif own and own[-1][-1].goes_on_in(work):
+                own[-1].append(work)
+            else:
+                own.append([work])
             if prefill.left is None:
                 completed.append(prefill)
-        return taken, completed
+        return [*modules, *map(_as_one, own)], completed
 
     def extend(self, ranges: tuple[SlotRange, ...]) -> None:
         """More slots behind the tail."""
@@ -302,10 +314,18 @@ def _lay_repaired(part: Repaired, found: Found, allocation: SequenceAllocation, 
         return
     slots = cut(allocation.tail, allocation.tokens, len(part.ids) - done)
     rows = Part.at(positions[done:], allocation.context.table, slots, among=True)  # the module's others, between them
-    work = Work(part.ids[done:], rows, adapter=adapter)
+    work = Work(part.ids[done:], rows, adapter=adapter, states=allocation.states)
     allocation.prefill.append(Prefill(work, part.run, found.slots + slots, part.run.rest(done)))
     allocation.context.extend(scattered(slots, positions[done:]))
     allocation.tokens += len(part.ids) - done
+
+
+def _as_one(works: list[Work]) -> Work:
+    """Work that goes on from one to the next, with one part: a prompt of many pieces then costs what one piece does."""
+    if len(works) == 1:
+        return works[0]
+    ids = tuple(token for work in works for token in work.ids)
+    return replace(works[-1], ids=ids, part=Part.joined([work.part for work in works]))
 
 
 def _whole(
