@@ -161,12 +161,31 @@ def test_who_comes_finds_all_the_room_there_was():
     assert driver.all_free()
 
 
-def test_nothing_is_evicted_for_it():
-    driver = driver_for(kv_tokens=120)
-    driver.run(driver.request(list(range(60)), 20, reuse="exact"))
-    free, stored = driver.store.pool.free_chunks, driver.store.tokens
+def test_in_a_full_pool_what_was_unused_for_longest_goes_for_it():
+    """A pool is full in the end, and stays so: profiles would never be made. Modules that they are made of stay."""
+    driver = driver_for(kv_tokens=320)
+    for number in range(12):
+        driver.run(driver.request(list(range(20 * number, 20 * number + 20)), 4, reuse="exact"))
+    pool = driver.store.pool
+    assert pool.free_chunks * pool.chunk_size < min(len(WORDS[name]) for name in "abc")
     work_off(driver)
-    assert (driver.store.pool.free_chunks, driver.store.tokens) == (free, stored)
+    assert set(profiles_of(driver.llm)) == {"a", "b", "c"}
+    assert pool.free_chunks * pool.chunk_size <= 320 // 8 + pool.chunk_size
+    assert driver.all_free()
+
+
+def test_a_module_longer_than_its_share_of_a_full_pool_waits_for_room_and_holds_up_no_other(monkeypatch):
+    monkeypatch.setattr(profiler_module, "_POOL_SHARE", 11)  # 29 tokens of it
+    driver = driver_for(kv_tokens=320)
+    for number in range(12):
+        driver.run(driver.request(list(range(20 * number, 20 * number + 20)), 4, reuse="exact"))
+    for _ in range(3):  # each of them is tried
+        work_off(driver)
+    assert set(profiles_of(driver.llm)) == {"c"}, "the others are longer"
+    for segment in driver.store.next_to_go(10):
+        driver.store.discard([segment])
+    work_off(driver)
+    assert set(profiles_of(driver.llm)) == {"a", "b", "c"}
 
 
 def test_what_is_stored_no_more_is_passed_over():

@@ -5,8 +5,9 @@ profile takes as many tokens as its module has. What is kept of it is how far ea
 segment, the mean over the later half of the layers, each by how large values are there. Keys, which are turned by where
 they stand, say no more than values do; earlier layers and further samples add little.
 
-Nobody waits for a profile, and it evicts nothing: where a request comes, what is begun is given up and begun again
-later, and where the pool has no room, it waits for some.
+Nobody waits for a profile: where a request comes, what is begun is given up and begun again later. In a full pool, as
+any is in the end, what was unused for longest goes for it, up to an eighth of the pool; a module that is longer than
+that waits until there is room.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +28,7 @@ from inlay.engine.allocation import Work, pieces
 from inlay.engine.idle import IdleWorker
 from inlay.engine.profiles import KnownProfiles
 from inlay.engine.runner import Runner
+from inlay.errors import CapacityError
 from inlay.kv.identity import SegmentSpec
 from inlay.kv.segment import Found, Hold
 from inlay.kv.store import SegmentStore
@@ -36,6 +39,8 @@ _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
 #: Segments that wait for their profile, at most, and how many tokens they and their samples have; those that have
 #: waited for longest are forgotten first.
 _MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
+#: Of the pool's tokens that others leave for it, where all are taken: one in so many.
+_POOL_SHARE = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -124,14 +129,29 @@ class Profiler(IdleWorker):
                 continue
             context = self._context(spec, found, sample)
             start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
-            slots = self._store.pool.allocate(len(spec.ids))
-            if slots is None:
-                return False
-            self._begun = begun = _Begun(spec, found[-1], Hold(), slots, None)  # from here on it can be given up
-            begun.left = Work(spec.ids, Part.of(start, len(spec.ids), context, slots), adapter=spec.before.adapter)
-            begun.hold = self._store.hold(*found, *(each for _, each in sample))
+            with ExitStack() as undo:
+                hold = undo.enter_context(self._store.hold(*found, *(each for _, each in sample)))
+                slots = self._room(len(spec.ids))
+                if slots is None:
+                    self._waiting.move_to_end(key)  # a shorter one may have room
+                    return False
+                undo.callback(self._store.pool.free, slots)
+                part = Part.of(start, len(spec.ids), context, slots)
+                work = Work(spec.ids, part, adapter=spec.before.adapter)
+                self._begun = _Begun(spec, found[-1], hold, slots, work)
+                undo.pop_all()
             return True
         return False
+
+    def _room(self, tokens: int) -> tuple[SlotRange, ...] | None:
+        """Slots for a module; None where there are none now."""
+        pool = self._store.pool
+        if tokens * _POOL_SHARE > pool.chunks * pool.chunk_size:
+            return pool.allocate(tokens)
+        try:
+            return self._store.allocate(tokens)
+        except CapacityError:
+            return None
 
     def _found(self, specs: Sequence[SegmentSpec]) -> list[Found] | None:
         """Where segments lie, if all of them are stored."""

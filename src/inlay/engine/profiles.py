@@ -35,7 +35,7 @@ class KnownProfiles(Mapping[bytes, Profile]):
         return key in self._by_key
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._by_key)
+        return iter(tuple(self._by_key))  # looking one up moves it
 
     def __len__(self) -> int:
         return len(self._by_key)

@@ -30,7 +30,7 @@ class Choice:
 
     offsets: of the chosen tokens in each part of the prompt, by where that starts.
     tokens: how many they are. linked: how many of them are the first ones of their module. unprofiled: whether a module
-    had no profile that would have had a say.
+    had no profile that would have had a say, be it that so few of its first tokens are none.
     """
 
     offsets: Repairs
@@ -58,7 +58,9 @@ def choose_tokens(repair: Repair | None, splice: Splice, profiles: Profiles, sco
     linked = {part.start: tuple(range(repair.tokens(part.length))) for part in modules if part.start not in matters}
     chosen = {**linked, **_most(known, repair, matters)}
     offsets = {start: some for start, some in chosen.items() if some}
-    unprofiled = bool(offsets) and repair.profiled and any(part.spec.lossless.key not in profiles for part in modules)
+    unprofiled = (
+        repair.amount > 0 and repair.profiled and any(part.spec.lossless.key not in profiles for part in modules)
+    )
     return Choice(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), unprofiled)
 
 
