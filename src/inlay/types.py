@@ -66,9 +66,9 @@ class Usage:
             the policy asks for that repair: computed so for this request, or found computed so.
         linked_tokens: repaired tokens that were chosen as the first ones of their module; under a ``profiled`` repair
             those of modules that had no profile yet.
-        selecting_tokens: passes of one token through all layers that were made to choose the repaired tokens: the new
-            text's once more under ``query``, all modules' through a part of the layers under ``blend``. Not among
-            computed_tokens.
+        selecting_tokens: passes of one token through all layers that were made to choose the repaired tokens: under
+            ``query`` those of new text that is computed once more behind what was chosen, under ``blend`` all modules'
+            through a part of the layers. Not among computed_tokens.
         host_tokens: cached tokens that were not in the pool of a device when the request came, and were read from the
             memory of the host for it.
         disk_tokens: cached tokens that were not in the pool when the request came, and were read from the store on

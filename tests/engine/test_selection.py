@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from inlay import SamplingParams
+from inlay import Prompt, SamplingParams
 from inlay.engine import kv_manager
 from inlay.engine.jobs import Step
 from inlay.errors import DeadlineError
@@ -184,9 +184,23 @@ def test_less_text_asks_than_is_new(kind, monkeypatch):
     """The last tokens of a long text say what is looked for; what stands before them is found as ever."""
     monkeypatch.setattr("inlay.prompt.selecting.MOST_ROWS", 4)
     driver = driver_for()
-    request = driver.request(prompt("abc", "A long question, is it not?"), reuse=f"anchored+{kind}:0.3")
-    driver.run(request)
-    if kind != "blend":
-        assert request.usage.selecting_tokens == 4
+    text, counts = "A long question, is it not?", []
+    for _ in range(2):
+        request = driver.request(prompt("abc", text), reuse=f"anchored+{kind}:0.3")
+        driver.run(request)
+        counts.append(request.usage.selecting_tokens)
+    if kind != "blend":  # behind what was chosen all of it is computed again, and the second time it is found
+        assert counts == [len(text), 4]
     else:
-        assert request.usage.selecting_tokens > 4
+        assert counts[0] == counts[1] > 4
+
+
+def test_text_that_is_computed_once_counts_once():
+    """What stands in front of all that is repaired is the same before and after."""
+    driver = driver_for()
+    request = driver.request(
+        Prompt.from_string('<prompt schema="s">Now. <a/><b/>Well?</prompt>'), reuse="anchored+query:0.3"
+    )
+    driver.run(request)
+    assert request.usage.selecting_tokens == len("Well?")
+    assert request.usage.computed_tokens == len("Now. ") + request.usage.repaired_tokens + len("Well?")

@@ -331,8 +331,8 @@ class Engine:
         selection = request.selection
         assert selection is not None, "the pass for that is over"
         scores = selection.scores(self.store, self.runner)
-        request.prefill.selecting_tokens += selection.cost(self.runner)
         request.prompt.select(scores, self.kv_manager.profiles)
+        request.prefill.selecting_tokens += selection.cost(request.prompt.splice, self.runner)
         self.scheduler.requeue(request)
 
     def _unrun(self, made: ForwardPass) -> int:

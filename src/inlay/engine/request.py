@@ -15,7 +15,7 @@ from inlay.engine.pending import Wait
 from inlay.engine.prompt_scores import PromptScores
 from inlay.engine.prompt_state import PrefillRecord, PromptState, usage_of
 from inlay.engine.sampler.report import Sampled
-from inlay.engine.selection import Selection
+from inlay.engine.selection import Selection, place_of
 from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -179,7 +179,7 @@ class Request:
             earlier = self.prefill.found  # what a selecting pass has computed was not stored for it
             stored = {key: min(found.tokens, earlier.get(key, found.tokens)) for key, (_, found) in modules.items()}
             begun = [
-                0 if found is None else min(found.tokens, earlier.get(place_of(part), found.tokens))
+                0 if found is None else min(found.tokens, earlier.get(_place(part), found.tokens))
                 for part, found in zip(self.prompt.splice, beginnings, strict=True)
             ]
             usage = usage_of(
@@ -210,7 +210,7 @@ class Request:
             prefill.found = {key: found.tokens for key, (_, found) in lookup.modules.items()}
             for part, found in zip(prompt.selecting, lookup.beginnings, strict=True):
                 if found is not None and not isinstance(part, Cached) and found.tokens < len(part.ids):
-                    prefill.found[place_of(part)] = found.tokens
+                    prefill.found[_place(part)] = found.tokens
 
     def end_selecting(self) -> None:
         """Forget that pass, whether or not it has come to its end."""
@@ -321,7 +321,6 @@ class Request:
         )
 
 
-def place_of(part: Cached | Repaired | Fresh) -> object:
-    """What a run of tokens is found by, wherever it ends."""
+def _place(part: Cached | Repaired | Fresh) -> object:
     run = None if isinstance(part, Cached) else part.run
-    return None if run is None else (run.digest, run.start)
+    return None if run is None else place_of(run)

@@ -10,11 +10,17 @@ import numpy.typing as npt
 from inlay.attention.mass import AttentionMass
 from inlay.engine.allocation import SequenceAllocation
 from inlay.engine.runner import Runner
+from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
 from inlay.prompt.repair import Scores, inexact_modules
 from inlay.prompt.splice import Cached, Fresh, Splice
 from inlay.repair import Repair
 from inlay.slots import SlotRange, cut
+
+
+def place_of(run: TokenRun) -> tuple[bytes, int]:
+    """What a run of tokens is found by, wherever it ends."""
+    return run.digest, run.start
 
 
 class Selection:
@@ -28,19 +34,24 @@ class Selection:
         self._tail = allocation.tail
         self._mass: AttentionMass | None = None
         own = [prefill for prefill in allocation.prefill if not prefill.module]
+        self._computed = [(prefill.keep, prefill.tokens_left) for prefill in own]
         if repair.by_attention:
             last = splice[-1]
             assert isinstance(last, Fresh), "the new text comes last"
             self._mass = AttentionMass(last.start + len(last.ids))
             own = own[-1:]
-        self._tokens = sum(prefill.tokens_left for prefill in own)
         for prefill in own:
             assert prefill.left is not None, "nothing is taken yet"
             prefill.left = replace(prefill.left, mass=self._mass, check=repair.by_keys)
 
-    def cost(self, runner: Runner) -> int:
-        """Passes of one token through all layers; see Usage.selecting_tokens."""
-        return self._tokens if self._mass is not None else runner.check_cost(self._tokens)
+    def cost(self, chosen: Splice, runner: Runner) -> int:
+        """Passes of one token through all layers; see Usage.selecting_tokens.
+
+        chosen: what is read now that it is known: what has been computed of that already is computed once.
+        """
+        kept = {place_of(part.run) for part in chosen if not isinstance(part, Cached) and part.run is not None}
+        tokens = sum(tokens for run, tokens in self._computed if run is None or place_of(run) not in kept)
+        return tokens if self._mass is not None else runner.check_cost(tokens)
 
     def scores(self, store: SegmentStore, runner: Runner) -> Scores:
         """What it has found out, now that all of it is computed."""
