@@ -7,10 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from inlay import Prompt, Schema
 from inlay.attention import plan
 from inlay.attention.plan import Context, Item, Part, build_plan, items_at
 from inlay.engine.allocation import Prefill, SequenceAllocation, Work, scattered
 from inlay.slots import SlotRange
+
+from .driving import Driver, check_stock
 
 
 def test_parts_of_a_growing_context_see_what_stood_before_them():
@@ -126,3 +129,24 @@ def test_parts_that_wait_hold_no_tables_of_their_own(among):
         tracemalloc.stop()
     tables = sum(part.items.nbytes for part in parts)
     assert waiting < tables / 10
+
+
+def test_modules_that_are_encoded_read_what_stands_before_them_once(monkeypatch: pytest.MonkeyPatch):
+    """Of a schema with text between its modules, each of which sees all text before it."""
+    seen, table_of = [], plan.table_of
+
+    def counted(items):
+        seen.append(len(items))
+        return table_of(items)
+
+    monkeypatch.setattr(plan, "table_of", counted)
+    driver = Driver(max_num_batched_tokens=512)
+    pieces = "".join(f'No. {n}: <module name="m{n}">It is {n}.</module>' for n in range(40))
+    _, specs = driver.llm.schemas.add(
+        Schema.from_string(f'<schema name="s">{pieces}</schema>'), driver.llm.policy("anchored")
+    )
+    driver.encode(specs)
+    assert sum(seen) <= 2 * len(specs), "once a batch"
+    request = driver.request(Prompt.from_string('<prompt schema="s"><m3/><m39/>Well?</prompt>'), 4, reuse="exact")
+    driver.run(request)
+    check_stock(driver, request)

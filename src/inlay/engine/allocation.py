@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from inlay.attention.mass import AttentionMass
-from inlay.attention.plan import Context, Item, Part, Table, items_at
+from inlay.attention.plan import Context, Item, Part, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -263,15 +263,19 @@ def _lay_modules(
     """Prefill work for what is missing of modules, side by side; returns where that goes."""
     encoded: dict[bytes, tuple[SlotRange, ...]] = {}
     at = 0
+    context = Context()
+    laid: tuple[SegmentSpec, ...] = ()  # what that is of: most modules see what the one before does, and more
     for spec, found in lookup.missing:
         done, left = found.tokens, len(spec.ids) - found.tokens
         own = encoded[spec.key] = cut(slots, at, left)
         at += left
-        context: tuple[Item, ...] = ()
-        for other in spec.context:
-            context += _module_pieces(other, lookup, encoded, other.start, 0, len(other.ids))
-        context += pieces(found, spec.start, done)
-        work = Work(spec.ids[done:], Part.of(spec.start + done, left, context, own), adapter=spec.before.adapter)
+        if spec.context[: len(laid)] != laid:
+            context, laid = Context(), ()
+        for other in spec.context[len(laid) :]:
+            context.extend(_module_pieces(other, lookup, encoded, other.start, 0, len(other.ids)))
+        laid = spec.context
+        before = np.hstack((context.table, table_of(pieces(found, spec.start, done)))) if done else context.table
+        work = Work(spec.ids[done:], Part.of(spec.start + done, left, before, own), adapter=spec.before.adapter)
         allocation.prefill.append(Prefill(work, spec, found.slots + own, spec.rest(done), spec.key))
     return encoded
 
