@@ -147,7 +147,10 @@ class _Search:
         self._keys = [_key(parts) for parts in members]
         self._most = min(self.looks + _MOST_LOOKS, MOST_FOR_ALL)
         state = _State(start, self._cursor, self._modules, () if self._modules is None else tuple(self._before))
-        return self._best(state, tuple(range(len(members))), self._root.name)[1]
+        every = tuple(range(len(members)))
+        begun = self._best(state, every, self._root.name)[1]
+        path = [self._root.name, *_paths(self._root.name, [self._keys[number] for number in begun])][-1]
+        return (*begun, *self._by_popularity(tuple(number for number in every if number not in begun), path))
 
     def _settle(self, parts: Sequence[PromptPart], *, first: bool = False) -> None:
         """Go on behind what stands next, as it stands. first: whether a set follows that is the first one."""
@@ -171,7 +174,7 @@ class _Search:
             self._cursor = behind if found == len(part.ids) else None
 
     def _best(self, state: _State, left: tuple[int, ...], path: bytes) -> tuple[int, tuple[int, ...]]:
-        """How many tokens are stored of the best order of these members, and that order.
+        """How many tokens are stored of the best order of these members, and that order, as far as it matters to that.
 
         path: what names what stands before them.
         """
@@ -182,15 +185,13 @@ class _Search:
         ranked = []
         for number in sorted(left, key=lambda one: self._asked(one, paths[one]), reverse=True):
             tokens, behind = self._step(state, self._members[number])
-            order: tuple[int, ...] | None = None
+            order: tuple[int, ...] = ()
             if behind is not None:
                 more, order = self._best(behind, _without(left, number), paths[number])
                 tokens += more
             ranked.append((tokens, number, order))
         # Of those that are alike the first one: it was asked for most, or is written first.
         tokens, number, order = max(ranked, key=lambda one: one[0])
-        if order is None:  # nothing is stored behind it
-            order = tuple(self._by_popularity(_without(left, number), paths[number]))
         return tokens, (number, *order)
 
     def _by_popularity(self, left: tuple[int, ...], path: bytes) -> Iterator[int]:
