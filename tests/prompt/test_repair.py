@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.kv.identity import Context, KeyMaker, specify
-from inlay.prompt.repair import choose_tokens
+from inlay.prompt.repair import choose_tokens, expected_moves
 from inlay.prompt.request import PromptPart
 from inlay.prompt.splice import Cached, Fresh, Repaired, open_end, splice_parts
 from inlay.repair import Repair
@@ -41,6 +42,20 @@ def test_of_all_modules_together_those_that_move_most():
     assert choice.offsets == {2: (3,), 10: (1, 3, 5)}
     assert (choice.tokens, choice.linked) == (4, 0)
     assert choose_tokens(Repair("profiled", 0.06), PLAIN, moved).offsets == {2: (3,)}  # none of what hardly moves
+
+
+def test_behind_more_text_tokens_are_expected_to_move_more():
+    """As the fourth root of how many tokens a module's encoding has not seen: 2 of text it has, or none at all."""
+    moved = profiles(a=[4] * 8, b=[4] * 8)
+    expected = expected_moves(PLAIN, moved)
+    assert expected[2].tolist() == pytest.approx([4 * 2**0.25] * 8)
+    assert expected[10].tolist() == pytest.approx([4 * 10**0.25] * 8)
+    seen = specify(A.ids, 2, (FRONT,), KEYS)
+    behind = splice_parts([part(FRONT, 0), part(B, 2), part(seen, 10), PromptPart((7, 7), 18)])
+    expected = expected_moves(behind, {seen.key: moved[A.key]})
+    assert expected[10].tolist() == pytest.approx([4 * 8**0.25] * 8), "it was encoded behind the text in front"
+    assert choose_tokens(Repair("profiled", 0.25), PLAIN, profiles(a=[5] * 8, b=[4] * 8)).offsets == {10: (0, 1, 2, 3)}
+    assert choose_tokens(Repair("profiled", 0.25), PLAIN, profiles(a=[7] * 8, b=[4] * 8)).offsets == {2: (0, 1, 2, 3)}
 
 
 def test_a_module_without_a_profile_gets_as_many_of_its_first_tokens():

@@ -2,8 +2,9 @@
 
 What is exact needs none. All others are chosen among: the first tokens of each module (``linked``), or of all modules
 together those that matter most. Profiles that were made when modules were encoded say how much tokens move when other
-text stands before them (``profiled``); a module without a profile gets as many of its first tokens. What the new text
-attends to (``query``), and how keys change in this very prompt (``blend``), a pass has found out before.
+text stands before them (``profiled``), and how much stands before a module here says how much of that to expect; a
+module without a profile gets as many of its first tokens. What the new text attends to (``query``), and how keys
+change in this very prompt (``blend``), a pass has found out before.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ Profiles = Mapping[bytes, npt.NDArray[np.float16]]
 
 #: How much each token of a module matters in one prompt, (tokens,), by where the module starts in it; any scale.
 Scores = Mapping[int, npt.NDArray[np.floating]]
+
+
+#: Tokens move as a power of how many stand before them that their encoding has not seen (docs/quality.md).
+_EXPONENT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +53,8 @@ def choose_tokens(repair: Repair | None, splice: Splice, profiles: Profiles, sco
     modules = inexact_modules(splice)
     if repair is None or not modules:
         return Choice({})
-    if repair.by_attention or repair.by_keys:
-        matters = _scores(modules, repair, profiles, scores or {})
-    else:
-        matters = {
-            part.start: profiles[part.spec.lossless.key] for part in modules if _has_profile(part, repair, profiles)
-        }
+    expected = expected_moves(splice, profiles) if repair.profiled else {}
+    matters = _scores(modules, expected, scores or {}) if repair.by_attention or repair.by_keys else expected
     known = [part for part in modules if part.start in matters]
     linked = {part.start: tuple(range(repair.tokens(part.length))) for part in modules if part.start not in matters}
     chosen = {**linked, **_most(known, repair, matters)}
@@ -69,21 +70,31 @@ def inexact_modules(splice: Splice) -> list[Cached]:
     return [part for part in splice if isinstance(part, Cached) and not part.exact]
 
 
-def _has_profile(part: Cached, repair: Repair, profiles: Profiles) -> bool:
-    return repair.profiled and part.spec.lossless.key in profiles
+def expected_moves(splice: Splice, profiles: Profiles) -> dict[int, npt.NDArray[np.floating]]:
+    """How much each token of the modules that have a profile is expected to move here, (tokens,) in any scale, by where
+    they start: as much as behind the samples that profiles were made behind, which are alike for all, but for how
+    many tokens stand before it.
+    """
+    moves, before = {}, 0
+    for part in splice:
+        if isinstance(part, Cached) and not part.exact and part.spec.lossless.key in profiles:
+            moved = profiles[part.spec.lossless.key][: part.length].astype(np.float32)
+            moves[part.start] = moved * max(1, before - part.spec.before.tokens) ** _EXPONENT
+        before += part.length if isinstance(part, Cached) else len(part.ids)
+    return moves
 
 
-def _scores(modules: list[Cached], repair: Repair, profiles: Profiles, scores: Scores) -> Scores:
+def _scores(modules: list[Cached], known: Scores, scores: Scores) -> Scores:
     """Of each module what the pass has found, times its profile where that says something, too.
 
     Without one it moves as the others do in the mean. Where no pass was needed, all tokens are chosen, or none.
+    known: see ``expected_moves``.
     """
     found = {part.start: scores.get(part.start, np.zeros(part.length)) for part in modules}
-    known = {part.start: profiles[part.spec.lossless.key] for part in modules if _has_profile(part, repair, profiles)}
     if not known:
         return found
     mean = np.concatenate(list(known.values())).mean(dtype=np.float64)
-    return {start: own * (known[start][: own.size] if start in known else mean) for start, own in found.items()}
+    return {start: own * known.get(start, mean) for start, own in found.items()}
 
 
 def _most(modules: list[Cached], repair: Repair, matters: Scores) -> dict[int, tuple[int, ...]]:

@@ -20,7 +20,7 @@ from inlay.engine.profiles import KnownProfiles
 from inlay.errors import CapacityError
 from inlay.llm import LLM
 from inlay.pml.schema import Prompt
-from inlay.prompt.repair import inexact_modules
+from inlay.prompt.repair import expected_moves, inexact_modules
 from inlay.prompt.request import EngineRequest
 from inlay.prompt.splice import splice_of
 from inlay.sampling_params import SamplingParams
@@ -28,6 +28,7 @@ from inlay.slots import cut
 
 _WRITTEN, _SERVED = "+oracle:", "+profiled:"
 _CHUNK = 512  # tokens of a pass
+_ALIKE = np.ones(1, np.float16)  # the profile of a module whose tokens all move by as much
 
 
 def is_oracle(reuse: str) -> bool:
@@ -56,7 +57,7 @@ def true_profiles(llm: LLM, prompt: Prompt, reuse: str, positions: str) -> Itera
 
 
 def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
-    """How far each token of a prompt's modules is from what full prefill makes of it."""
+    """How far each token of a prompt's modules is from what full prefill makes of it where it stands."""
     known, pool = KnownProfiles(), engine.store.pool
     slots = pool.allocate(len(request.ids))
     if slots is None:
@@ -67,12 +68,15 @@ def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
             work, left = left.split(_CHUNK) if left.part.rows > _CHUNK else (left, None)
             engine.runner.run([work], [])
         numbers = {position: at for at, position in enumerate(request.positions)}
-        for part in inexact_modules(splice_of(request)):
+        splice = splice_of(request)
+        alike = expected_moves(splice, {part.spec.lossless.key: _ALIKE for part in inexact_modules(splice)})
+        for part in inexact_modules(splice):
             found = engine.store.get(part.spec)
             assert found is not None, "modules are stored before the oracle is asked"
             here = cut(slots, numbers[part.start], part.length)
             there = cut(found.slots, part.first, part.length)
-            known.add(part.spec.lossless.key, deviation(engine.runner.storage, there, here))
+            moved = deviation(engine.runner.storage, there, here)
+            known.add(part.spec.lossless.key, (moved / alike[part.start]).astype(np.float16))
     finally:
         pool.free(slots)
     return known
