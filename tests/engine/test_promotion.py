@@ -213,11 +213,74 @@ def test_it_takes_its_share_of_the_pool_and_no_more():
         for _ in range(2):
             ask(driver, "".join(names), positions="packed")
         work_off(driver)
-        assert driver.engine.promoter.popularity.tokens <= 200
+        assert driver.engine.promoter.popularity.slots <= 200
     assert driver.store.tokens > stored
     last = ask(driver, "".join(names), positions="packed")
     assert last.usage.module_tokens == 0
     assert driver.all_free()
+
+
+def short_modules(count: int) -> Schema:
+    return Schema.from_string(
+        '<schema name="short">'
+        + "".join(f'<module name="m{number}">{number % 10}.</module>' for number in range(count))
+        + "</schema>"
+    )
+
+
+def ask_for_all(driver: Driver, schema: Schema, names, **asked) -> Request:
+    built = schema.prompt()
+    for name in names:
+        built = built.use(f"m{name}")
+    request = driver.request(built.text("Well?"), **{"reuse": "modular", "positions": "packed", **asked})
+    driver.run(request)
+    return request
+
+
+def test_many_short_modules_are_encoded_together_and_take_what_they_fill():
+    """A place in the pool for each would be a whole chunk, and a pass, for two tokens."""
+    driver = driver_for(kv_tokens=2000, promotion_memory=0.1, chunk_size=16)
+    schema = short_modules(30)
+    driver.schema(schema)
+    rng, pool = random.Random(1), driver.store.pool
+    for _ in range(8):
+        names = rng.sample(range(30), 20)
+        for _ in range(2):
+            ask_for_all(driver, schema, names)
+        free = pool.free_chunks
+        assert work_off(driver, 512) <= 2
+        assert free - pool.free_chunks <= pool.chunks_for(20 * len("10.")) + 1
+        assert ask_for_all(driver, schema, names).usage.module_tokens == 0
+        assert driver.engine.promoter.popularity.slots <= 200
+    assert driver.all_free()
+
+
+def test_what_is_forgotten_before_it_is_encoded_is_not_encoded():
+    """Its text would be stored again, for as long as there is room."""
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "abc")
+    assert driver.engine.promoter.step(3)
+    keys = frozenset(key for node in ask(driver, "ab").prompt.beginning.nodes for key in node.segments)
+    driver.engine.promoter.forget_modules(keys)
+    assert not work_off(driver)
+    assert driver.llm.stats().promoted_tokens <= 3
+    for _ in range(2):  # who sends it again has it again
+        ask(driver, "abc")
+    work_off(driver)
+    assert ask(driver, "abc").usage.module_tokens == 0
+
+
+def test_what_stands_behind_what_is_forgotten_counts_no_more():
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "abc")
+    work_off(driver)
+    promoted = driver.engine.promoter.popularity
+    assert promoted.slots >= SECOND + THIRD
+    (second, _) = ask(driver, "abc").prompt.beginning.nodes
+    driver.engine.promoter.forget_modules(frozenset(second.segments))
+    assert promoted.slots == 0
 
 
 def test_what_is_too_large_for_the_share_is_left_as_it_is():
@@ -372,6 +435,26 @@ def test_a_fault_ends_what_was_to_be_encoded_and_nothing_else(monkeypatch, caplo
     assert driver.all_free()
 
 
+def test_a_fault_leaves_what_others_have_promoted(monkeypatch):
+    def fault(*_):
+        raise MemoryError
+
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "abc")
+    work_off(driver)
+    before = driver.engine.promoter.popularity.slots
+    for _ in range(2):
+        ask(driver, "dca")
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.engine.runner, "run", fault)
+        assert driver.engine.promoter.step(3)
+    assert driver.engine.promoter.popularity.slots == before > 0
+    assert not work_off(driver)
+    assert ask(driver, "abc").usage.module_tokens == 0
+    assert driver.all_free()
+
+
 @pytest.mark.parametrize("where", ["allocation_of", "tail_tokens"])
 def test_a_fault_while_room_is_made_leaves_nothing_held(monkeypatch, where):
     driver = driver_for()
@@ -397,7 +480,7 @@ def test_what_could_not_be_kept_is_not_computed_for_ever(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(driver.store, "insert", lambda run, slots: Found(()))
         assert work_off_in(driver, 50)
-    assert driver.llm.stats().promoted_tokens == computed + SECOND
+    assert driver.llm.stats().promoted_tokens == computed + SECOND + THIRD
     for _ in range(2):
         ask(driver, "abc")
     assert work_off_in(driver, 50)

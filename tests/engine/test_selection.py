@@ -195,6 +195,41 @@ def test_less_text_asks_than_is_new(kind, monkeypatch):
         assert counts[0] == counts[1] > 4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["_select", "run_to_check"])
+def test_a_fault_in_a_choice_ends_its_request_alone(kind, where, monkeypatch):
+    def fault(*_):
+        raise MemoryError
+
+    apart, driver = driver_for(), driver_for()
+    policies = ("anchored", "exact")
+    alone = [apart.run(apart.request(prompt("cab", "Why?"), 12, reuse=reuse)) for reuse in policies]
+    others = [driver.request(prompt("cab", "Why?"), 12, reuse=reuse) for reuse in policies]
+    for other in others:
+        driver.add(other)
+    driver.step()
+    failing = driver.request(prompt("abc"), 4, reuse=f"anchored+{kind}:0.3")
+    driver.add(failing)
+    monkeypatch.setattr(driver.engine if where == "_select" else driver.engine.runner, where, fault)
+    driver.finish()
+    fails = where == "_select" or kind == "blend"
+    assert (failing.error is not None) == fails
+    assert [other.error for other in others] == [None, None]
+    assert [[tuple(other.token_ids)] for other in others] == alone
+    assert driver.all_free()
+
+
+def test_keys_are_compared_block_by_block(monkeypatch):
+    driver = driver_for()
+    first = driver.request(prompt("abc"), reuse="anchored+blend:0.3")
+    driver.run(first)
+    monkeypatch.setattr("inlay.engine.runner.BLOCK_BYTES", 1)
+    again = driver_for()
+    request = again.request(prompt("abc"), reuse="anchored+blend:0.3")
+    again.run(request)
+    assert request.prompt.repaired == first.prompt.repaired
+
+
 def test_text_that_is_computed_once_counts_once():
     """What stands in front of all that is repaired is the same before and after."""
     driver = driver_for()

@@ -16,6 +16,7 @@ from inlay.attention.plan import Context, Item, Part, Table, items_at, table_of
 from inlay.engine.lookup import Lookup
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.pool import KVPool
 from inlay.kv.segment import Found, Hold
 from inlay.prompt.splice import Fresh, Repaired, Splice
 from inlay.slots import SlotRange, cut, join, total
@@ -135,6 +136,7 @@ class SequenceAllocation:
     states: SequenceStates = field(default_factory=SequenceStates)
     arrivals: tuple[Arrival, ...] = ()
     arrived: tuple[SlotRange, ...] = ()
+    _chunks: tuple[tuple[SlotRange, ...], frozenset[int]] | None = None  # of a tail: its chunks and the modules'
     _row: Part | None = None  # of the last decode step
     _computed: bool = False  # whether that step has run
     since: float = field(default_factory=time.perf_counter)
@@ -143,6 +145,12 @@ class SequenceAllocation:
     def room(self) -> int:
         """Slots of the tail."""
         return total(self.tail)
+
+    def chunks(self, pool: KVPool) -> frozenset[int]:
+        """The chunks that it owns."""
+        if self._chunks is None or self._chunks[0] is not self.tail:
+            self._chunks = self.tail, frozenset(pool.chunks_of(self.modules + self.tail))
+        return self._chunks[1]
 
     @property
     def prompt_left(self) -> int:

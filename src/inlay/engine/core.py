@@ -281,8 +281,8 @@ class Engine:
     def _compute(self, made: ForwardPass, interruptible: bool) -> list[Task]:
         began = time.perf_counter()
         logits = self._forward(made) if made.work else torch.empty(0, 0)
-        if made.checks:
-            self.runner.run_to_check(made.checks)
+        failed = self._check(made, interruptible) if made.checks else []
+        logits = made.drop(failed, logits)
         settled = self._settle(interruptible)
         if any(request.finished for request in settled if isinstance(request, Request)):
             logits = made.drop([request for request in made.decode if request.finished], logits)
@@ -299,13 +299,25 @@ class Engine:
         for request in made.decode:
             request.decoded()
         for request in made.selected:
-            self._select(request)
+            try:
+                self._select(request)
+            except BaseException as error:  # nobody else in the pass has anything of it
+                failed += self._fail([request], error, interruptible)
         for encoding in made.encodings:
             self._next_batch(encoding)
         sampled = len(logits) - len(made.sampled)
         damaged = self._score(made, logits[:sampled])
         advanced = [*damaged, *self._sample(made, logits[sampled:]), *self._end(made)]
-        return [*dict.fromkeys([*settled, *advanced]), *made.encodings]
+        return [*dict.fromkeys([*settled, *failed, *advanced]), *made.encodings]
+
+    def _check(self, made: ForwardPass, interruptible: bool) -> list[Task]:
+        """Run what goes through the first layers alone. Returns those whose it was where that fails: the others have
+        their logits."""
+        try:
+            self.runner.run_to_check(made.checks)
+        except BaseException as error:
+            return self._fail(made.checked, error, interruptible)
+        return []
 
     def _forward(self, made: ForwardPass) -> Tensor:
         plan = self._plans.plan_of(made)

@@ -28,7 +28,8 @@ class ForwardPass:
     sampled: requests with the row that their next token is chosen from, in the order of the rows of logits.
     scored: requests that are told the log-probabilities of their prompts: from which token on, and which rows.
     ended: requests that want no token.
-    checks: work for the first layers alone, which comes behind the other; owners are of that, too.
+    checks: work for the first layers alone, which comes behind the other; owners are of that, too, and checked of it
+        alone.
     selected: requests for which it ends the pass that chooses what is computed anew of their modules.
     arrivals: what comes up from the host tier layer by layer while the pass reads it, with whose it is.
     waited_s: for how long the host has waited for layers.
@@ -42,6 +43,7 @@ class ForwardPass:
     scored: list[tuple[Request, int, range]] = field(default_factory=list)
     ended: list[Request] = field(default_factory=list)
     checks: list[Work] = field(default_factory=list)
+    checked: list[Task] = field(default_factory=list)
     selected: list[Request] = field(default_factory=list)
     arrivals: list[tuple[Request, Arrival]] = field(default_factory=list)
     waited_s: float = 0.0
@@ -73,7 +75,7 @@ class ForwardPass:
         """The rows whose logits are looked at: those of prompts, then those that tokens are sampled from."""
         return [row for _, _, rows in self.scored for row in rows] + [row for _, row in self.sampled]
 
-    def drop(self, requests: Collection[Request], logits: Tensor) -> Tensor:
+    def drop(self, requests: Collection[Task], logits: Tensor) -> Tensor:
         """Forget what requests have computed here, none of which are scored. Returns the logits of the others."""
         if not requests:
             return logits
@@ -82,6 +84,7 @@ class ForwardPass:
         self.decode = [request for request in self.decode if request not in requests]
         self.completed = [(task, prefill) for task, prefill in self.completed if task not in requests]
         self.ended = [request for request in self.ended if request not in requests]
+        self.selected = [request for request in self.selected if request not in requests]
         scored = sum(len(rows) for _, _, rows in self.scored)
         rows = np.array([*range(scored), *(scored + place for place in left)], dtype=np.int64)
         return logits.index_select(0, upload(rows, logits.device))
@@ -92,6 +95,7 @@ class ForwardPass:
             self.owners.append(task)
             if each.check:
                 self.checks.append(each)
+                self.checked.append(task)
                 continue
             self.work.append(each)
             self.rows += each.part.rows

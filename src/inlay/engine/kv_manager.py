@@ -303,7 +303,7 @@ class KVCacheManager:
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
         """Those segments that lie in chunks of the request's own: they were computed there, and kept by the store."""
         pool = self._store.pool
-        own = set(pool.chunks_of(allocation.modules + allocation.tail))
+        own = allocation.chunks(pool)
         return {segment for segment in segments if own.issuperset(pool.chunks_of(segment.slots))}
 
     def computed(self, task: Task, prefill: Prefill) -> None:

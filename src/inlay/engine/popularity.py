@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 from typing import TypeVar
 
 from inlay.kv.identity import TokenRun
@@ -39,6 +40,18 @@ class Target:
     def key(self) -> bytes:
         return self.beginning.nodes[self.last].key
 
+    def reads(self, keys: frozenset[bytes]) -> bool:
+        """Whether any of it is text of these segments."""
+        return any(not keys.isdisjoint(node.segments) for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Promoted:
+    """A node that was encoded. slots: of the pool, how many it takes, those that stay empty behind it among them."""
+
+    node: Node
+    slots: int
+
 
 @dataclass(eq=False, slots=True)
 class _Table:
@@ -46,13 +59,13 @@ class _Table:
 
     asked: how often each node was, by its key, the one not asked for for longest first. promoted: those that were
     encoded, in the same order. waiting: by the key of their last node.
-    tokens: of those that are promoted. waiting_tokens: of those that wait.
+    slots: of those that are promoted. waiting_tokens: of those that wait.
     """
 
     asked: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
-    promoted: OrderedDict[bytes, Node] = field(default_factory=OrderedDict)
+    promoted: OrderedDict[bytes, _Promoted] = field(default_factory=OrderedDict)
     waiting: OrderedDict[bytes, Target] = field(default_factory=OrderedDict)
-    tokens: int = 0
+    slots: int = 0
     waiting_tokens: int = 0
 
     def wait(self, target: Target) -> None:
@@ -67,15 +80,25 @@ class _Table:
 
 
 class Popularity:
-    """Counts of beginnings, and which were promoted. tokens: of all that are. forget: called with what is no more."""
+    """Counts of beginnings, and which were promoted. slots: of the pool, how many all that are take.
 
-    def __init__(self, forget: Callable[[TokenRun], None]) -> None:
+    forget: called with what is no more. is_stored: whether all of a run is.
+    """
+
+    def __init__(self, forget: Callable[[TokenRun], None], is_stored: Callable[[TokenRun], bool]) -> None:
         self._forget = forget
+        self._is_stored = is_stored
         self._tables: OrderedDict[str, _Table] = OrderedDict()
 
     @property
-    def tokens(self) -> int:
-        return sum(table.tokens for table in self._tables.values())
+    def slots(self) -> int:
+        return sum(table.slots for table in self._tables.values())
+
+    def slots_of(self, nodes: Iterable[Node], salt: str) -> int:
+        """How many of a salt's are those of these nodes."""
+        table = self._tables.get(salt)
+        known = [] if table is None else [table.promoted.get(node.key) for node in nodes]
+        return sum(each.slots for each in known if each is not None)
 
     def ask(self, salt: str, beginning: Beginning, stored: int) -> None:
         """Note that somebody has asked for a beginning. stored: how many of its nodes are, from the first on."""
@@ -94,7 +117,7 @@ class Popularity:
     def next(self) -> Target | None:
         """What to encode next: of the salt that has least so far, what was asked for again first."""
         waiting = [table for table in self._tables.values() if table.waiting]
-        return next(iter(min(waiting, key=_tokens).waiting.values())) if waiting else None
+        return next(iter(min(waiting, key=_slots).waiting.values())) if waiting else None
 
     def done(self, target: Target) -> None:
         """Take it out of those that wait: it is encoded, or cannot be."""
@@ -110,34 +133,45 @@ class Popularity:
             if table is not None and node.key not in table.promoted:
                 table.asked.pop(node.key, None)
 
-    def promoted(self, target: Target, node: Node) -> None:
-        """Note that one of its nodes was encoded, behind those before it."""
+    def promoted(self, target: Target, nodes: Sequence[Node], padding: int) -> None:
+        """Note that some of its nodes were encoded, behind those before them.
+
+        padding: slots that stay empty behind the last of them, as a pool gives whole chunks.
+        """
         table = self._table(target.salt)
-        if node.key not in table.promoted:
-            table.promoted[node.key] = node
-            table.tokens += len(node.run.ids)
+        for node in nodes:
+            if node.key not in table.promoted:
+                slots = len(node.run.ids) + (padding if node is nodes[-1] else 0)
+                table.promoted[node.key] = _Promoted(node, slots)
+                table.slots += slots
         self._touch(table, target.nodes)
 
-    def make_room(self, tokens: int, target: Target) -> bool:
-        """Forget so many tokens, of those salts that have most, but nothing of the target's own beginning.
+    def make_room(self, slots: int, target: Target) -> bool:
+        """Forget what takes so many slots, of those salts that have most, but nothing of the target's own beginning.
 
         Returns whether that was possible.
         """
         own = {node.key for node in target.nodes}
-        while tokens > 0 and self._tables:
-            table = max(self._tables.values(), key=_tokens)
+        while slots > 0 and self._tables:
+            table = max(self._tables.values(), key=_slots)
             oldest = next((key for key in table.promoted if key not in own), None)
             if oldest is None:
                 return False
-            tokens -= len(table.promoted[oldest].run.ids)
+            slots -= table.promoted[oldest].slots
             self._drop(table, oldest)
-        return tokens <= 0
+        return slots <= 0
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
-        """Forget what was encoded of modules. keys: of segments that these may be read from."""
+        """Forget what was encoded of modules, and what is to be. keys: of segments that these may be read from."""
         for table in self._tables.values():
-            for node in [node for node in table.promoted.values() if not keys.isdisjoint(node.segments)]:
+            for target in [target for target in table.waiting.values() if target.reads(keys)]:
+                table.stop_waiting(target.key)
+            gone = [each.node for each in table.promoted.values() if not keys.isdisjoint(each.node.segments)]
+            for node in gone:
                 self._drop(table, node.key)
+            for each in [*table.promoted.values()] if gone else ():
+                if not self._is_stored(each.node.run):  # it stood behind one of them
+                    self._unmark(table, each.node.key)
 
     def clear(self) -> None:
         """Forget all of it; what was encoded may have gone."""
@@ -147,7 +181,7 @@ class Popularity:
         table = self._tables.setdefault(salt, _Table())
         self._tables.move_to_end(salt)
         while len(self._tables) > MOST_SALTS:
-            gone = self._tables.pop(_least(self._tables, salt, _tokens))
+            gone = self._tables.pop(_least(self._tables, salt, _slots))
             for key in list(gone.promoted):
                 self._drop(gone, key)
         return table
@@ -156,9 +190,8 @@ class Popularity:
         """Forget what is too much."""
         tables = self._tables.values()
         over = sum(len(table.asked) for table in tables) - MOST_NODES
-        for _ in range(over):
-            most = max(tables, key=lambda table: len(table.asked))
-            self._drop(most, next(iter(most.asked)))
+        for salt in _in_turns({salt: len(table.asked) for salt, table in self._tables.items()}, over):
+            self._drop(self._tables[salt], next(iter(self._tables[salt].asked)))
         while sum(map(_waiting_tokens, tables)) > MOST_WAITING:
             most = max(tables, key=_waiting_tokens)
             most.stop_waiting(next(iter(most.waiting)))
@@ -177,9 +210,11 @@ class Popularity:
             self._forget(node.run)
 
     def _unmark(self, table: _Table, key: bytes) -> Node | None:
-        node = table.promoted.pop(key, None)
-        table.tokens -= 0 if node is None else len(node.run.ids)
-        return node
+        known = table.promoted.pop(key, None)
+        if known is None:
+            return None
+        table.slots -= known.slots
+        return known.node
 
 
 class Counts:
@@ -204,8 +239,9 @@ class Counts:
             table.move_to_end(key)
         while len(self._tables) > MOST_SALTS:
             self._size -= len(self._tables.pop(_least(self._tables, salt, len)))
-        while self._size > MOST_NODES:
-            max(self._tables.values(), key=len).popitem(last=False)
+        over = self._size - MOST_NODES
+        for most in _in_turns({whose: len(asked) for whose, asked in self._tables.items()}, over):
+            self._tables[most].popitem(last=False)
             self._size -= 1
 
     def clear(self) -> None:
@@ -219,8 +255,20 @@ def _least(tables: Mapping[str, _T], but: str, size: Callable[[_T], int]) -> str
     return min((salt for salt in tables if salt != but), key=lambda salt: size(tables[salt]))
 
 
-def _tokens(table: _Table) -> int:
-    return table.tokens
+def _in_turns(sizes: Mapping[str, int], count: int) -> Iterator[str]:
+    """The salts that one thing is taken from, ``count`` times in all: each time the one that has most by then."""
+    if count <= 0:
+        return
+    heap = [(-size, salt) for salt, size in sizes.items()]
+    heapify(heap)
+    for _ in range(count):
+        size, salt = heap[0]
+        yield salt
+        heapreplace(heap, (size + 1, salt))
+
+
+def _slots(table: _Table) -> int:
+    return table.slots
 
 
 def _waiting_tokens(table: _Table) -> int:

@@ -39,6 +39,7 @@ _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
 #: Segments that wait for their profile, at most, and how many tokens they and their samples have; those that have
 #: waited for longest are forgotten first.
 _MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
+_MOST_TURNED_AWAY = 16  # that there is no room for, in a step: what each would be made behind is looked up
 #: Of the pool's tokens that others leave for it, where all are taken: one in so many.
 _POOL_SHARE = 8
 
@@ -120,7 +121,8 @@ class Profiler(IdleWorker):
         """Find room and a sample for the next module; those that are not stored any more are passed over."""
         if self._begun is not None:
             return True
-        while self._waiting:
+        turned_away = 0
+        while self._waiting and turned_away < min(len(self._waiting), _MOST_TURNED_AWAY):
             key, (spec, group) = next(iter(self._waiting.items()))
             found = None if key in self.profiles else self._found([*spec.context, spec])
             sample = [] if found is None else self._sample(spec, group.specs)
@@ -134,7 +136,8 @@ class Profiler(IdleWorker):
                 slots = self._room(len(spec.ids))
                 if slots is None:
                     self._waiting.move_to_end(key)  # a shorter one may have room
-                    return False
+                    turned_away += 1
+                    continue
                 undo.callback(self._store.pool.free, slots)
                 part = Part.of(start, len(spec.ids), context, slots)
                 work = Work(spec.ids, part, adapter=spec.before.adapter)
@@ -208,9 +211,10 @@ class Profiler(IdleWorker):
             self.give_up()
 
     def _drop(self) -> None:
-        self._waiting.clear()
-        self._waiting_tokens = 0
+        key = self._begun.spec.key if self._begun is not None else next(iter(self._waiting), None)
         self.give_up()
+        if key is not None and key in self._waiting:
+            self._stop_waiting(key)
 
 
 def deviation(

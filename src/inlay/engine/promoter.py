@@ -1,11 +1,11 @@
 """Promotion: beginnings of prompts that are asked for again, encoded exactly while there is nothing else to do.
 
 Modules are encoded without each other, and a prompt that combines them reads an approximation. Where a combination is
-asked for a second time, its beginning is encoded as full prefill has it, part by part, and the next request with it in
-front reads that (``ReusePolicy.heals``). So answers come to those of full prefill by themselves.
+asked for a second time, its beginning is encoded as full prefill has it, some parts after the other, and the next
+request with it in front reads that (``ReusePolicy.heals``). So answers come to those of full prefill by themselves.
 
-Nobody waits for it: where a request comes, the part that is begun goes on later. It takes a share of the pool at most,
-for which what was unused for longest goes, as for a request.
+Nobody waits for it: where a request comes, what is begun goes on later. It takes a share of the pool at most, whole
+chunks counted, for which what was unused for longest goes, as for a request.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
 from inlay.prompt.beginning import Beginning, Node
 
+#: So many tokens of a beginning have one place in the pool, in as many parts as these are.
+_STRETCH = 512
+
 
 @dataclass(eq=False, slots=True)
 class _Begun:
-    """A part of a beginning of which something is computed."""
+    """Parts of a beginning, one behind the other, of which something is computed."""
 
     target: Target
-    node: Node
+    nodes: tuple[Node, ...]
     allocation: SequenceAllocation
 
 
@@ -41,9 +44,9 @@ class Promoter(IdleWorker):
     def __init__(self, store: SegmentStore, runner: Runner, *, share: float) -> None:
         super().__init__(store, runner)
         self._most = int(share * store.pool.chunks * store.pool.chunk_size)
-        self.popularity = Popularity(self._forget)
+        self.popularity = Popularity(self._forget, self._is_stored)
         self._begun: _Begun | None = None
-        self._done: Node | None = None  # the part that was computed last
+        self._done: Node | None = None  # the first of the parts that were computed last
 
     def asked(self, salt: str, beginning: Beginning) -> None:
         """Note that a request has asked for a beginning. salt: whose it is."""
@@ -51,6 +54,8 @@ class Promoter(IdleWorker):
 
     def forget_modules(self, keys: frozenset[bytes]) -> None:
         """Forget what was encoded of modules whose time is over. keys: of segments that these may be read from."""
+        if self._begun is not None and self._begun.target.reads(keys):
+            self._give_back()  # without what is computed of it
         self.give_up()
         self.popularity.forget_modules(keys)
 
@@ -60,17 +65,22 @@ class Promoter(IdleWorker):
         self.popularity.clear()
 
     def give_up(self) -> None:
-        """Give back what the pool has lent, since others need the time: the part that was begun goes on later."""
-        if self._begun is not None:
-            for prefill in self._begun.allocation.prefill:
-                computed = prefill.begun()
-                if computed is not None:
-                    self._store.insert(*computed)
+        """Give back what the pool has lent, since others need the time: what was begun goes on later."""
+        begun = self._begun
+        if begun is None:
+            return
+        for prefill in begun.allocation.prefill:
+            computed = prefill.begun()
+            if computed is not None:
+                self._store.insert(*computed)
         self._give_back()
+        self._promoted(begun)
 
     def _drop(self) -> None:
+        target = self.popularity.next() if self._begun is None else self._begun.target
         self._give_back()  # without what the pass was to compute
-        self.popularity.clear()
+        if target is not None:
+            self.popularity.give_up(target)
 
     def _give_back(self) -> None:
         begun, self._begun = self._begun, None
@@ -90,21 +100,37 @@ class Promoter(IdleWorker):
             if number > target.last:
                 self.popularity.done(target)
                 continue
-            node = target.nodes[number]
-            allocation = None if node is self._done else self._allocate(target, node)
+            nodes = self._stretch(target, number)
+            allocation = None if not nodes or nodes[0] is self._done else self._allocate(target, nodes)
             if allocation is None:  # there is no room for it, or what was computed of it could not be kept
                 self.popularity.give_up(target)
                 continue
-            self._begun = _Begun(target, node, allocation)
+            self._begun = _Begun(target, nodes, allocation)
             return True
         return False
 
-    def _allocate(self, target: Target, node: Node) -> SequenceAllocation | None:
-        """A place in the pool for a part, behind what stands before it; None where there is none."""
-        over = self.popularity.tokens + len(node.run.ids) - self._most
+    def _stretch(self, target: Target, first: int) -> tuple[Node, ...]:
+        """The parts to encode next, from that number on, as many as fit beside those before them; none where one is
+        too long."""
+        room = self._most - self.popularity.slots_of(target.nodes[:first], target.salt)
+        count = tokens = 0
+        for node in target.nodes[first:]:
+            tokens += len(node.run.ids)
+            if self._slots(tokens) > room or (count and tokens > _STRETCH):
+                break
+            count += 1
+        return target.nodes[first : first + count]
+
+    def _slots(self, tokens: int) -> int:
+        """How many slots of the pool so many tokens take."""
+        return self._store.pool.chunks_for(tokens) * self._store.pool.chunk_size
+
+    def _allocate(self, target: Target, nodes: tuple[Node, ...]) -> SequenceAllocation | None:
+        """A place in the pool for parts, behind what stands before them; None where there is none."""
+        over = self.popularity.slots + self._slots(sum(len(node.run.ids) for node in nodes)) - self._most
         if over > 0 and not self.popularity.make_room(over, target):
             return None
-        splice = target.beginning.splice(node.parts)
+        splice = target.beginning.splice(nodes[-1].parts)
         lookup = look_up(self._store, splice)
         if lookup.missing:  # modules that begin it are encoded when they are asked for
             return None
@@ -121,7 +147,7 @@ class Promoter(IdleWorker):
 
     def _compute(self, tokens: int) -> None:
         begun = self._begun
-        assert begun is not None, "a part is begun"
+        assert begun is not None, "something is begun"
         work, completed = begun.allocation.take(tokens)
         self._run(work)
         for prefill in completed:
@@ -129,8 +155,19 @@ class Promoter(IdleWorker):
                 self._store.insert(prefill.keep, prefill.slots)
         if not begun.allocation.prompt_left:
             self._give_back()
-            self._done = begun.node
-            self.popularity.promoted(begun.target, begun.node)
+            self._done = begun.nodes[0]
+            self._promoted(begun)
+
+    def _promoted(self, begun: _Begun) -> None:
+        """Note which of the parts that were begun are stored."""
+        before = begun.target.nodes.index(begun.nodes[0])
+        stored = begun.nodes[: max(0, self._stored(begun.target.beginning) - before)]
+        if stored:
+            padding = self._slots(tokens := sum(len(node.run.ids) for node in stored)) - tokens
+            self.popularity.promoted(begun.target, stored, padding)
+
+    def _is_stored(self, run: TokenRun) -> bool:
+        return self._store.longest(run).tokens == len(run.ids)
 
     def _forget(self, run: TokenRun) -> None:
         """Let go what is stored of a part, and said behind it, but for what others share or somebody holds."""

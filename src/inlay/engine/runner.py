@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backend import Backend
+from inlay.attention.mass import BLOCK_BYTES
 from inlay.attention.plan import Part, Plan, build_plan, items_at
 from inlay.engine.allocation import Work
 from inlay.engine.graphs import Record, pass_graphs
@@ -116,6 +117,15 @@ class Runner:
         self, here: npt.NDArray[np.int64], stored: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:  # (tokens,)
         """How far keys of the check layer are apart in two places, slots (tokens,), the first ``shift`` further on."""
+        kv_heads, _, head_dim = self.storage.keys[self.check_layer].shape
+        some = max(1, BLOCK_BYTES // (4 * kv_heads * head_dim))
+        blocks = [slice(at, at + some) for at in range(0, len(here), some)]
+        return np.concatenate([self._key_deviation(here[one], stored[one], shift[one]) for one in blocks])
+
+    def _key_deviation(
+        self, here: npt.NDArray[np.int64], stored: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """See ``key_deviation``."""
         layer = self.check_layer
         new, old = (self.storage.read_keys(layer, torch.from_numpy(slots)).float() for slots in (here, stored))
         rotary = self._loaded.spec.layers[layer].rotary
