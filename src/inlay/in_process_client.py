@@ -169,7 +169,7 @@ class InProcessClient:
         self.thread.abort(request_id)
 
     def stored(self, request: EncodeRequest) -> Future[frozenset[bytes]]:
-        return self.call(lambda: self.engine.stored(request.specs))
+        return self.call(lambda: self.engine.kv_manager.stored(request.specs))
 
     def look(self, request: EncodeRequest, owner: str) -> Future[list[SegmentState | None]]:
         return self.call(lambda: self.engine.kv_manager.retention.look(request.specs, owner))

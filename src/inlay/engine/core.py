@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -25,10 +25,9 @@ from inlay.engine.sampler.sampler import begin
 from inlay.engine.scheduler import Scheduler
 from inlay.engine.shadow import ShadowSampler
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
-from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
-from inlay.types import EngineStats, TierStats
+from inlay.types import EngineStats
 
 
 class Engine:
@@ -87,10 +86,6 @@ class Engine:
         self._steps = self._preemptions = 0
         self._idle = False  # whether the last step had nothing to do
 
-    def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
-        """The keys of those segments that are stored."""
-        return self.kv_manager.stored(specs)
-
     def stats(self) -> EngineStats:
         """What is going on; may be called from any thread."""
         running, pool = list(self.scheduler.running), self.store.pool
@@ -121,14 +116,11 @@ class Engine:
             shared_tokens=self.residency.loaded.get("shared", 0),
             unwritten_segments=self.residency.waiting,
             write_lag_s=self.residency.lag_s,
-            host=self._tier("host"),
-            disk=self._tier("disk"),
-            shared=self._tier("shared"),
+            host=self.residency.stats_of("host"),
+            disk=self.residency.stats_of("disk"),
+            shared=self.residency.stats_of("shared"),
             shadow=None if self.shadow is None else self.shadow.stats(),
         )
-
-    def _tier(self, name: str) -> TierStats | None:
-        return next((tier.stats() for tier in self.residency.tiers if tier.name == name), None)
 
     def add(self, task: Task) -> None:
         """Queue a request and the answers that follow it, or an encoding.
@@ -282,10 +274,8 @@ class Engine:
         began = time.perf_counter()
         logits = self._forward(made) if made.work else torch.empty(0, 0)
         failed = self._check(made, interruptible) if made.checks else []
-        logits = made.drop(failed, logits)
         settled = self._settle(interruptible)
-        if any(request.finished for request in settled if isinstance(request, Request)):
-            logits = made.drop([request for request in made.decode if request.finished], logits)
+        logits = made.drop([*failed, *(request for request in made.decode if request.finished)], logits)
         lost = made.settle_arrivals(len(self.runner.storage.keys)) if made.arrivals else []
         logits = made.drop(lost, logits)
         for request in lost:  # nobody has seen anything of it, and nothing is kept
@@ -311,8 +301,7 @@ class Engine:
         return [*dict.fromkeys([*settled, *failed, *advanced]), *made.encodings]
 
     def _check(self, made: ForwardPass, interruptible: bool) -> list[Task]:
-        """Run what goes through the first layers alone. Returns those whose it was where that fails: the others have
-        their logits."""
+        """Run what goes through the first layers alone. Returns whom a fault in that has ended, those whose it was."""
         try:
             self.runner.run_to_check(made.checks)
         except BaseException as error:

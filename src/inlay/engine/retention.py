@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -16,7 +16,7 @@ from inlay.kv.misses import EVICTED, EXPIRED
 from inlay.kv.pins import Pins
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
-from inlay.prompt.splice import Fresh
+from inlay.prompt.splice import Fresh, Repaired
 from inlay.types import SegmentState
 
 _EXPIRED_AT_ONCE = 64  # segments that are forgotten before somebody is admitted; others wait for that
@@ -151,24 +151,34 @@ class Retention:
         self._residency.expire_at(below, ttl_s)
 
     def _claim_text(self, request: Request, now: float) -> None:
-        """The same for those parts that are its own text, which is kept as it stands there."""
-        fresh = [part for part in request.prompt.splice if isinstance(part, Fresh) and part.run is not None]
+        """The same for those parts that are its own text, or computed anew, which are kept as they stand there."""
+        splice, salt = request.prompt.splice, request.prompt.request.salt
+        fresh = [part for part in splice if isinstance(part, Fresh) and part.run is not None]
         fresh.sort(key=_start)
+        repaired = {part.positions[0]: part.run for part in splice if isinstance(part, Repaired)}
+        first_ones = sorted(repaired)
         ranges: dict[int, list[tuple[int, int, float]]] = defaultdict(list)  # by the number of what holds them
         for part in request.prompt.request.parts:
-            at = bisect_right(fresh, part.start, key=_start) - 1
-            if part.ttl_s is None or part.candidates or not part.ids or at < 0:
+            if part.ttl_s is None or not part.ids:
                 continue
-            first, whole = part.start - fresh[at].start, len(fresh[at].ids)
-            if first < whole:
-                ranges[at].append((min(first + len(part.ids), whole), first, part.ttl_s))
+            number = bisect_left(first_ones, part.start)
+            if number < len(first_ones) and first_ones[number] < part.start + len(part.ids):
+                run = repaired[first_ones[number]]
+                (passage,) = Passage.all_of(run, [(0, len(run.ids))], self._store.keys)
+                self._lifetimes.claim(passage, part.ttl_s, now, salt)
+            at = bisect_right(fresh, part.start, key=_start) - 1
+            if at < 0:
+                continue
+            first, length = part.start - fresh[at].start, len(fresh[at].ids)
+            if first < length:
+                ranges[at].append((min(first + len(part.ids), length), first, part.ttl_s))
         for at, found in ranges.items():
-            run = fresh[at].run
-            assert run is not None, "only what may be found is looked for"
+            whole = fresh[at].run
+            assert whole is not None, "only what may be found is looked for"
             found.sort()
-            passages = Passage.all_of(run, [(first, end) for end, first, _ in found], self._store.keys)
+            passages = Passage.all_of(whole, [(first, end) for end, first, _ in found], self._store.keys)
             for passage, (_, _, ttl_s) in zip(passages, found, strict=True):
-                self._lifetimes.claim(passage, ttl_s, now, request.prompt.request.salt)
+                self._lifetimes.claim(passage, ttl_s, now, salt)
 
     def _forget_text(self, claims: Sequence[Claim], now: float) -> None:
         """Forget passages of one run: behind the first of them, so with all that was said behind each."""

@@ -26,6 +26,7 @@ from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.host import HostTier
 from inlay.kv.tiers.record import SegmentRecord, SlabMemory
 from inlay.kv.tiers.tier import Tier
+from inlay.types import TierStats
 
 _CLOSE_S = 5.0  # for the reads and writes under way
 
@@ -90,6 +91,10 @@ class Residency:
             timeout_s=timeout_s,
         )
         self._loader.arrived = self._has_arrived
+
+    def stats_of(self, name: str) -> TierStats | None:
+        """Of the tier of that name; None where there is none."""
+        return next((tier.stats() for tier in self.tiers if tier.name == name), None)
 
     @property
     def loaded(self) -> dict[str, int]:
