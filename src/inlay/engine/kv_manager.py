@@ -183,7 +183,8 @@ class KVCacheManager:
             # What is stored may lie scattered over more chunks than it fills; computed anew it lies side by side.
             lookup, arrivals = look_up(self._store, splice, find=False), ()
             needed = chunks_needed(self._store.pool, splice, lookup)
-            check_capacity(self._store.pool, needed, "the request", self._most_chunks(lookup))
+            chooses = "" if request.prompt.selecting is None else ", with the pass that chooses what of it is repaired,"
+            check_capacity(self._store.pool, needed, f"the request{chooses}", self._most_chunks(lookup))
         selecting = request.prompt.selecting is not None
         first = request.usage is None
         # Before room is made, for which that may go.

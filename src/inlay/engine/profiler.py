@@ -220,7 +220,11 @@ class Profiler(IdleWorker):
 def deviation(
     storage: KVStorage, one: Sequence[SlotRange], other: Sequence[SlotRange]
 ) -> npt.NDArray[np.float16]:  # (tokens,)
-    """How far the values of tokens are apart in two places, over the later half of the layers."""
+    """How far the values of tokens are apart in two places: the mean over the later half of the layers, in each as a
+    share of how large the values of ``one`` are there.
+
+    one, other: slots of as many tokens, the same ones.
+    """
     here, there = _numbers(one), _numbers(other)
     layers = range(len(storage.values) // 2, len(storage.values))
     moved = torch.zeros(len(here), device=storage.values[0].device)

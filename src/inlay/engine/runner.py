@@ -97,8 +97,8 @@ class Runner:
 
     @property
     def check_layer(self) -> int:
-        """The layer whose keys tell how tokens change where they stand: a third of the way up, but not the first one,
-        whose keys follow from the token alone."""
+        """The layer whose keys tell how tokens change where they stand (CacheBlend, arXiv 2405.16444): a third of the
+        way up, but not the first one, whose keys follow from the token alone, if there is another."""
         layers = len(self.storage.keys)
         return min(max(1, layers // 3), layers - 1)
 

@@ -16,7 +16,7 @@ from inlay.attention.plan import Part
 from inlay.engine.allocation import Work
 from inlay.engine.core import Engine
 from inlay.engine.profiler import deviation
-from inlay.engine.profiles import KnownProfiles
+from inlay.engine.profiles import KnownProfiles, Profile
 from inlay.errors import CapacityError
 from inlay.llm import LLM
 from inlay.pml.schema import Prompt
@@ -57,26 +57,37 @@ def true_profiles(llm: LLM, prompt: Prompt, reuse: str, positions: str) -> Itera
 
 
 def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
-    """How far each token of a prompt's modules is from what full prefill makes of it where it stands."""
-    known, pool = KnownProfiles(), engine.store.pool
+    """Profiles by which the tokens are chosen that move most in this prompt."""
+    known, splice = KnownProfiles(), splice_of(request)
+    keys = {part.start: part.spec.lossless.key for part in inexact_modules(splice)}
+    alike = expected_moves(splice, dict.fromkeys(keys.values(), _ALIKE))
+    for start, moved in true_moves(engine, request).items():
+        known.add(keys[start], (moved / alike[start]).astype(np.float16))
+    return known
+
+
+def true_moves(engine: Engine, request: EngineRequest) -> dict[int, Profile]:
+    """How far each token of a prompt's modules is from what full prefill makes of it, by where these start.
+
+    The modules are to be stored. Raises CapacityError where the pool has no room for the prompt beside them.
+    """
+    pool = engine.store.pool
     slots = pool.allocate(len(request.ids))
     if slots is None:
         raise CapacityError("the oracle computes whole prompts, and the pool has no room for one; give more kv_memory")
+    moves = {}
     try:
         left: Work | None = Work(request.ids, Part.at(np.array(request.positions), (), slots))
         while left is not None:
             work, left = left.split(_CHUNK) if left.part.rows > _CHUNK else (left, None)
             engine.runner.run([work], [])
         numbers = {position: at for at, position in enumerate(request.positions)}
-        splice = splice_of(request)
-        alike = expected_moves(splice, {part.spec.lossless.key: _ALIKE for part in inexact_modules(splice)})
-        for part in inexact_modules(splice):
+        for part in inexact_modules(splice_of(request)):
             found = engine.store.get(part.spec)
             assert found is not None, "modules are stored before the oracle is asked"
             here = cut(slots, numbers[part.start], part.length)
             there = cut(found.slots, part.first, part.length)
-            moved = deviation(engine.runner.storage, there, here)
-            known.add(part.spec.lossless.key, (moved / alike[part.start]).astype(np.float16))
+            moves[part.start] = deviation(engine.runner.storage, there, here)
     finally:
         pool.free(slots)
-    return known
+    return moves
