@@ -21,9 +21,9 @@ class Repair:
     """Which tokens of modules are computed anew, against what really stands before them in a prompt.
 
     kind: "linked" for the first ones of each (EPIC, arXiv 2410.15332); "profiled" for those that move most when other
-        text stands before them; "query" for those that the new text attends to most, and "profiled*query" for those
-        where the product of both is largest; "blend" for those whose keys move most in this very prompt at a layer a
-        third of the way up (CacheBlend, arXiv 2405.16444).
+        text stands before them; "query" for those that the new text attends to most (ProphetKV, arXiv 2602.02579), and
+        "profiled*query" for those where the product of both is largest; "blend" for those whose keys move most in this
+        very prompt at a layer a third of the way up (CacheBlend, arXiv 2405.16444).
     amount: of "linked", how many tokens of each module; of the others, which share of all tokens that are read from
         modules, 0 to 1.
     """
