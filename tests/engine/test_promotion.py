@@ -271,6 +271,20 @@ def test_what_is_forgotten_before_it_is_encoded_is_not_encoded():
     assert ask(driver, "abc").usage.module_tokens == 0
 
 
+@pytest.mark.parametrize("tokens", [7, 512])
+def test_of_what_was_encoded_together_each_part_is_forgotten_by_itself(tokens):
+    driver = driver_for()
+    for _ in range(2):
+        ask(driver, "abcd")
+    work_off(driver, tokens)
+    second, third, last = ask(driver, "abcd").prompt.beginning.nodes
+    driver.engine.promoter.forget_modules(frozenset(third.segments))
+    found = [driver.store.longest(node.run).tokens for node in (second, third, last)]
+    assert found == [SECOND, 0, 0], "what stands behind it goes with it"
+    assert SECOND <= driver.engine.promoter.popularity.slots < SECOND + driver.store.pool.chunk_size
+    assert driver.all_free()
+
+
 def test_what_stands_behind_what_is_forgotten_counts_no_more():
     driver = driver_for()
     for _ in range(2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from typing import TypeVar
@@ -133,17 +133,15 @@ class Popularity:
             if table is not None and node.key not in table.promoted:
                 table.asked.pop(node.key, None)
 
-    def promoted(self, target: Target, nodes: Sequence[Node], padding: int) -> None:
-        """Note that some of its nodes were encoded, behind those before them.
+    def promoted(self, target: Target, node: Node, padding: int) -> None:
+        """Note that one of its nodes was encoded, behind those before it.
 
-        padding: slots that stay empty behind the last of them, as a pool gives whole chunks.
+        padding: slots that stay empty behind it and those encoded with it, as a pool gives whole chunks.
         """
         table = self._table(target.salt)
-        for node in nodes:
-            if node.key not in table.promoted:
-                slots = len(node.run.ids) + (padding if node is nodes[-1] else 0)
-                table.promoted[node.key] = _Promoted(node, slots)
-                table.slots += slots
+        if node.key not in table.promoted:
+            table.promoted[node.key] = _Promoted(node, len(node.run.ids) + padding)
+            table.slots += table.promoted[node.key].slots
         self._touch(table, target.nodes)
 
     def make_room(self, slots: int, target: Target) -> bool:

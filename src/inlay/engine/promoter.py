@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from inlay.engine.allocation import SequenceAllocation, allocation_of
+from inlay.engine.allocation import Prefill, SequenceAllocation, allocation_of
 from inlay.engine.idle import IdleWorker
 from inlay.engine.lookup import look_up, tail_tokens
 from inlay.engine.popularity import Popularity, Target
@@ -22,6 +22,7 @@ from inlay.errors import CapacityError
 from inlay.kv.identity import TokenRun
 from inlay.kv.store import SegmentStore
 from inlay.prompt.beginning import Beginning, Node
+from inlay.slots import SlotRange, cut
 
 #: So many tokens of a beginning have one place in the pool, in as many parts as these are.
 _STRETCH = 512
@@ -29,11 +30,30 @@ _STRETCH = 512
 
 @dataclass(eq=False, slots=True)
 class _Begun:
-    """Parts of a beginning, one behind the other, of which something is computed."""
+    """Parts of a beginning, one behind the other, of which something is computed.
+
+    runs: what is computed, with what is stored in front of it. kept: how many of the parts are stored by now, each by
+    itself, as each may be let go. padding: slots of the pool that stay empty behind them.
+    """
 
     target: Target
     nodes: tuple[Node, ...]
     allocation: SequenceAllocation
+    runs: tuple[Prefill, ...]
+    padding: int
+    kept: int = 0
+
+    def next(self) -> tuple[TokenRun, tuple[SlotRange, ...]] | None:
+        """The next part to be stored, and where it lies, once all of it is computed."""
+        if self.kept == len(self.nodes):
+            return None
+        run = self.nodes[self.kept].run
+        for prefill in self.runs:
+            assert prefill.keep is not None, "a beginning is kept"
+            at, computed = run.start - prefill.keep.start, len(prefill.keep.ids) - prefill.tokens_left
+            if 0 <= at < len(prefill.keep.ids):
+                return (run, cut(prefill.slots, at, len(run.ids))) if at + len(run.ids) <= computed else None
+        return None
 
 
 class Promoter(IdleWorker):
@@ -66,15 +86,12 @@ class Promoter(IdleWorker):
 
     def give_up(self) -> None:
         """Give back what the pool has lent, since others need the time: what was begun goes on later."""
-        begun = self._begun
-        if begun is None:
-            return
-        for prefill in begun.allocation.prefill:
-            computed = prefill.begun()
-            if computed is not None:
-                self._store.insert(*computed)
+        if self._begun is not None:
+            for prefill in self._begun.allocation.prefill:
+                computed = prefill.begun()
+                if computed is not None:
+                    self._store.insert(*computed)
         self._give_back()
-        self._promoted(begun)
 
     def _drop(self) -> None:
         target = self.popularity.next() if self._begun is None else self._begun.target
@@ -105,7 +122,8 @@ class Promoter(IdleWorker):
             if allocation is None:  # there is no room for it, or what was computed of it could not be kept
                 self.popularity.give_up(target)
                 continue
-            self._begun = _Begun(target, nodes, allocation)
+            tokens = sum(len(node.run.ids) for node in nodes)
+            self._begun = _Begun(target, nodes, allocation, tuple(allocation.prefill), self._slots(tokens) - tokens)
             return True
         return False
 
@@ -148,23 +166,17 @@ class Promoter(IdleWorker):
     def _compute(self, tokens: int) -> None:
         begun = self._begun
         assert begun is not None, "something is begun"
-        work, completed = begun.allocation.take(tokens)
+        work, _ = begun.allocation.take(tokens)
         self._run(work)
-        for prefill in completed:
-            if prefill.keep is not None:
-                self._store.insert(prefill.keep, prefill.slots)
+        while (computed := begun.next()) is not None:
+            found = self._store.insert(*computed)
+            if found.tokens == len(computed[0].ids):
+                padding = 0 if begun.kept else begun.padding
+                self.popularity.promoted(begun.target, begun.nodes[begun.kept], padding)
+            begun.kept += 1
         if not begun.allocation.prompt_left:
             self._give_back()
             self._done = begun.nodes[0]
-            self._promoted(begun)
-
-    def _promoted(self, begun: _Begun) -> None:
-        """Note which of the parts that were begun are stored."""
-        before = begun.target.nodes.index(begun.nodes[0])
-        stored = begun.nodes[: max(0, self._stored(begun.target.beginning) - before)]
-        if stored:
-            padding = self._slots(tokens := sum(len(node.run.ids) for node in stored)) - tokens
-            self.popularity.promoted(begun.target, stored, padding)
 
     def _is_stored(self, run: TokenRun) -> bool:
         return self._store.longest(run).tokens == len(run.ids)
