@@ -148,7 +148,7 @@ def module_and(module: SegmentSpec, token: int) -> TokenRun:
 
 
 def test_beginnings_that_wait_to_be_encoded():
-    known = Popularity(lambda run: None)
+    known = Popularity(lambda run: None, lambda run: True)
     runs = [TokenRun((number,), 0, Context()) for number in range(16_000)]
     nodes = [Node(run, bytes(str(run.ids), "ascii"), 1, (b"module",)) for run in runs]
     beginnings: Any = [SimpleNamespace(nodes=(node,)) for node in nodes]

@@ -175,7 +175,7 @@ def test_in_a_full_pool_what_was_unused_for_longest_goes_for_it():
 
 
 def test_a_module_longer_than_its_share_of_a_full_pool_waits_for_room_and_holds_up_no_other(monkeypatch):
-    monkeypatch.setattr(profiler_module, "_POOL_SHARE", 11)  # 29 tokens of it
+    monkeypatch.setattr(profiler_module, "POOL_SHARE", 11)  # 29 tokens of it
     driver = driver_for(kv_tokens=320)
     for number in range(12):
         driver.run(driver.request(list(range(20 * number, 20 * number + 20)), 4, reuse="exact"))

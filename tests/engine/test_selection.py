@@ -9,6 +9,7 @@ import pytest
 from inlay import Prompt, SamplingParams
 from inlay.engine import kv_manager
 from inlay.engine.jobs import Step
+from inlay.engine.prompt_state import PromptState
 from inlay.errors import DeadlineError
 
 from .driving import Driver, check_stock
@@ -196,7 +197,7 @@ def test_less_text_asks_than_is_new(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["_select", "run_to_check"])
+@pytest.mark.parametrize("where", ["select", "run_to_check"])
 def test_a_fault_in_a_choice_ends_its_request_alone(kind, where, monkeypatch):
     def fault(*_):
         raise MemoryError
@@ -210,9 +211,9 @@ def test_a_fault_in_a_choice_ends_its_request_alone(kind, where, monkeypatch):
     driver.step()
     failing = driver.request(prompt("abc"), 4, reuse=f"anchored+{kind}:0.3")
     driver.add(failing)
-    monkeypatch.setattr(driver.engine if where == "_select" else driver.engine.runner, where, fault)
+    monkeypatch.setattr(PromptState if where == "select" else driver.engine.runner, where, fault)
     driver.finish()
-    fails = where == "_select" or kind == "blend"
+    fails = where == "select" or kind == "blend"
     assert (failing.error is not None) == fails
     assert [other.error for other in others] == [None, None]
     assert [[tuple(other.token_ids)] for other in others] == alone

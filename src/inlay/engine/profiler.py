@@ -41,7 +41,7 @@ _SAMPLE_TOKENS, _SAMPLE_MODULES = 1024, 64
 _MOST_WAITING, MOST_WAITING_TOKENS = 2**14, 2**20
 _MOST_TURNED_AWAY = 16  # that there is no room for, in a step: what each would be made behind is looked up
 #: Of the pool's tokens that others leave for it, where all are taken: one in so many.
-_POOL_SHARE = 8
+POOL_SHARE = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -149,7 +149,7 @@ class Profiler(IdleWorker):
     def _room(self, tokens: int) -> tuple[SlotRange, ...] | None:
         """Slots for a module; None where there are none now."""
         pool = self._store.pool
-        if tokens * _POOL_SHARE > pool.chunks * pool.chunk_size:
+        if tokens * POOL_SHARE > pool.chunks * pool.chunk_size:
             return pool.allocate(tokens)
         try:
             return self._store.allocate(tokens)

@@ -90,7 +90,7 @@ def _scores(modules: list[Cached], known: Scores, scores: Scores) -> Scores:
     Without one it moves as the others do in the mean. Where no pass was needed, all tokens are chosen, or none.
     known: see ``expected_moves``.
     """
-    found = {part.start: scores.get(part.start, np.zeros(part.length)) for part in modules}
+    found = {part.start: scores.get(part.start, np.zeros(part.length))[: part.length] for part in modules}
     if not known:
         return found
     mean = np.concatenate(list(known.values())).mean(dtype=np.float64)
