@@ -1,5 +1,6 @@
 # make demo   install and answer a prompt from cached modules
 # make test   what to run before a commit, the same examples every time; under 8 minutes
+# make test-lab   the same for the lab (lab/): benchmarks, evaluations, reproduction, simulation, training
 # make test-long   what takes long of the rest: commands of the docs, benchmarks, short soaks; CI runs it behind make test
 # make test-triton   the GPU's kernels in Triton's interpreter, at length; make test has a part of it; no GPU is needed
 # make test-families   every family of models against stock transformers, the whole suite; under 10 minutes
@@ -11,14 +12,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-long test-triton test-families test-cluster test-all clients check format clean asan tsan
+.PHONY: install demo test test-lab test-long test-triton test-families test-cluster test-all clients check format clean asan tsan
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml lab/pyproject.toml constraints.txt
 	@echo "1/2 Making $(VENV), and installing into it: a few minutes, for the kernel, which pip compiles without a word, and for torch (see README.md, Installing)."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable lab
 	touch $@
 
 demo: install
@@ -31,7 +32,10 @@ check: install
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
+
+test-lab: install
+	$(BIN)/python -m pytest lab/tests -n 2 --dist loadfile -m "not long and not slow and not triton" --hypothesis-profile ci
 
 test-long: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not slow and not triton" --hypothesis-profile ci

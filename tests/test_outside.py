@@ -59,7 +59,7 @@ def _names(node: ast.AST, own: set[str]) -> Iterator[str]:
 
 def _last(text: str) -> str:
     """The attribute of a dotted name, as patches give it; of any other text itself."""
-    return text.rpartition(".")[2] if text.startswith(("inlay.", "tests.", "training.")) else text
+    return text.rpartition(".")[2] if text.startswith(("inlay.", "tests.", "inlay_lab.train.")) else text
 
 
 def _own(tree: ast.Module) -> set[str]:
@@ -88,7 +88,7 @@ def test_nothing_private_is_reached_for() -> None:
         ("llm.client.engine._runner.run()", ["_runner"]),
         ("run = engine._runner", ["_runner"]),
         ("engine._pass = None", ["_pass"]),
-        ("from inlay.bench.plot import _draw", ["_draw"]),
+        ("from inlay_lab.bench.plot import _draw", ["_draw"]),
         ("patch.setattr(engine, '_pass', None)", ["_pass"]),
         ("patch.setattr('inlay.attention.grouping._MOST', 0)", ["_MOST"]),
         ("faults.around(engine, 'step', '_pass')", ["_pass"]),

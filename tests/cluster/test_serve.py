@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from inlay import LLM, SamplingParams
-from inlay.bench.deployed import Deployed, deployed
+from inlay_lab.bench.deployed import Deployed, deployed
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inlay-llm[cluster]'")
 

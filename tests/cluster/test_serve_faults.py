@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.bench.deployed import Deployed, deployed
+from inlay_lab.bench.deployed import Deployed, deployed
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'inlay-llm[cluster]'")
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]

@@ -16,8 +16,8 @@ from inlay.engine.request import Request
 from inlay.kv.identity import TokenRun
 from inlay.kv.segment import Found
 from inlay.prompt.splice import Cached
-from inlay.quality.divergence import divergence
-from inlay.quality.setting import Setting
+from inlay.check.divergence import divergence
+from inlay_lab.eval.setting import Setting
 
 from ..conftest import tiny
 from .driving import Driver, check_stock, ids

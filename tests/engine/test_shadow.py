@@ -13,8 +13,8 @@ from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
 from inlay.engine import drift, shadow
 from inlay.engine.drift import Comparison
 from inlay.engine.request import Request
-from inlay.quality.divergence import divergence
-from inlay.quality.setting import Setting
+from inlay.check.divergence import divergence
+from inlay_lab.eval.setting import Setting
 from inlay.types import DROP_REASONS, ShadowStats
 
 from ..conftest import tiny

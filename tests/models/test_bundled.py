@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from inlay import LLM
 from inlay.cli.main import main
 from inlay.models.load import MODEL_DIRECTORY
-from inlay.quality.modular_qa import Setting, measure_modular_qa
-from inlay.quality.questions import TASKS
-from training.lessons import Encoder
+from inlay_lab.eval.modular_qa import Setting, measure_modular_qa
+from inlay_lab.eval.questions import TASKS
+from inlay_lab.train.lessons import Encoder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

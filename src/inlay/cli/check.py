@@ -29,7 +29,7 @@ from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.llm import LLM
-    from inlay.quality.check import Check
+    from inlay.check.run import Check
 
 _MOST_PROMPTS = 10_000
 
@@ -84,7 +84,7 @@ def check(
     from inlay.cli.output import token_progress
     from inlay.llm import LLM
     from inlay.measured import Measurements
-    from inlay.quality.check import CheckSetting, check_model
+    from inlay.check.run import CheckSetting, check_model
 
     setting = CheckSetting(
         against=None if against is None else words(against),

@@ -11,22 +11,19 @@ from typing import Annotated
 import typer
 
 from inlay.cli.batch import batch
-from inlay.cli.bench import app as bench_app
 from inlay.cli.cache import app as cache_app
 from inlay.cli.check import check
 from inlay.cli.convert import convert, print_json_schema
 from inlay.cli.deploy import deploy
-from inlay.cli.evaluate import app as eval_app
 from inlay.cli.keys import app as keys_app
 from inlay.cli.memory import memory
 from inlay.cli.models import app as models_app
 from inlay.cli.program import app as program_app
+from inlay.cli.plugins import add_plugins
 from inlay.cli.pull import pull
-from inlay.cli.reproduce import reproduce
 from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
-from inlay.cli.simulate import simulate
 from inlay.distribution import other_project
 from inlay.errors import InlayError
 
@@ -46,8 +43,6 @@ app.command()(deploy)
 app.command()(batch)
 app.command()(check)
 app.command()(memory)
-app.command()(simulate)
-app.command()(reproduce)
 app.command()(pull)
 app.command()(convert)
 schema_app.command(name="json-schema")(print_json_schema)
@@ -56,8 +51,7 @@ app.add_typer(program_app, name="program")
 app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")
 app.add_typer(cache_app, name="cache")
-app.add_typer(bench_app, name="bench")
-app.add_typer(eval_app, name="eval")
+add_plugins(app)
 
 
 def _print_version(asked: bool) -> None:

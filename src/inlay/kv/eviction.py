@@ -6,7 +6,7 @@ that is one chunk short takes one chunk of the segment that ranks least, and the
 What is stored comes and goes for as long as the engine runs, and chunks that go one by one would leave no two free ones
 side by side. So among those that would go soon in any case, chunks go first that make long runs together; and a large
 pool lets a few more go than are needed, so that a sequence may find the chunk behind its last one free. What that does
-is measured by ``benchmarks/pool_runs.py``.
+is measured by ``lab/benchmarks/pool_runs.py``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.kv.tiers.segments import KEYS, alike, expected, read, record_of, same
 from tests.kv.tiers.site import Site
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
-from inlay.bench.shared_server import RealServer, server_program  # noqa: E402
+from inlay_lab.bench.shared_server import RealServer, server_program  # noqa: E402
 from tests.kv.tiers.fake_server import FakeServer, Flood  # noqa: E402
 
 ONE, TWO, THREE = spec_of(1), spec_of(2, tokens=100), spec_of(3)

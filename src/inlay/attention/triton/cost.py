@@ -1,7 +1,7 @@
 """What a pass costs on the device, by which it is decided who reads keys together.
 
 Reading them together (chunk-first) saves memory traffic and costs partial results, which are written, read again and
-merged. ``benchmarks/gpu/calibrate.py`` measures the coefficients; sharing is never chosen where the model says that it
+merged. ``lab/benchmarks/gpu/calibrate.py`` measures the coefficients; sharing is never chosen where the model says that it
 is slower.
 """
 
@@ -85,7 +85,7 @@ class CostModel:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ParameterError(
-                f"{path}: the costs cannot be read ({error}); measure them with benchmarks/gpu/calibrate.py"
+                f"{path}: the costs cannot be read ({error}); measure them with lab/benchmarks/gpu/calibrate.py"
             ) from error
         names = {field.name for field in fields(cls)}
         if not isinstance(found, dict) or not names >= set(found):

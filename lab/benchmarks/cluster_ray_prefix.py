@@ -1,0 +1,51 @@
+"""``inlay`` with the prefix-aware router of Ray Serve LLM in the place of ours, for ``benchmarks/cluster.py``.
+
+    python lab/benchmarks/cluster_ray_prefix.py deploy CONFIG.yaml
+
+Ray's router reads the text of a prompt out of the arguments of a call. Ours carries token ids, which become characters
+for it, one each: it finds the same prefixes, to the token.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
+
+from inlay.cli.main import main
+from inlay.cluster import application
+from inlay.cluster.links import ASK
+from inlay.cluster.ray_router import ModuleAffinityRouter
+
+_FIRST = 0x10000  # of a plane of Unicode: what is below has surrogates in it
+
+
+class RayPrefixRouter(ModuleAffinityRouter, PrefixCacheAffinityRouter):
+    """Requests go where Ray's router has them go, with its defaults; calls for one replica to that one."""
+
+    def initialize_state(self, **_: Any) -> None:
+        ModuleAffinityRouter.initialize_state(self)
+        PrefixCacheAffinityRouter.initialize_state(self)
+
+    async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> Any:
+        asked = pending_request is not None and ASK in pending_request.kwargs
+        kind = PrefixCacheAffinityRouter if asked else ModuleAffinityRouter
+        return await kind.choose_replicas(self, candidate_replicas, pending_request)
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        ModuleAffinityRouter.on_request_routed(self, pending_request, replica_id, result)
+        if ASK in pending_request.kwargs:
+            PrefixCacheAffinityRouter.on_request_routed(self, pending_request, replica_id, result)
+
+    def _extract_text_from_request(self, pending_request: Any) -> str:
+        parts = json.loads(pending_request.args[0])["parts"]  # as EngineRequest.to_bytes writes them, ids first
+        return "".join(chr(_FIRST + number) for ids, *_ in parts for number in ids)
+
+
+if __name__ == "__main__":
+    from cluster_ray_prefix import RayPrefixRouter as Router  # by its name: Ray's processes import it
+
+    application.ModuleAffinityRouter = Router  # type: ignore[misc]
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Does the server hold up under many clients at once, and what does it add to each request?
+
+    python lab/benchmarks/serve_load.py --clients 64 --seconds 120
+
+Starts ``inlay serve`` and asks each prompt once, alone. Then every client asks one thing after another: most stream,
+some want whole answers, some leave in the middle, some read slowly. Prompts share documents, or nothing. Each answer is
+held against the one that was given alone: equal, or the first token that differs had a lead of less than 1e-3 there
+("near_ties"), or wrong. ``--url`` takes a server that runs already, which must reuse nothing approximate by default.
+
+What streaming costs the model shows in ``ms_per_step`` of ``--only stream`` beside ``--only whole``.
+
+The last line of stdout is one JSON object: times in milliseconds, memory in MiB, overhead in microseconds a request and
+step. The clients share the machine with the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+from inlay_lab.bench.serve.clients import HABITS, ask_alone, make_cases
+from inlay_lab.bench.serve.measure import Load, run_load
+from inlay_lab.bench.serve.process import serving
+
+
+def main() -> None:
+    options = parsed()
+    load = Load(
+        clients=options.clients,
+        seconds=options.seconds,
+        prompts=options.prompts,
+        max_tokens=options.max_tokens,
+        only=options.only,
+        seed=options.seed,
+    )
+    began = time.perf_counter()
+    with nullcontext((None, options.url)) if options.url else started(options) as (process, url):
+        asyncio.run(ask_alone(url, make_cases(1, 1, random.Random())[0]))
+        first = round(time.perf_counter() - began, 2)
+        found = asyncio.run(run_load(url, load, lambda line: print(line, file=sys.stderr)))
+    about = {} if process is None else {"first_answer_s": first, "exit_status": process.returncode}
+    print(json.dumps({"model": options.model if process else url, **about, **found}))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="of a server that runs already, such as http://127.0.0.1:8000")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--kv-memory", default="256MiB")
+    parser.add_argument("--clients", type=int, default=Load.clients)
+    parser.add_argument("--seconds", type=float, default=Load.seconds)
+    parser.add_argument("--prompts", type=int, default=Load.prompts, help="how many different ones")
+    parser.add_argument("--max-tokens", type=int, default=Load.max_tokens)
+    parser.add_argument("--only", choices=tuple(HABITS), help="the one habit that all clients have")
+    parser.add_argument("--seed", type=int, default=Load.seed)
+    return parser.parse_args()
+
+
+def started(options: argparse.Namespace) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its URL."""
+    command = [options.model, "--log-level", "warning", "--dtype", "float32", "--kv-memory", options.kv_memory]
+    return serving(
+        [*command, "--profile", "off", "--promotion-memory", "0"]
+    )  # nothing is computed that nobody asked for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""llama.cpp as a column of the decode benchmark, where ``llama-cpp-python`` and ``gguf`` are installed.
+
+It reads a model's shape as a GGUF file of random weights, in bf16 or in as many bits as ours, which is written here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
+from inlay_lab.bench import worker
+from inlay_lab.bench.machine import Meter
+from inlay_lab.bench.stock import weight_bytes
+
+#: model_type → llama.cpp's name of the architecture.
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
+
+#: Our quantization → llama.cpp's of as many bits.
+FORMATS = {None: "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+_BLOCK = 32  # numbers that have one scale in these formats
+
+
+def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None) -> None:
+    """Write the file. config: of a model type in ARCHITECTURES. quantization: a key of FORMATS, of the matrices.
+
+    The output head has 8 bits in both quantizations, as ours has, and llama.cpp's own files have 6 or 8.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[config.model_type])
+    _describe(writer, config)
+    shapes = dict(_tensors(config))
+    fp32 = gguf.GGMLQuantizationType.F32
+    kinds = {name: gguf.GGMLQuantizationType[_format(config, name, quantization)] for name in shapes}
+    sizes = gguf.GGML_QUANT_SIZES  # numbers of a block, and its bytes
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), shape[0] * 4, fp32)
+        else:  # given as bytes
+            in_bytes = _in_bytes(shape, *sizes[kinds[name]])
+            writer.add_tensor_info(name, in_bytes, np.dtype(np.uint8), in_bytes[0] * in_bytes[1], kinds[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    noise = torch.randn(1 << 12, 1 << 10, generator=torch.Generator().manual_seed(0)) * 0.02
+    blocks = {
+        kind: gguf.quants.quantize(noise.numpy(), kind).view(np.uint8).reshape(-1) for kind in set(kinds.values())
+    }
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            writer.write_tensor_data(np.ones(shape, np.float32))
+        else:
+            writer.write_tensor_data(np.resize(blocks[kinds[name]], _in_bytes(shape, *sizes[kinds[name]])))
+    writer.close()
+
+
+def bytes_read(config: PretrainedConfig, quantization: str | None) -> int:
+    """Weight bytes of the file that one decode step reads; see ``write_gguf``."""
+    import gguf
+
+    total = 0
+    for name, shape in _tensors(config):
+        if len(shape) == 1:
+            total += shape[0] * 4
+        elif name != "token_embd.weight" or config.tie_word_embeddings:
+            numbers, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_format(config, name, quantization)]]
+            total += shape[0] * shape[1] // numbers * size
+    return total
+
+
+def _format(config: PretrainedConfig, name: str, quantization: str | None) -> str:
+    """What a matrix is written as."""
+    head = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
+    return FORMATS["int8" if quantization and name == head else quantization]
+
+
+def _in_bytes(shape: tuple[int, ...], numbers: int, size: int) -> tuple[int, int]:
+    """The shape of a matrix as bytes, whose blocks of so many numbers take so many bytes."""
+    return shape[0], shape[1] // numbers * size
+
+
+def _describe(writer: Any, config: PretrainedConfig) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(_head_dim(config))
+    writer.add_value_length(_head_dim(config))
+    writer.add_rope_dimension_count(_head_dim(config))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")  # token ids in, token ids out
+
+
+def _tensors(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes (output features first), in llama.cpp's names."""
+    width, inner = config.hidden_size, config.intermediate_size
+    query, keys = config.num_attention_heads * _head_dim(config), config.num_key_value_heads * _head_dim(config)
+    yield "token_embd.weight", (config.vocab_size, width)
+    for layer in range(config.num_hidden_layers):
+        block = f"blk.{layer}"
+        yield f"{block}.attn_norm.weight", (width,)
+        for name, features in (("q", query), ("k", keys), ("v", keys)):
+            yield f"{block}.attn_{name}.weight", (features, width)
+            if config.model_type == "qwen2":
+                yield f"{block}.attn_{name}.bias", (features,)
+        yield f"{block}.attn_output.weight", (width, query)
+        yield f"{block}.ffn_norm.weight", (width,)
+        yield f"{block}.ffn_gate.weight", (inner, width)
+        yield f"{block}.ffn_up.weight", (inner, width)
+        yield f"{block}.ffn_down.weight", (width, inner)
+    yield "output_norm.weight", (width,)
+    if not config.tie_word_embeddings:
+        yield "output.weight", (config.vocab_size, width)
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def why_not(config: PretrainedConfig, dtype: str, quantization: str | None = None) -> str | None:
+    """The reason why llama.cpp cannot be measured here; None where it can. dtype, quantization: of our model."""
+    if any(importlib.util.find_spec(package) is None for package in ("llama_cpp", "gguf")):
+        return "not installed; run: pip install llama-cpp-python gguf"
+    if config.model_type not in ARCHITECTURES:
+        return f"this benchmark writes no GGUF of type '{config.model_type}'"
+    if dtype != "bfloat16" and quantization is None:
+        return f"its file is bf16, and the model is {dtype}"
+    if quantization is not None and any(len(shape) > 1 and shape[1] % _BLOCK for _, shape in _tensors(config)):
+        return f"its quantized rows come in blocks of {_BLOCK}, and this model has others"
+    needed, free = weight_bytes(config, torch.bfloat16), shutil.disk_usage(tempfile.gettempdir()).free
+    if needed > free:
+        return f"its file takes {needed / 1e9:.1f} GB, and {tempfile.gettempdir()} has {free / 1e9:.1f} GB free"
+    return None
+
+
+class Worker(worker.Worker):
+    """llama.cpp in a process of its own.
+
+    module: the process's program; it is given the file and ``words``. Raises ModelError.
+    """
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        module: str,
+        words: Sequence[object],
+        remedy: str,
+        quantization: str | None = None,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="inlay-bench-")
+        file = Path(self._folder.name) / "random.gguf"
+        write_gguf(config, file, quantization)
+        super().__init__("llama.cpp", module, (file, *words), remedy)
+
+    def close(self) -> None:
+        """End it, and delete its file."""
+        super().close()
+        self._folder.cleanup()
+
+
+@contextmanager
+def llama_answers(
+    config: PretrainedConfig, context: int, tokens: int, quantization: str | None = None
+) -> Iterator[Meter]:
+    """A random model of the same shape, in bf16 or as many bits as ``quantization`` has. Raises ModelError."""
+    words = (context, tokens, torch.get_num_threads())
+    remedy = "leave it out with --baselines transformers"
+    with closing(Worker(config, "inlay_lab.bench.decode.llama_worker", words, remedy, quantization)) as worker:
+        yield lambda: float(worker.ask("run")["seconds"])

@@ -1,0 +1,135 @@
+"""One run of many clients, and what the JSON says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from inlay_lab.bench.serve.clients import HABITS, Case, Results, Wire, ask_alone, client, make_cases
+
+#: Called with a line that says how far it is.
+Progress = Callable[[str], None]
+
+_LOOKS = 6  # at the server's memory
+_PROBLEMS = 5  # that the JSON shows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is to be run.
+
+    clients: how many at a time. seconds: how long. prompts: how many different ones. max_tokens: of an answer.
+    only: the one habit that all clients have; None for all habits. key: an admin's, where the server asks for keys.
+    """
+
+    clients: int = 64
+    seconds: float = 120.0
+    prompts: int = 24
+    max_tokens: int = 32
+    only: str | None = None
+    seed: int = 0
+    key: str | None = None
+
+
+async def run_load(url: str, load: Load, progress: Progress) -> dict[str, Any]:
+    """Ask every prompt alone, then let the clients loose. url: of the server, without a path."""
+    return await run_clients(url, load, await ask_all(url, load, progress), progress)
+
+
+async def ask_all(url: str, load: Load, progress: Progress) -> list[Case]:
+    """Every prompt of a load, with what the model says to it alone."""
+    cases = make_cases(load.prompts, load.max_tokens, random.Random(load.seed))
+    for number, case in enumerate(cases):
+        progress(f"alone: {number + 1}/{len(cases)}")
+        await ask_alone(url, case, load.key)
+    return cases
+
+
+async def run_clients(url: str, load: Load, cases: list[Case], progress: Progress) -> dict[str, Any]:
+    """Let the clients loose, and say what they and the server have seen."""
+    results, before, began = Results(), await numbers(url, load.key), time.perf_counter()
+    until, habits = began + load.seconds, HABITS if load.only is None else {load.only: 1}
+    draws = [random.Random(f"{load.seed} {number}") for number in range(load.clients)]
+    clients = [asyncio.create_task(client(url, cases, habits, until, draw, results, load.key)) for draw in draws]
+    memory = [before[_RSS]]
+    for look in range(1, _LOOKS):
+        await asyncio.sleep(max(0.0, began + load.seconds * look / _LOOKS - time.perf_counter()))
+        memory.append((await numbers(url, load.key))[_RSS])
+        progress(f"{look / _LOOKS:.0%} of {load.seconds:g} s: {dict(results.counts)}")
+    await asyncio.gather(*clients)
+    took = time.perf_counter() - began
+    after = await at_rest(url, load.key)
+    sizes = [round(size / 2**20, 1) for size in (*memory, after[_RSS])]
+    return {"clients": load.clients, **_seen(results, took), **_said(before, after, took), "rss_mib": sizes}
+
+
+_LABELS_OF_ALL = re.compile(r'(?<=[{,])(model_name|engine)="[^"]*",?')
+_RSS = "process_resident_memory_bytes"
+
+
+async def numbers(url: str, key: str | None = None) -> dict[str, float]:
+    """The server's own metrics, by name and labels but for the model's and the engine's."""
+    wire = Wire(url, key)
+    _, text = await wire.ask("GET", "/metrics")
+    wire.leave()
+    lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if line and not line.startswith("#")]
+    return {_LABELS_OF_ALL.sub("", name): float(value) for name, value in lines}
+
+
+async def at_rest(url: str, key: str | None) -> dict[str, float]:
+    """The server's numbers once nothing runs: those that have left must not keep it busy."""
+    for _ in range(100):
+        found = await numbers(url, key)
+        if not found["inlay:num_requests_running{}"] and not found["inlay:num_requests_waiting{}"]:
+            break
+        await asyncio.sleep(0.05)
+    return found
+
+
+def _seen(results: Results, took: float) -> dict[str, Any]:
+    """What the clients say."""
+    asked = sum(results.counts[habit] for habit in HABITS)
+    return {
+        "seconds": round(took, 1),
+        "requests": asked,
+        "habits": {habit: results.counts[habit] for habit in HABITS},
+        **{kind: results.counts[kind] for kind in ("equal", "near_ties", "wrong", "errors")},
+        "problems": results.problems[:_PROBLEMS],
+        "requests_per_s": round(asked / took, 2),
+        "tokens_per_s": round(results.tokens / took, 1),
+        "ttft_ms": _percentiles(results.ttft),
+        "between_events_ms": _percentiles(results.gaps),
+    }
+
+
+def _said(before: dict[str, float], after: dict[str, float], took: float) -> dict[str, Any]:
+    """What the server says."""
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    overhead = {}
+    for name, total in grown.items():
+        if step := re.fullmatch(r'inlay:server_overhead_seconds_sum\{.*step="(\w+)".*\}', name):
+            times = grown[name.replace("_sum", "_count")]
+            overhead[step[1]] = round(total / max(1.0, times) * 1e6, 1)
+    steps = grown["inlay:engine_steps_total{}"]
+    hits, queries = grown["inlay:prefix_cache_hits_total{}"], grown["inlay:prefix_cache_queries_total{}"]
+    return {
+        "overhead_us": overhead,
+        "engine_steps": int(steps),
+        "ms_per_step": round(took / max(1.0, steps) * 1000, 2),
+        "cached_share": round(hits / max(1.0, queries), 3),
+        "held_chunks_at_the_end": int(after["inlay:kv_chunks_held{}"]),
+    }
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float] | None:
+    """Milliseconds."""
+    if len(seconds) < 2:
+        return None
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {f"p{percent}": round(cuts[percent - 1] * 1000, 2) for percent in (50, 90, 99)}

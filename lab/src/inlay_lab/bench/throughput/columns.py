@@ -1,0 +1,276 @@
+"""The columns of the throughput tables: who answers the requests.
+
+- ``Ours``: inlay, an AsyncLLM with a task for every request, and the engine's steps noted.
+- ``Stock``: transformers as it is fastest with its own means: sdpa, a DynamicCache, greedy search written out, in
+  batches that are each decoded to their end. The beginning that all prompts share is computed once and repeated for the
+  rows of every batch; prompts of unequal lengths are padded on the left. A batch takes whoever has arrived, up to its
+  size, and who comes later waits for the next one.
+- ``Continuous``: transformers' own continuous batching, a paged cache with prefix sharing; requests join at any step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedModel
+
+from inlay.async_llm import AsyncLLM
+from inlay_lab.bench.throughput.runs import Answer, Limit, Run
+from inlay_lab.bench.throughput.steps import held_chunks, recording
+from inlay_lab.bench.throughput.workload import POSITIONS, REUSE, Ask, Workload
+from inlay.errors import DeadlineError, ModelError
+from inlay.models.interface import attention_implementation
+from inlay.pml import Prompt
+from inlay.prompt.inputs import PromptInput
+from inlay.sampling_params import SamplingParams
+
+
+class Ours:
+    """Runs workloads through an engine that has nothing stored when a run begins, but what the workload says.
+
+    reuse: whether anything is shared: prefixes are found as they are, modules are encoded ``isolated``, and what is to
+        be resident is computed beforehand. Otherwise every request computes its whole prompt, for itself
+        (``reuse="off"``).
+    """
+
+    def __init__(self, llm: AsyncLLM, *, reuse: bool) -> None:
+        self._llm = llm
+        self._reuse = reuse
+
+    def prompt_tokens(self, workload: Workload) -> int:
+        """How many tokens of prompts this computes."""
+        return workload.prompt_tokens(sharing=self._reuse)
+
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
+        """Ask everything, each at its time. Raises InlayError; DeadlineError ``limit_s`` behind the first request."""
+        return asyncio.run(self._run(workload, limit_s))
+
+    async def _run(self, workload: Workload, limit_s: float) -> Run:
+        pool = self._llm.store.pool
+        self._llm.store.clear()
+        prepare_s = await self._prepare(workload)
+        pool.peak_chunks = 0
+        with recording(self._llm) as steps:
+            started = time.perf_counter()
+            answers = await self._ask(workload, started, limit_s)
+        size = pool.chunk_size * pool.bytes_per_token
+        return Run(
+            started,
+            answers,
+            prepare_s,
+            kv_peak=max(held_chunks(step, pool.chunk_size) for step in steps) * size,
+            pool_peak=pool.peak_chunks * size,
+            peak_batch=max(step.running for step in steps),
+            steps=steps,
+        )
+
+    async def _ask(self, workload: Workload, started: float, limit_s: float) -> list[Answer]:
+        gate = asyncio.Semaphore(workload.clients or len(workload.asks))
+        limit = Limit(limit_s)
+        try:
+            async with asyncio.timeout(None if math.isinf(limit_s) else limit_s):
+                return list(
+                    await asyncio.gather(*(self._answer(ask, workload, started, gate) for ask in workload.asks))
+                )
+        except TimeoutError:
+            await self._at_rest()
+            raise limit.passed() from None
+
+    async def _at_rest(self) -> None:
+        """Wait until the engine has dropped what was given up: the next column must not run beside its last step."""
+        await asyncio.wrap_future(self._llm.local.call(lambda: None))
+
+    async def _prepare(self, workload: Workload) -> float:
+        """Make the schema known, and with reuse compute what is to be resident; the seconds that took."""
+        started = time.perf_counter()
+        if workload.schema is not None:
+            await self._llm.add_schema(workload.schema, encode=False, replace=True, reuse=REUSE, positions=POSITIONS)
+        for prompt in workload.resident if self._reuse else ():
+            await self._store(prompt)
+        return time.perf_counter() - started
+
+    async def _store(self, prompt: PromptInput) -> None:
+        if isinstance(prompt, Prompt):
+            await self._llm.warm(prompt, reuse=REUSE, positions=POSITIONS)
+            return
+        async for _ in self._llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0), reuse="exact"):
+            pass
+
+    async def _answer(self, ask: Ask, workload: Workload, started: float, gate: asyncio.Semaphore) -> Answer:
+        async with gate:
+            # A client of several asks when its turn has come; a request with a time of its own is late if it waits.
+            answer = Answer(time.perf_counter() if workload.clients else started + ask.at)
+            await asyncio.sleep(max(0.0, answer.arrived - time.perf_counter()))
+            params = SamplingParams(max_tokens=workload.completion, temperature=0, ignore_eos=True)
+            reuse = "off" if not self._reuse else "exact" if workload.schema is None else REUSE
+            positions = None if workload.schema is None else POSITIONS
+            async for output in self._llm.generate(ask.prompt, params, reuse=reuse, positions=positions):
+                answer.say(output.outputs[0].token_ids, time.perf_counter())
+        answer.prompt_ids, answer.usage = tuple(output.prompt_token_ids), output.usage
+        return answer
+
+
+class Stock:
+    """Runs workloads through a stock model, in batches of at most ``most`` requests."""
+
+    def __init__(self, model: PreTrainedModel, most: int) -> None:
+        self._model = model
+        self._most = most
+
+    def prompt_tokens(self, workload: Workload) -> int:
+        """How many tokens of prompts this computes: what all begin with once, and nothing else is shared."""
+        return workload.prompt_tokens(sharing=workload.schema is None)
+
+    @torch.inference_mode()
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
+        """Answer all requests, batch by batch in the order of arrival. Raises DeadlineError behind ``limit_s``."""
+        waiting, limit = list(workload.asks), Limit(limit_s)
+        run = Run(time.perf_counter(), [], kv_peak=0, peak_batch=0)
+        with attention_implementation(self._model, "sdpa"):
+            shared = self._shared(workload.asks[0].ids[: workload.prefix])
+            while waiting:
+                time.sleep(max(0.0, run.started + waiting[0].at - time.perf_counter()))
+                now = time.perf_counter() - run.started
+                batch = [ask for ask in waiting[: self._most] if ask.at <= now]
+                del waiting[: len(batch)]
+                self._answer(batch, shared, workload, run, limit)
+        return run
+
+    def _shared(self, ids: Sequence[int]) -> DynamicCache:
+        """The keys and values of what all prompts begin with."""
+        cache = DynamicCache(config=self._model.config)
+        if ids:
+            self._model.base_model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        return cache
+
+    def _answer(self, batch: list[Ask], shared: DynamicCache, workload: Workload, run: Run, limit: Limit) -> None:
+        cache = copy.deepcopy(shared)
+        if workload.prefix:
+            cache.batch_repeat_interleave(len(batch))
+        said, times = self._decode(batch, cache, workload, limit)
+        kept = kv_bytes(cache) + kv_bytes(shared)
+        run.kv_peak, run.peak_batch = max(run.kv_peak or 0, kept), max(run.peak_batch or 0, len(batch))
+        for ask, ids in zip(batch, said, strict=True):
+            run.answers.append(Answer(run.started + ask.at, list(times), tuple(ids), ask.ids))
+
+    def _decode(
+        self, batch: list[Ask], cache: DynamicCache, workload: Workload, limit: Limit
+    ) -> tuple[list[list[int]], list[float]]:
+        """Every row's answer, and when each of its tokens was there."""
+        ids, mask = padded([ask.ids[workload.prefix :] for ask in batch], workload.prefix)
+        positions = None if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)[:, workload.prefix :]
+        said: list[Tensor] = []
+        times: list[float] = []
+        while len(said) < workload.completion:
+            limit.check()
+            if said:
+                ids = said[-1]
+                mask = None if mask is None else torch.cat((mask, mask.new_ones(len(batch), 1)), -1)
+                positions = None if positions is None else positions[:, -1:] + 1
+            output = self._model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            said.append(output.logits[:, -1:].argmax(-1))
+            times.append(time.perf_counter())
+        return torch.cat(said, -1).tolist(), times
+
+
+def padded(texts: Sequence[Sequence[int]], prefix: int) -> tuple[Tensor, Tensor | None]:
+    """Ids (batch, tokens) padded on the left, and a mask (batch, prefix + tokens); None where nothing is padded."""
+    longest = max(map(len, texts))
+    ids = torch.tensor([[*[0] * (longest - len(text)), *text] for text in texts])
+    if all(len(text) == longest for text in texts):
+        return ids, None
+    seen = [[*[1] * prefix, *[0] * (longest - len(text)), *[1] * len(text)] for text in texts]
+    return ids, torch.tensor(seen)
+
+
+def kv_bytes(cache: DynamicCache) -> int:
+    """Bytes of the keys and values that a cache holds."""
+    layers: list[Any] = cache.layers
+    return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in layers if layer.is_initialized)
+
+
+_PAGE = 64  # tokens of a page, as in our pool; its default is 256, which shares less
+_STEP_TOKENS = 1024  # in a forward pass; its masks are this by all slots of the cache
+
+
+class Continuous:
+    """Runs workloads through ``ContinuousBatchingManager``; a new one for every run, so that nothing is stored."""
+
+    def __init__(self, model: PreTrainedModel, most: int) -> None:
+        self._model = model
+        self._most = most
+
+    def prompt_tokens(self, workload: Workload) -> int:
+        """How many tokens of prompts this computes: it finds beginnings, and no modules behind other text."""
+        return workload.prompt_tokens(sharing=workload.schema is None)
+
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
+        """Answer all requests. Raises ModelError with its own reason where it cannot, DeadlineError behind a limit."""
+        # eos -1: no token ends an answer; sdpa is what it takes where flash kernels are not there.
+        make: Any = GenerationConfig
+        generation = make(max_new_tokens=workload.completion, do_sample=False, eos_token_id=-1)
+        settings = self._settings(workload)
+        factory: Any = self._model
+        try:
+            with (
+                attention_implementation(self._model, "sdpa"),
+                factory.continuous_batching_context_manager(generation, continuous_batching_config=settings) as manager,
+            ):
+                return _ask(manager, workload, Limit(limit_s))
+        except (ModelError, DeadlineError):
+            raise
+        except Exception as error:  # whatever its reason is, it is told
+            raise ModelError(f"transformers' continuous batching: {_reason(error)}") from error
+
+    def _settings(self, workload: Workload) -> ContinuousBatchingConfig:
+        """On a GPU those that it finds by itself, with flash kernels where they are installed."""
+        if self._model.device.type == "cuda":
+            return ContinuousBatchingConfig(max_requests_per_batch=self._most)
+        return ContinuousBatchingConfig(
+            page_size=_PAGE,
+            num_blocks=self._most * (-(-workload.longest // _PAGE) + 1),
+            max_batch_tokens=_STEP_TOKENS,
+            max_requests_per_batch=self._most,
+            auto_switch_to_flash=False,
+        )
+
+
+def _ask(manager: Any, workload: Workload, limit: Limit) -> Run:
+    run = Run(time.perf_counter(), [])
+    for number, ask in enumerate(workload.asks):
+        time.sleep(max(0.0, run.started + ask.at - time.perf_counter()))
+        manager.add_request(list(ask.ids), request_id=str(number), record_timestamps=True)
+    made: dict[str, Any] = {}
+    while len(made) < len(workload.asks):
+        result = manager.get_result(timeout=1)
+        if result is not None and result.error is not None:
+            raise ModelError(f"transformers' continuous batching: {result.error}")
+        if result is not None and result.is_finished():
+            made[result.request_id] = result
+        elif result is None and not manager.is_running():
+            raise ModelError("transformers' continuous batching: its thread has ended without a word")
+        limit.check()
+    for number, ask in enumerate(workload.asks):
+        result = made[str(number)]
+        answer = Answer(run.started + ask.at, list(result.timestamps), tuple(result.generated_tokens), ask.ids)
+        run.answers.append(answer)
+    return run
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,295 @@
+"""The throughput benchmark: every workload through every column, in turns, for each model.
+
+A row of the result is what was asked, every column's cell, and our figures against the others'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import psutil
+from transformers import PreTrainedModel
+
+from inlay.async_llm import AsyncLLM
+from inlay_lab.bench.floor import Rates
+from inlay_lab.bench.machine import GB, describe_machine, measure_ceilings
+from inlay_lab.bench.stock import check_another_fits, load_stock
+from inlay_lab.bench.throughput.columns import Continuous, Ours, Stock
+from inlay_lab.bench.throughput.ledger import Cell, Ledger
+from inlay_lab.bench.throughput.llama import LlamaCpp
+from inlay_lab.bench.throughput.memory import ResidentDocuments
+from inlay_lab.bench.throughput.runs import Bounds, Column, Pace, Run, figures, in_turns, pace_of
+from inlay_lab.bench.throughput.setting import CHUNK, Case, Group, ThroughputSetting, groups
+from inlay_lab.bench.throughput.steps import Cost, summary
+from inlay.errors import CapacityError, ContextError
+from inlay.models.load import DTYPES, LoadedModel, load_model
+from inlay.models.spec import ModelSpec, dtype_name
+
+
+def row_of(about: Mapping[str, Any], cells: Mapping[str, Cell]) -> dict[str, Any]:
+    """A row. about: what was asked. cells: by column, ours first; one that could not run holds ``skipped``.
+
+    ratio: our tokens a second over theirs, where a rate of arrivals does not set them; with what was prepared before
+        counted in as ``ratio_prepared``.
+    ttft_ratio: their time to the first token over ours, medians.
+    kv_saved: the share of the unshared column's KV, for as many requests at once, that we do without.
+    """
+    ran = {name: cell for name, cell in cells.items() if "skipped" not in cell}
+    ours = ran.pop("inlay", None)
+    row: dict[str, Any] = {**about, "columns": dict(cells)}
+    row |= {"ratio": None, "ratio_prepared": None, "ttft_ratio": None, "kv_saved": None}
+    if ours is None:
+        return row
+    row["ttft_ratio"] = {name: _over(cell["ttft_ms"]["p50"], ours["ttft_ms"]["p50"]) for name, cell in ran.items()}
+    if about["rate"] is None:
+        row["ratio"] = {name: _over(ours["tokens_s"], cell["tokens_s"]) for name, cell in ran.items()}
+        row["ratio_prepared"] = {name: _over(_prepared(ours), _prepared(cell)) for name, cell in ran.items()}
+    if "off" in ran:
+        row["kv_saved"] = round(1 - _held(ours) / _held(ran["off"]), 4)
+    return row
+
+
+def _over(one: float, other: float) -> float:
+    return round(one / other, 3)
+
+
+def _prepared(cell: Cell) -> float:
+    """Tokens a second, if what was computed before is counted in."""
+    return float(cell["tokens_s"] * cell["wall_s"] / (cell["wall_s"] + cell["prepare_s"]))
+
+
+def _held(cell: Cell) -> float:
+    """Bytes of KV for each of the requests that run at once: columns may have had fewer of them."""
+    return float(cell["kv_peak_bytes"] / cell["peak_batch"])
+
+
+_STOCK = {"stock", "transformers"}
+
+
+@dataclass(frozen=True)
+class News:
+    """The latest cell, of how many by now and in all; about: what it is. kept: whether an earlier run measured it."""
+
+    done: int
+    total: int
+    about: Mapping[str, Any]
+    cell: Cell
+    kept: bool
+
+
+Tell = Callable[[News], None]
+
+
+def measure_throughput(setting: ThroughputSetting, tell: Tell | None = None) -> dict[str, Any]:
+    """Measure every row; returns ``{"rows": […], …}``. Raises InlayError."""
+    machine = describe_machine()
+    with Ledger(setting.out, machine) as ledger:
+        ceilings = measure_ceilings(list(DTYPES), quick=setting.quick)
+        report = _Report(setting, ledger, tell)
+        rows: list[dict[str, Any]] = []
+        for name in setting.models:
+            rows += _Subject(setting, name, report).rows()
+            gc.collect()
+    return {
+        "rows": rows,
+        "batch": setting.batch,
+        "budget_s": setting.budget_s,
+        "kept_cells": report.kept_cells,
+        "quick": setting.quick,
+        "ceilings": ceilings.report(),
+        "machine": machine,
+    }
+
+
+@dataclass
+class _Report:
+    """Keeps cells as they come, and tells of them."""
+
+    setting: ThroughputSetting
+    ledger: Ledger
+    tell: Tell | None
+    done: int = 0
+    kept_cells: int = 0
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        setting = self.setting
+        cases = [case for part in setting.parts for group in groups(setting, part) for case in group]
+        documents = len(set(setting.documents)) if "memory" in setting.parts else 0
+        self.total = len(setting.models) * (sum(len(case.columns) for case in cases) + documents)
+
+    def kept(self, about: Mapping[str, Any]) -> Cell | None:
+        """The cell, if an earlier run of the benchmark has measured it."""
+        cell = self.ledger.get(about)
+        if cell is not None:
+            self.kept_cells += 1
+            self._say(about, cell, kept=True)
+        return cell
+
+    def put(self, about: Mapping[str, Any], cell: Cell) -> Cell:
+        self.ledger.put(about, cell)
+        self._say(about, cell, kept=False)
+        return cell
+
+    def _say(self, about: Mapping[str, Any], cell: Cell, *, kept: bool) -> None:
+        self.done += 1
+        if self.tell is not None:
+            self.tell(News(self.done, self.total, about, cell, kept))
+
+
+class _Subject:
+    """One model, and its rows. The stock model is loaded when it is first asked for."""
+
+    def __init__(self, setting: ThroughputSetting, name: str, report: _Report) -> None:
+        self._setting = setting
+        self._report = report
+        self._loaded = load_model(
+            name,
+            dtype=setting.dtype,
+            seed=0,
+            weights=setting.weights,
+            quantization=setting.quantization,
+            device="cpu",
+        )
+        self._about: dict[str, Any] = {
+            "model": name,
+            "dtype": dtype_name(self._loaded.model.dtype),
+            "weights": setting.weights,
+            "quantization": setting.quantization,
+            "kv_cache_dtype": setting.kv_cache_dtype,
+        }
+        self._rates = Rates.measured(self._about["dtype"], quick=setting.quick)
+        for part in setting.parts:  # an error now, not behind minutes of measuring
+            _kv_bytes(setting, part, self._loaded)
+            if _STOCK & {name for group in groups(setting, part) for name in group[0].columns}:
+                model = self._loaded.model
+                check_another_fits(model.config, model.dtype, "use a smaller model, or --against off")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of all parts, in their order."""
+        for part in self._setting.parts:
+            yield from self._part(part)
+            gc.collect()  # the part's engine has gone, and its memory goes with it
+
+    def _part(self, part: str) -> Iterator[dict[str, Any]]:
+        with ExitStack() as stack:
+            llm = stack.enter_context(_engine(self._setting, part, self._loaded))
+            self._llama = stack.enter_context(closing(self._llama_cpp(part)))
+            if part == "memory":
+                yield from self._memory(llm)
+            for group in groups(self._setting, part):
+                yield from self._group(llm, group)
+
+    def _group(self, llm: AsyncLLM, group: Group) -> Iterator[dict[str, Any]]:
+        cost = Cost.of(llm, self._setting.longest(group[0].about["part"]))
+        paces: dict[str, Pace | str] = {}
+        shared: dict[str, Cell] = {}
+        for case in group:
+            cells = {name: self._report.kept(self._key(case, name)) for name in case.columns}
+            missing = {name: self._column(llm, name) for name, cell in cells.items() if cell is None}
+            for name, run in self._runs(llm, case, missing, paces):
+                cells[name] = self._report.put(self._key(case, name), _cell(run, cost, self._rates))
+            made = {name: cell for name, cell in cells.items() if cell is not None}
+            shared |= {name: cell | _when(case) for name, cell in made.items() if name != "inlay"}
+            yield row_of(self._about | case.about, made | shared)
+
+    def _runs(
+        self, llm: AsyncLLM, case: Case, columns: Mapping[str, Column], paces: dict[str, Pace | str]
+    ) -> Iterator[tuple[str, Run | str]]:
+        if not columns:
+            return
+        setting, workload = self._setting, asyncio.run(case.make(llm))
+        for name, column in columns.items():
+            if name not in paces:
+                paces[name] = pace_of(column, workload, setting.limit_s)
+        bounds = Bounds(turns=setting.runs, batch=setting.batch, budget_s=setting.budget_s, limit_s=setting.limit_s)
+        yield from in_turns(columns, workload, paces, bounds)
+
+    def _memory(self, llm: AsyncLLM) -> Iterator[dict[str, Any]]:
+        setting, shelf = self._setting, ResidentDocuments(llm, self._setting.users)
+        for documents in sorted(set(setting.documents)):
+            about = self._about | {"part": "memory", "documents": documents, "document_tokens": setting.users.document}
+            key = about | {"question": setting.users.question, "budget_s": setting.budget_s}
+            cell = self._report.kept(key)
+            if cell is None:
+                needed = shelf.seconds_for(documents)
+                late = f"its documents take about {needed:.0f} s to compute; give --budget-s as much"
+                cell = {"skipped": late} if needed > setting.budget_s else shelf.measure(documents)
+                self._report.put(key, cell)
+            yield about | cell
+
+    def _column(self, llm: AsyncLLM, name: str) -> Column:
+        if name in _STOCK:
+            return (Stock if name == "stock" else Continuous)(self._stock, self._setting.batch)
+        return self._llama if name == "llama.cpp" else Ours(llm, reuse=name == "inlay")
+
+    def _llama_cpp(self, part: str) -> LlamaCpp:
+        """A part's own: its cache is as large as the part needs. Its process starts with its first run."""
+        setting, model = self._setting, self._loaded.model
+        size = token_bytes(self._loaded.spec, 2)  # it keeps keys and values in 16 bits
+        shared = max(setting.prefixes)
+        longest = shared + setting.question + setting.completion
+        return LlamaCpp(
+            model.config, self._about["dtype"], most=setting.batch, longest=longest, shared=shared, token_bytes=size
+        )
+
+    @cached_property
+    def _stock(self) -> PreTrainedModel:
+        return load_stock(self._loaded.name, self._about["dtype"])
+
+    def _key(self, case: Case, column: str) -> dict[str, Any]:
+        """All that makes a cell what it is."""
+        setting = self._setting
+        bounds = {"batch": setting.batch, "runs": setting.runs, "budget_s": setting.budget_s, "quick": setting.quick}
+        return self._about | case.about | case.sizes | bounds | {"column": column}
+
+
+@contextmanager
+def _engine(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> Iterator[AsyncLLM]:
+    """An engine of its own for every part: memory that another one has touched would count as taken."""
+    room = _kv_bytes(setting, part, loaded)
+    # Between two runs nothing is to be computed that a run would find.
+    idle: dict[str, Any] = {"profile": "off", "promotion_memory": 0, "kv_cache_dtype": setting.kv_cache_dtype}
+    llm = AsyncLLM(loaded, seed=0, kv_memory=room, chunk_size=CHUNK, max_num_seqs=setting.batch, **idle)
+    try:
+        yield llm
+    finally:
+        llm.shutdown()
+
+
+def _kv_bytes(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> int:
+    """Bytes of KV that a part needs. Raises ContextError and CapacityError where it cannot run."""
+    longest, most = setting.longest(part), loaded.spec.max_positions
+    if longest >= most:
+        raise ContextError(f"{part}: requests of {longest} tokens do not fit the model's context of {most}")
+    needed = setting.chunks(part) * CHUNK * token_bytes(loaded.spec, loaded.model.dtype.itemsize)
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise CapacityError(
+            f"{part}: {setting.chunks(part) * CHUNK} tokens take {needed / GB:.1f} GB of KV where nothing is shared, "
+            f"and {free / GB:.1f} GB are free; give a smaller batch, shorter prompts or fewer documents"
+        )
+    return needed
+
+
+def token_bytes(spec: ModelSpec, itemsize: int) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    return sum(shape.elements for shape in spec.shapes) * itemsize
+
+
+def _when(case: Case) -> dict[str, Any]:
+    """What tells at which hit rate a cell was measured that stands in the rows of all."""
+    return {name: value for name, value in case.about.items() if name == "aimed_hit_rate"}
+
+
+def _cell(run: Run | str, cost: Cost | None, rates: Rates) -> Cell:
+    """A run as it stands in a row, or why there was none."""
+    if isinstance(run, str):
+        return {"skipped": run}
+    return figures(run) | {"steps": None if cost is None or not run.steps else summary(run.steps, cost, rates)}

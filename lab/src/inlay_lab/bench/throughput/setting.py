@@ -1,0 +1,231 @@
+"""What the throughput benchmark measures: checked once, here, and told case by case, before any model is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from inlay.async_llm import AsyncLLM
+from inlay_lab.bench.throughput.workload import (
+    CHOSEN,
+    KINDS,
+    MODULES,
+    Sizes,
+    Workload,
+    permuted_modules,
+    shared_prefix,
+    user_workload,
+)
+from inlay.config import KV_CACHE_DTYPES, check_choice
+from inlay.errors import ParameterError
+from inlay.models.weights import WeightForm
+
+PARTS = ("prefix", "modules", "workloads", "memory")
+COLUMNS = ("inlay", "off", "stock", "transformers", "llama.cpp")
+ARRIVALS = ("batch", "poisson")
+CHUNK = 64
+_REQUESTS, _USERS = 16, 20  # of 20, 95 % are a whole number
+_OVERTIME = 2  # a run that takes so many budgets ends without a result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputSetting:
+    """What to measure. Raises ParameterError.
+
+    parts: of ``PARTS``. columns: who runs; ``inlay`` always does. ``workloads`` are run by ``inlay`` and ``off`` alone,
+        ``memory`` by ``inlay``, and ``llama.cpp`` runs ``prefix`` alone.
+    requests: of a run; None for 16, and for 20 in ``workloads``. batch: the most requests that run at once.
+    arrivals: whether prompts with a shared prefix, and prompts of modules, are there at once or come at random times.
+    rates: requests a second, where they do.
+    prefixes: shared tokens. question: each request's own. completion, module_completion: tokens of an answer.
+    module_tokens: of each of 12 modules, 6 of which stand in a prompt.
+    workloads: of ``KINDS``. hit_rates: that are aimed at, shares of 1. clients: who ask, each one request at a time.
+    users: the sizes of these workloads, and of the documents of ``memory``. documents: how many are resident there.
+    budget_s: seconds that a run may take, beside what is computed before it: a column gets fewer requests where all of
+        them would take longer, by what a small run says, and ends without a result behind twice that. Documents of
+        ``memory`` are left out where computing them would take longer.
+    dtype, weights, quantization: of ours, as in ``load_model``; columns of others have stock weights in its dtype.
+    kv_cache_dtype: of ours; see EngineConfig.
+    out: a file of JSON lines, to which every cell is added, and from which those are taken that are there already.
+    """
+
+    models: tuple[str, ...]
+    parts: tuple[str, ...] = ("prefix", "modules")
+    columns: tuple[str, ...] = COLUMNS
+    arrivals: tuple[str, ...] = ("batch",)
+    rates: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    requests: int | None = None
+    batch: int = 16
+    prefixes: tuple[int, ...] = (0, 512, 1024, 2048)
+    question: int = 32
+    completion: int = 64
+    module_tokens: int = 256
+    module_completion: int = 16
+    workloads: tuple[str, ...] = KINDS
+    hit_rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
+    clients: int = 4
+    users: Sizes = field(default_factory=Sizes)
+    documents: tuple[int, ...] = (0, 10, 50, 100)
+    dtype: str = "auto"
+    weights: str = "packed"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    runs: int = 1
+    budget_s: float = 120.0
+    out: Path | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        words = {"parts": PARTS, "columns": COLUMNS, "arrivals": ARRIVALS, "workloads": KINDS}
+        for name, allowed in words.items():
+            for word in getattr(self, name):
+                check_choice(name if name == "arrivals" else name.removesuffix("s"), word, allowed)
+        for name in ("requests", "batch", "question", "completion", "module_tokens", "clients", "runs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ParameterError(f"{name} is {value}; it must be at least 1")
+        for name in ("prefixes", "documents"):
+            if min(getattr(self, name)) < 0:
+                raise ParameterError(f"{name} holds {min(getattr(self, name))}; it must be at least 0")
+        for rate in self.rates:
+            if not (rate > 0 and math.isfinite(rate)):
+                raise ParameterError(f"rate is {rate}; it must be a number of requests a second above 0")
+        for rate in self.hit_rates:
+            if not 0 <= rate <= 1:
+                raise ParameterError(f"hit rate is {rate * 100:g} %; it must be from 0 to 100")
+        WeightForm(self.weights, self.quantization)
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if not 0 < self.budget_s < math.inf:
+            raise ParameterError(f"budget_s is {self.budget_s:g}; it must be a number of seconds above 0")
+
+    def small(self) -> ThroughputSetting:
+        """The same questions at a size that takes seconds; such figures say little."""
+        return replace(
+            self,
+            requests=4,
+            batch=2,
+            prefixes=(0, 64),
+            question=8,
+            completion=4,
+            module_tokens=16,
+            module_completion=4,
+            hit_rates=(0.0, 0.5),
+            clients=2,
+            users=Sizes(64, 48, 16, 16, 3, 8, 4, 4),
+            documents=(0, 2),
+            rates=(50.0,),
+            runs=1,
+            quick=True,
+        )
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds behind which a run ends without a result."""
+        return _OVERTIME * self.budget_s
+
+    def requests_of(self, part: str) -> int:
+        """How many requests a run of a part has."""
+        return self.requests or (_USERS if part == "workloads" else _REQUESTS)
+
+    def longest(self, part: str) -> int:
+        """Tokens of a part's longest request with its answer, and a few more, since texts do not cut exactly."""
+        return {
+            "prefix": max(self.prefixes) + self.question + self.completion,
+            "modules": CHOSEN * self.module_tokens + self.question + self.module_completion + 16,
+            "workloads": self.users.longest,
+            "memory": self.users.document + self.users.question + 1,
+        }[part]
+
+    def chunks(self, part: str) -> int:
+        """Chunks of KV for a full batch of a part in which nothing is shared, and for what is resident in it."""
+        running = {"workloads": min(self.clients, self.batch), "memory": 1}.get(part, self.batch)
+        document = -(-self.users.document // CHUNK) + 1
+        passages = self.requests_of(part) * self.users.passages
+        resident = {
+            "prefix": 0,
+            "modules": MODULES * (-(-self.module_tokens // CHUNK) + 1),
+            "workloads": max(document, passages * (-(-self.users.passage // CHUNK) + 1)),
+            "memory": (max(self.documents) + 1) * document,
+        }[part]
+        return running * (-(-self.longest(part) // CHUNK) + CHOSEN + 2) + resident
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload for some columns. about: what its row says of it. sizes: what else it depends on."""
+
+    about: dict[str, Any]
+    sizes: dict[str, Any]
+    columns: tuple[str, ...]
+    make: Callable[[AsyncLLM], Coroutine[Any, Any, Workload]]
+
+
+#: Cases that one small run of each column stands for; a cell of the first one may stand for all.
+Group = tuple[Case, ...]
+
+
+def groups(setting: ThroughputSetting, part: str) -> list[Group]:
+    """The cases of a part; none for ``memory``, which asks nothing but what memory.py does."""
+    if part == "prefix":
+        return [_arrivals(setting, part, prefix) for prefix in setting.prefixes]
+    if part == "modules":
+        return [_arrivals(setting, part, None)]
+    return [_hit_rates(setting, kind) for kind in setting.workloads] if part == "workloads" else []
+
+
+def _arrivals(setting: ThroughputSetting, part: str, prefix: int | None) -> Group:
+    """All requests at once, and at each rate."""
+    return tuple(_arriving(setting, part, prefix, rate) for rate in _rates(setting))
+
+
+def _rates(setting: ThroughputSetting) -> Iterator[float | None]:
+    if "batch" in setting.arrivals:
+        yield None
+    if "poisson" in setting.arrivals:
+        yield from setting.rates
+
+
+def _arriving(setting: ThroughputSetting, part: str, prefix: int | None, rate: float | None) -> Case:
+    requests, question = setting.requests_of(part), setting.question
+    completion = setting.completion if part == "prefix" else setting.module_completion
+
+    async def make(llm: AsyncLLM) -> Workload:
+        sizes = {"requests": requests, "question": question, "completion": completion}
+        if prefix is None:
+            workload = await permuted_modules(llm, tokens=setting.module_tokens, **sizes)
+        else:
+            workload = shared_prefix(llm.vocab_size, prefix=prefix, **sizes)
+        return workload if rate is None else workload.arriving(rate, 0)
+
+    about = {"part": part, "prefix": prefix, "rate": rate, "arrivals": "batch" if rate is None else "poisson"}
+    about |= {"requests": requests, "completion": completion}
+    sizes = {"question": question, "module_tokens": None if prefix is not None else setting.module_tokens}
+    able = COLUMNS if prefix is not None else COLUMNS[:-1]  # llama.cpp knows beginnings alone
+    return Case(about, sizes, _order(setting, able), make)
+
+
+def _hit_rates(setting: ThroughputSetting, kind: str) -> Group:
+    """A sweep over hit rates. Who shares nothing takes equally long at all of them, and runs at the first one alone."""
+    return tuple(
+        _hitting(setting, kind, rate, ("inlay",) if number else ("inlay", "off"))
+        for number, rate in enumerate(setting.hit_rates)
+    )
+
+
+def _hitting(setting: ThroughputSetting, kind: str, hit_rate: float, columns: tuple[str, ...]) -> Case:
+    requests, clients = setting.requests_of("workloads"), setting.clients
+    completion = setting.users.summary if kind == "summaries" else setting.users.answer
+
+    async def make(llm: AsyncLLM) -> Workload:
+        return await user_workload(kind, llm, setting.users, requests=requests, hit_rate=hit_rate, clients=clients)
+
+    about = {"part": "workloads", "workload": kind, "aimed_hit_rate": hit_rate, "rate": None}
+    about |= {"clients": clients, "requests": requests, "completion": completion}
+    return Case(about, {"users": asdict(setting.users)}, _order(setting, columns), make)
+
+
+def _order(setting: ThroughputSetting, columns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in columns if name == "inlay" or name in setting.columns)

@@ -1,0 +1,204 @@
+"""The engine's steps: an observer that notes them, and afterwards the least time that each could have taken."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from inlay.attention.plan import Part
+from inlay.base import Base
+from inlay_lab.bench.floor import Floor, Rates
+from inlay_lab.bench.stock import bytes_read_per_token
+from inlay.engine.encoder import Task
+from inlay.engine.forward import ForwardPass, StepObserver
+from inlay.models.spec import dtype_name
+from inlay.slots import SlotRange as Slots
+
+
+@dataclass
+class Step:
+    """One forward pass, noted on the engine's thread.
+
+    parts: what it computed. rows: how many rows of logits it made. held: slots that running requests held, with those
+    that are reserved for the rest of a prompt. running: how many requests ran.
+    forward_s: the call of the model, with the attention's own planning. seconds: the whole step: scheduling, placing,
+    planning, the call of the model, sampling, detokenizing.
+    """
+
+    parts: tuple[Part, ...]
+    rows: int
+    held: tuple[tuple[Slots, ...], ...]
+    running: int
+    forward_s: float
+    seconds: float = 0.0
+
+
+class _Recorder(StepObserver):
+    """What it keeps of a step is references to what the engine made anyway."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps = steps
+
+    def computed(self, made: ForwardPass, logits: Tensor, running: Sequence[Task], seconds: float) -> None:
+        allocations = [task.allocation for task in running]
+        held = tuple(
+            slots
+            for allocation in allocations
+            for slots in (allocation.modules, allocation.tail, *(segment.slots for segment in allocation.hold.segments))
+        )
+        parts = tuple(work.part for work in made.work)
+        self._steps.append(Step(parts, len(made.sampled), held, len(allocations), seconds))
+
+    def stepped(self, seconds: float) -> None:
+        self._steps[-1].seconds = seconds
+
+
+@contextmanager
+def recording(llm: Base) -> Iterator[list[Step]]:
+    """Note every step of an engine within a block."""
+    steps: list[Step] = []
+    end = llm.observe(_Recorder(steps))
+    try:
+        yield steps
+    finally:
+        end()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model's steps take at least.
+
+    Floating-point operations: two for every weight of a layer and token, two for every weight of the output and row of
+    logits, and those of attention. Bytes: the weights once a step, and every distinct key and value once.
+
+    body, head: weights outside and in the output layer. pair_flops: of one query and one key, in all layers.
+    kv_bytes: of a token's keys and values.
+    """
+
+    body: int
+    head: int
+    itemsize: int
+    pair_flops: int
+    kv_bytes: int
+    dtype: str
+
+    @classmethod
+    def of(cls, llm: Base, longest: int) -> Cost | None:
+        """The model that an engine runs.
+
+        longest: tokens of the longest request. None where a sliding window is shorter: then layers read less than all.
+        None where weights are quantized: they are fewer bytes than counted here, and other products than are measured.
+        """
+        if llm.loaded.form.quantization is not None:
+            return None
+        model: PreTrainedModel = llm.loaded.model
+        config, dtype = model.config, model.dtype
+        window = getattr(config, "sliding_window", None)
+        sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ("sliding_attention",))
+        if window is not None and sliding and window < longest:
+            return None
+        head = config.vocab_size * config.hidden_size
+        body = bytes_read_per_token(config, dtype) // dtype.itemsize - head
+        widths = sum(layer.head_dim for layer in llm.loaded.spec.layers)
+        pairs = 4 * config.num_attention_heads * widths
+        return cls(body, head, dtype.itemsize, pairs, llm.store.pool.bytes_per_token, dtype_name(dtype))
+
+    def floor(self, step: Step, rates: Rates) -> Floor:
+        """The least time of a step."""
+        weights = self.weight_bytes(step.rows)
+        kv = self.bytes(step) - weights
+        return rates.floor(flops=self.flops(step), rows=_tokens(step), weight_bytes=weights, kv_bytes=kv)
+
+    def floor_of(self, tokens: int, rows: int, keys: int, rates: Rates) -> Floor:
+        """The least time of a step of so many tokens, each of which reads the same ``keys`` keys."""
+        flops = self._flops(tokens, rows, tokens * keys)
+        weights = self.weight_bytes(rows)
+        return rates.floor(flops=flops, rows=tokens, weight_bytes=weights, kv_bytes=keys * self.kv_bytes)
+
+    def flops(self, step: Step) -> int:
+        """Floating-point operations of a step."""
+        return self._flops(_tokens(step), step.rows, sum(part.pairs for part in step.parts))
+
+    def _flops(self, tokens: int, rows: int, pairs: int) -> int:
+        return 2 * tokens * self.body + 2 * rows * self.head + pairs * self.pair_flops
+
+    def bytes(self, step: Step) -> int:
+        """Bytes of a step: weights, and distinct keys and values."""
+        return self.weight_bytes(step.rows) + covered(_touched(step)) * self.kv_bytes
+
+    def weight_bytes(self, rows: int) -> int:
+        """Bytes of the weights that a step with so many rows of logits reads."""
+        return (self.body + (self.head if rows else 0)) * self.itemsize
+
+
+def summary(steps: Sequence[Step], cost: Cost, rates: Rates) -> dict[str, Any]:
+    """All steps of a run: the sum of their floors, and the share of their time that this is; and the full decode steps.
+
+    decode: the steps in which every request had one token, those with the most requests. Medians over them: of their
+    time, of their floor, of its parts, and of the share that the floor is of the time; the fastest of them; and the
+    rates that the floor is made of. None where no step was such a step.
+    """
+    floors = [cost.floor(step, rates) for step in steps]
+    floor, took = sum(each.seconds for each in floors), sum(step.seconds for step in steps)
+    return {
+        "count": len(steps),
+        "seconds": round(took, 4),
+        "forward_s": round(sum(step.forward_s for step in steps), 4),
+        "floor_s": round(floor, 4),
+        "floor_memory_s": round(sum(each.seconds for each in floors if each.bound == "memory"), 4),
+        "of_floor": round(floor / took, 4),
+        "decode": _full_decode(steps, floors, rates),
+    }
+
+
+def _full_decode(steps: Sequence[Step], floors: Sequence[Floor], rates: Rates) -> dict[str, Any] | None:
+    decode = [pair for pair in zip(steps, floors, strict=True) if all(part.rows == 1 for part in pair[0].parts)]
+    rows = max((len(step.parts) for step, _ in decode), default=0)
+    full = [pair for pair in decode if len(pair[0].parts) == rows]
+    if not full:
+        return None
+    bounds = Counter(floor.bound for _, floor in full)
+    parts = [floor.report() for _, floor in full]
+    return {
+        "rows": rows,
+        "count": len(full),
+        "ms": round(statistics.median(step.seconds for step, _ in full) * 1000, 3),
+        "fastest_ms": round(min(step.seconds for step, _ in full) * 1000, 3),
+        "floor_ms": round(statistics.median(floor.seconds for _, floor in full) * 1000, 3),
+        **{name: statistics.median(part[name] for part in parts) for name in parts[0]},
+        **rates.at(rows),
+        "of_floor": round(statistics.median(floor.seconds / step.seconds for step, floor in full), 4),
+        "bound": bounds.most_common(1)[0][0],
+    }
+
+
+def held_chunks(step: Step, chunk: int) -> int:
+    """How many chunks the running requests held, shared ones counted once."""
+    runs = chain.from_iterable(step.held)
+    return covered(Slots(run.first // chunk, -(-run.end // chunk) - run.first // chunk) for run in runs if run.length)
+
+
+def covered(runs: Iterable[Slots]) -> int:
+    """How many slots lie in at least one of these runs."""
+    total = end = 0
+    for first, stop in sorted((run.first, run.end) for run in runs):
+        total += max(0, stop - max(first, end))
+        end = max(end, stop)
+    return total
+
+
+def _touched(step: Step) -> Iterator[Slots]:
+    for part in step.parts:
+        yield from part.ranges
+
+
+def _tokens(step: Step) -> int:
+    return sum(part.rows for part in step.parts)

@@ -1,0 +1,86 @@
+"""vLLM as a column: its continuous batching with automatic prefix caching, over a checkpoint of the same weights.
+
+It runs in a process of its own (vllm_worker.py), is given token ids, and forgets between runs what it has stored.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import shutil
+import tempfile
+import time
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from inlay_lab.bench.throughput.runs import Answer, Limit, Run
+from inlay_lab.bench.throughput.workload import Workload
+from inlay_lab.bench.worker import Worker
+from inlay.errors import ModelError
+
+WORKER = "inlay_lab.bench.throughput.vllm_worker"
+_MEMORY_SHARE = 0.85  # of the device's, weights included; its own default is 0.9 of a device that nobody else uses
+
+
+class Vllm:
+    """Runs workloads through vLLM, at most ``most`` requests at once, of at most ``longest`` tokens with their answers.
+
+    model: the weights, which are written to a file at once and may go then. Raises ModelError where it cannot run.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, most: int, longest: int) -> None:
+        if reason := why_not(model):
+            raise ModelError(reason)
+        self._words = (most, longest, _MEMORY_SHARE)
+        self._worker: Worker | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="inlay-bench-")
+        try:
+            model.save_pretrained(self._folder.name)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def prompt_tokens(self, workload: Workload) -> int:
+        """How many tokens of prompts this computes: it finds beginnings, and no modules behind other text."""
+        return workload.prompt_tokens(sharing=workload.schema is None)
+
+    def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
+        """Answer all requests. Raises ModelError where it cannot, DeadlineError behind a limit."""
+        worker, limit = self._started(), Limit(limit_s)
+        asks = [{"ids": ask.ids, "at": ask.at} for ask in workload.asks]
+        started = time.perf_counter()
+        said = worker.ask(json.dumps({"asks": asks, "tokens": workload.completion, "within_s": limit.left()}))
+        if said.get("late"):
+            raise limit.passed()
+        # Its clock begins when it has read what is asked: what that takes is not its own.
+        run = Run(started, [])
+        for ask, answer in zip(workload.asks, said["answers"], strict=True):
+            times = [started + seconds for seconds in answer["seconds"]]
+            run.answers.append(Answer(started + ask.at, times, tuple(answer["ids"]), ask.ids))
+        return run
+
+    def close(self) -> None:
+        """End its process, and delete its file."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        self._folder.cleanup()
+
+    def _started(self) -> Worker:
+        if self._worker is None:
+            words: tuple[Any, ...] = (self._folder.name, *self._words)
+            self._worker = Worker("vLLM", WORKER, words, "its standard error tells more", errors=None)
+        return self._worker
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """The reason why vLLM cannot be measured here; None where it can."""
+    if importlib.util.find_spec("vllm") is None:
+        return "not installed; run: pip install vllm"
+    needed = sum(weights.nbytes for weights in model.parameters())
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if needed > free:
+        return f"its file takes {needed / 1e9:.1f} GB, and {tempfile.gettempdir()} has {free / 1e9:.1f} GB free"
+    return None

@@ -1,0 +1,19 @@
+"""``inlay bench``: measurements that users can repeat, a file for each."""
+
+from __future__ import annotations
+
+import typer
+
+from inlay_lab.cli.bench_eviction import eviction
+from inlay_lab.cli.bench_kernels import attention, decode
+from inlay_lab.cli.bench_throughput import throughput
+from inlay_lab.cli.bench_ttft import encode, ttft
+
+app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+for _command in (ttft, encode, decode, throughput, attention, eviction):
+    app.command()(_command)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure speed on this machine."""

@@ -1,0 +1,262 @@
+"""The benchmark's questions, asked with full prefill and under reuse policies, and compared question by question."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import ParameterError
+from inlay.kv.identity import ROUNDED
+from inlay.llm import LLM
+from inlay.models.spec import dtype_name
+from inlay.policy import ReusePolicy
+from inlay_lab.eval.answers import AnswerLog
+from inlay_lab.eval.longbench.data import Sample, Suite
+from inlay_lab.eval.longbench.datasets import Dataset
+from inlay_lab.eval.longbench.metrics import METRICS, check_packages, score
+from inlay_lab.eval.longbench.prompts import Case, fitted, has_turns
+from inlay_lab.eval.modular_qa import autos
+from inlay_lab.eval.setting import REFERENCE, Mode, taken_of
+from inlay.check.statistics import mean_interval, permutation_test
+from inlay.sampling_params import SamplingParams
+
+Row = dict[str, Any]
+_LEAST_LENGTH = 64  # tokens of a prompt, where a limit is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is measured; checked once, here. Raises ParameterError.
+
+    reuse: the policies, in the order of the columns; full prefill is asked with or without being named.
+    limit: rows of each dataset, the first ones; None for all. longest: tokens of a prompt, before the chat template is
+    put around it; None for as many as leave room for an answer.
+    """
+
+    reuse: Sequence[str] = ("off", "anchored")
+    limit: int | None = None
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.reuse:
+            ReusePolicy.parse(name)
+        if self.limit is not None and self.limit < 1:
+            raise ParameterError(f"limit is {self.limit}; it must be at least 1, or there is nothing to measure")
+        if self.longest is not None and self.longest < _LEAST_LENGTH:
+            raise ParameterError(f"max-length is {self.longest}; it must be at least {_LEAST_LENGTH} tokens")
+
+    def modes(self, llm: LLM) -> list[Mode]:
+        """Full prefill, and then the others asked for, each once. Raises ParameterError where the model refuses one."""
+        taken = taken_of(llm, self.reuse).values()
+        asked = [Mode(reuse, llm.positions_for(reuse)) for reuse in taken if reuse != REFERENCE.reuse]
+        return list(dict.fromkeys((REFERENCE, *asked)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one mode made of one case.
+
+    said: the answer. score: 0 to 1. cached, tokens: of the prompt. modules, repaired: tokens that were read as they
+    were encoded in another context, and those of modules that were computed anew. ttft_s: the time to the first token.
+    documents: how many modules the prompt has. cut: whether its middle was left out.
+    """
+
+    said: str
+    score: float
+    cached: int
+    tokens: int
+    modules: int
+    repaired: int
+    ttft_s: float
+    documents: int
+    cut: bool
+
+
+Pairs = list[tuple[Outcome, Outcome]]  # of a mode and of full prefill, question by question
+
+
+def measure_longbench(
+    llm: LLM,
+    suite: Suite,
+    setting: Setting,
+    progress: Callable[[int, int], None] | None = None,
+    log: Path | None = None,
+) -> Row:
+    """Ask the rows of every dataset in every mode; returns ``{"rows": […], "model": …, …}``.
+
+    progress: called with the number of answers there are, and of those there will be.
+    log: a file that keeps the answers; what it has from an earlier run is not asked again.
+    Raises InlayError; before anything runs for rows that cannot be read, and what cannot be scored.
+    """
+    check_packages(suite.datasets)
+    run = _Run(llm, suite, setting, progress)
+    of = {**_model(llm), "fingerprint": llm.loaded.fingerprint.hex()}
+    if log is None:
+        run.answer(None)
+    else:
+        with AnswerLog(log, of) as kept:
+            run.answer(kept)
+    return {
+        "rows": run.rows(),
+        **_model(llm),
+        "limit": setting.limit,
+        "max_length": setting.longest,
+        "max_model_len": llm.processor.model.max_positions,
+        "chat": run.chat,
+        "own_templates": list(suite.own),
+        "own_limits": list(suite.unlimited),
+        "absent": list(suite.absent),
+        **autos(llm, setting.reuse),
+    }
+
+
+def _model(llm: LLM) -> Row:
+    kept = llm.client.model.keys.kv_dtype
+    return {
+        "model": llm.model_name,
+        "dtype": dtype_name(llm.loaded.model.dtype),
+        "quantization": llm.loaded.form.quantization,
+    } | ({"kv_cache_dtype": kept} if kept in ROUNDED else {})
+
+
+class _Run:
+    """The datasets of a suite, and what every mode made of their rows."""
+
+    def __init__(self, llm: LLM, suite: Suite, setting: Setting, progress: Callable[[int, int], None] | None) -> None:
+        self._llm, self._suite, self._setting, self._progress = llm, suite, setting, progress
+        self._modes = setting.modes(llm)
+        self.chat = has_turns(llm)
+        counts = {dataset: sum(1 for _ in self._samples(dataset)) for dataset in suite.datasets}  # reads every row once
+        for dataset, count in counts.items():
+            if not count:
+                raise ParameterError(f"{suite.files[dataset.name]} is empty; get it anew, or leave it out")
+        self._total = sum(counts.values()) * len(self._modes)
+        self._outcomes: dict[tuple[str, Mode], list[Outcome]] = {}
+        self._done = 0
+
+    def answer(self, log: AnswerLog | None) -> None:
+        """Ask every row in every mode, but for what the log has; a row in all modes before the next one."""
+        for dataset in self._suite.datasets:
+            for sample in self._samples(dataset):
+                case = self._fitted(dataset, sample)
+                for mode in self._modes:
+                    self._outcomes.setdefault((dataset.name, mode), []).append(self._one(dataset, case, mode, log))
+                    self._done += 1
+                    if self._progress is not None:
+                        self._progress(self._done, self._total)
+
+    def rows(self) -> list[Row]:
+        """A row for each dataset and mode, and one for each mode over all datasets, each counting as much."""
+        rows: list[Row] = []
+        scaled: dict[Mode, list[float]] = {mode: [] for mode in self._modes}
+        for dataset in self._suite.datasets:
+            for mode in self._modes:
+                pairs = self._pairs(dataset, mode)
+                differences = [this.score - other.score for this, other in pairs]
+                rows.append({"dataset": dataset.name, **_summary(dataset, mode, pairs, differences)})
+                scaled[mode] += [each / len(pairs) for each in differences]
+        return rows + [_mean(mode, rows, scaled[mode]) for mode in self._modes]
+
+    def _samples(self, dataset: Dataset) -> Iterator[Sample]:
+        return self._suite.samples(dataset, self._setting.limit)
+
+    def _pairs(self, dataset: Dataset, mode: Mode) -> Pairs:
+        return list(zip(self._outcomes[dataset.name, mode], self._outcomes[dataset.name, REFERENCE], strict=True))
+
+    def _fitted(self, dataset: Dataset, sample: Sample) -> Case:
+        template, most = self._suite.templates[dataset.name], self._suite.limits[dataset.name]
+        return fitted(self._llm, dataset, template, sample, most, chat=self.chat, longest=self._setting.longest)
+
+    def _one(self, dataset: Dataset, case: Case, mode: Mode, log: AnswerLog | None) -> Outcome:
+        most = self._suite.limits[dataset.name]
+        key = [f"{dataset.name} {case.sample.name} {case.key(most)}"]
+        found = None if log is None else log.find(asdict(mode), key)
+        if found is not None:
+            return Outcome(**found[0])
+        outcome = ask(self._llm, dataset, case, mode, most)
+        if log is not None:
+            log.add(asdict(mode), key, [asdict(outcome)])
+        return outcome
+
+
+def ask(llm: LLM, dataset: Dataset, case: Case, mode: Mode, max_tokens: int) -> Outcome:
+    """Answer a case in one mode, greedily, with its modules encoded before and nothing else in the store."""
+    llm.add_schema(case.schema(), replace=True, reuse=mode.reuse, positions=mode.positions)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, **_ending(llm, dataset))
+    (output,) = llm.generate([case.prompt()], params, reuse=mode.reuse, positions=mode.positions)
+    llm.client.reset_prefix_cache().result()
+    usage, ttft_s, said = output.usage, output.metrics.ttft_s, output.outputs[0].text
+    assert ttft_s is not None, "it has answered"
+    return Outcome(
+        said=said,
+        score=score(dataset, said, case.sample.answers, case.sample.classes),
+        cached=usage.cached_tokens,
+        tokens=usage.prompt_tokens,
+        modules=usage.module_tokens,
+        repaired=usage.repaired_tokens,
+        ttft_s=ttft_s,
+        documents=len(case.documents),
+        cut=case.cut,
+    )
+
+
+def _ending(llm: LLM, dataset: Dataset) -> dict[str, Any]:
+    """What ends an answer besides the end of the sequence: for some a line break that is not the first token."""
+    if not dataset.until_newline:
+        return {}
+    return {"stop_token_ids": [llm.tokenizer.encode("\n", add_special_tokens=False)[-1]], "min_tokens": 1}
+
+
+def _summary(dataset: Dataset, mode: Mode, pairs: Pairs, differences: Sequence[float]) -> Row:
+    """The figures of a row; scores and differences are 0 to 100, as in the paper."""
+    these = [this for this, _ in pairs]
+    tokens = sum(this.tokens for this in these)
+    read = sum(this.modules + this.repaired for this in these)
+    low, high = mean_interval(differences)
+    return {
+        "metric": METRICS[dataset.metric].label,
+        "reuse": mode.reuse,
+        "positions": mode.positions,
+        "samples": len(pairs),
+        "score": _percent(statistics.fmean(this.score for this in these)),
+        "reference": _percent(statistics.fmean(other.score for _, other in pairs)),
+        "difference": _percent(statistics.fmean(differences)),
+        "difference_low": _percent(low),
+        "difference_high": _percent(high),
+        "better": sum(each > 0 for each in differences),
+        "worse": sum(each < 0 for each in differences),
+        "p_value": float(f"{permutation_test(differences):.4g}"),
+        "same_answers": sum(this.said == other.said for this, other in pairs),
+        "documents": round(statistics.fmean(this.documents for this in these), 1),
+        "cut": sum(this.cut for this in these),
+        "cached": round(sum(this.cached for this in these) / tokens, 4),
+        "recomputed": round(sum(this.repaired for this in these) / read, 4) if read else None,
+        "ttft_s": float(f"{statistics.median(this.ttft_s for this in these):.4g}"),
+    }
+
+
+def _mean(mode: Mode, rows: Sequence[Row], scaled: Sequence[float]) -> Row:
+    """The mean over datasets. scaled: differences, each divided by how many its dataset has."""
+    of_mode = [row for row in rows if (row["reuse"], row["positions"]) == (mode.reuse, mode.positions)]
+    # As many times what a dataset's share is, so that their mean is that of the datasets.
+    differences = [each * len(scaled) / len(of_mode) for each in scaled]
+    low, high = mean_interval(differences)
+    return {
+        "dataset": "all",
+        "metric": "mean",
+        "reuse": mode.reuse,
+        "positions": mode.positions,
+        **{name: sum(row[name] for row in of_mode) for name in ("samples", "better", "worse", "same_answers", "cut")},
+        **{name: round(statistics.fmean(row[name] for row in of_mode), 2) for name in ("score", "reference")},
+        "difference": _percent(statistics.fmean(differences)),
+        "difference_low": _percent(low),
+        "difference_high": _percent(high),
+        "p_value": float(f"{permutation_test(differences):.4g}"),
+    }
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 2)

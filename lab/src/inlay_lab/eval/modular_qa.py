@@ -1,0 +1,307 @@
+"""What reuse does to answers: questions over imported documents, asked in every mode, compared with full prefill.
+
+``docs/quality.md`` says what each number means, and how sure one can be of counts of right answers.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from inlay.errors import ModelError
+from inlay.kv.identity import ROUNDED
+from inlay.llm import LLM
+from inlay.models.spec import dtype_name
+from inlay.pml.schema import Prompt
+from inlay.policy import ReusePolicy
+from inlay.prompt.chat import ChatTemplate
+from inlay_lab.eval.answers import AnswerLog, case_keys
+from inlay.check.divergence import divergence
+from inlay_lab.eval.modular_cases import Case, Round
+from inlay_lab.eval.oracle import is_oracle, served, true_profiles
+from inlay_lab.eval.setting import REFERENCE, Mode, Setting, modes_of, taken_of
+from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
+from inlay.sampling_params import SamplingParams
+from inlay.types import RequestOutput
+
+MAX_TOKENS = 128  # of an answer: somewhat more than the longest right one, which puts three in order
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one mode made of one case.
+
+    said: the answer, without white space at its ends. kl: nats per token of the reference's answer.
+    cached, tokens: of the prompt. modules, repaired: tokens that were read as they were encoded in another context, and
+    those of modules that were computed anew. ttft_s: the time to the first token, in seconds; requests run one by one.
+    checked: passes of module tokens through the layers, each as the share of them all, that chose what is repaired.
+    """
+
+    case: Case
+    said: str
+    kl: float
+    cached: int
+    tokens: int
+    modules: int
+    repaired: int
+    ttft_s: float
+    checked: int = 0
+
+    @property
+    def right(self) -> bool:
+        return self.said == self.case.answer
+
+    def kept(self) -> Row:
+        """All but the case."""
+        return {name: value for name, value in vars(self).items() if name != "case"}
+
+
+def measure_modular_qa(
+    llm: LLM,
+    setting: Setting,
+    progress: Callable[[int, int], None] | None = None,
+    tell: Callable[[Row], None] | None = None,
+    log: Path | None = None,
+) -> dict[str, Any]:
+    """Ask the same questions in every mode; returns ``{"rows": […], "model": …, "seed": …, "tasks": …}``.
+
+    progress: called with the number of prompts answered and to answer.
+    tell: called with every answer of the modes asked for, as soon as it is there: the mode, the task, the question, its
+    documents and instruction, the right answer and what was ``said``, and the figures of this answer alone.
+    log: a file that keeps the answers; what it has from an earlier run is not asked again.
+    Raises InlayError, before anything runs where the model cannot do what is asked.
+    """
+    modes = modes_of(llm, setting)
+    _check_turns(llm)
+    run = _Run(
+        llm, modes, [(count, each) for count in setting.counts for each in setting.rounds(count)], progress, tell
+    )
+    if log is None:
+        run.answer(None)
+    else:
+        with AnswerLog(log, {**_model(llm), "fingerprint": llm.loaded.fingerprint.hex()}) as kept:
+            run.answer(kept)
+    return {
+        "rows": [row for count in setting.counts for mode in modes for row in run.rows(setting, count, mode)],
+        **_model(llm),
+        "seed": setting.seed,
+        "order": setting.order,
+        "tasks": list(setting.tasks),
+        **autos(llm, setting.reuse),
+    }
+
+
+def autos(llm: LLM, reuse: Sequence[str]) -> Row:
+    """What ``auto`` is on this model, under the key "auto", where it is among these policies."""
+    taken = {name: policy for name, policy in taken_of(llm, reuse).items() if name != policy}
+    return {"auto": taken} if taken else {}
+
+
+def _model(llm: LLM) -> Row:
+    kept = llm.client.model.keys.kv_dtype
+    return {
+        "model": llm.model_name,
+        "dtype": dtype_name(llm.loaded.model.dtype),
+        "quantization": llm.loaded.form.quantization,
+    } | ({"kv_cache_dtype": kept} if kept in ROUNDED else {})
+
+
+class _Run:
+    """The rounds of all numbers of documents, and what every mode made of their cases."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        modes: Sequence[Mode],
+        rounds: Sequence[tuple[int, Round]],
+        progress: Callable[[int, int], None] | None,
+        tell: Callable[[Row], None] | None,
+    ) -> None:
+        self._llm, self._asked, self._rounds = llm, modes, rounds
+        self._modes = list(dict.fromkeys((REFERENCE, *modes)))
+        self._progress, self._tell = progress, tell
+        self._outcomes: dict[tuple[int, Mode], list[Outcome]] = {}
+        self._done = 0
+
+    def answer(self, log: AnswerLog | None) -> None:
+        """Answer every case in every mode, but for what the log has."""
+        for documents, each in self._rounds:
+            for mode, outcomes in self._round(each, log):
+                self._outcomes.setdefault((documents, mode), []).extend(outcomes)
+                self._told(mode, each, outcomes)
+
+    def rows(self, setting: Setting, documents: int, mode: Mode) -> list[Row]:
+        """A row for each task and one for all."""
+        pairs = list(zip(self._outcomes[documents, mode], self._outcomes[documents, REFERENCE], strict=True))
+        return [
+            {
+                **asdict(mode),
+                "task": task,
+                "documents": documents,
+                "spare": setting.spare_of(documents),
+                **_summary([pair for pair in pairs if task in ("all", pair[0].case.task)]),
+            }
+            for task in (*setting.tasks, "all")
+        ]
+
+    def _round(self, each: Round, log: AnswerLog | None) -> Iterator[tuple[Mode, list[Outcome]]]:
+        keys = case_keys(each)
+        found: dict[Mode, list[Row]] = {}
+        for mode in self._modes:
+            rows = None if log is None else log.find(asdict(mode), keys)
+            if rows is not None:
+                found[mode] = rows
+                yield mode, [Outcome(case, **row) for case, row in zip(each.cases, rows, strict=True)]
+        missing = [mode for mode in self._modes if mode not in found]
+        if missing:  # what the reference said is needed again: the others are measured on it
+            for mode, outcomes in ask(self._llm, each, list(dict.fromkeys((REFERENCE, *missing)))):
+                if mode in missing:
+                    if log is not None:
+                        log.add(asdict(mode), keys, [outcome.kept() for outcome in outcomes])
+                    yield mode, outcomes
+
+    def _told(self, mode: Mode, each: Round, outcomes: Sequence[Outcome]) -> None:
+        if self._tell is not None and mode in self._asked:
+            for outcome in outcomes:
+                self._tell(_answer(mode, each, outcome))
+        self._done += len(outcomes)
+        if self._progress is not None:
+            self._progress(self._done, len(self._modes) * sum(len(each.cases) for _, each in self._rounds))
+
+
+def _check_turns(llm: LLM) -> None:
+    try:
+        ChatTemplate(llm.tokenizer).pieces(("system", "user"), generation=True)
+    except ModelError as error:
+        raise ModelError(f"modular-qa asks in a system and a user turn, but {error}") from error
+
+
+def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, list[Outcome]]]:
+    """Answer a round's cases in every mode; the reference comes first."""
+    assert modes[0] == REFERENCE, "what it said is what the others are measured on"
+    prompts = [each.prompt(case) for case in each.cases]
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    said: list[tuple[int, ...]] = []
+    expected: list[Tensor] = []
+    for mode in modes:
+        schema, reuse, positions = each.schema(scaffolds=mode.scaffold), served(mode.reuse), mode.positions
+        llm.add_schema(schema, encode=not mode.scaffold, replace=True, reuse=reuse, positions=positions)
+        if mode.scaffold:  # what prompts read, rather than each document alone
+            for prompt in prompts:
+                llm.warm(prompt, reuse=reuse, positions=positions)
+        if not is_oracle(mode.reuse):
+            _make_profiles(llm, prompts, mode)
+        outputs: list[RequestOutput] = []
+        found: list[Tensor] = []
+        for number, prompt in enumerate(prompts):
+            with _choosing(llm, prompt, mode):
+                # One by one: the time to the first token is that of the request alone.
+                outputs += llm.generate([prompt], params, reuse=reuse, positions=positions)
+                if is_oracle(mode.reuse):
+                    found += llm.distributions([prompt], [said[number]], reuse=reuse, positions=positions)
+        said = said or [output.outputs[0].token_ids for output in outputs]
+        found = found or llm.distributions(prompts, said, reuse=reuse, positions=positions)
+        expected = expected or found
+        llm.client.reset_prefix_cache().result()
+        by_keys = _checks(mode)
+        yield (
+            mode,
+            [_outcome(*every, by_keys=by_keys) for every in zip(each.cases, outputs, expected, found, strict=True)],
+        )
+
+
+def _make_profiles(llm: LLM, prompts: Sequence[Prompt], mode: Mode) -> None:
+    """Have the profiles made that a mode's repair goes by, so that none is of the beginnings of modules."""
+    policy = llm.policy(served(mode.reuse), mode.positions)
+    if policy.profiled:
+        if mode.scaffold:  # no schema was encoded for that ahead
+            read = (llm.processor.segments_of(prompt, policy) for prompt in prompts)
+            llm.client.profile(list({spec.key: spec for specs in read for spec in specs}.values()))
+        llm.client.finish_profiles()
+
+
+def _choosing(llm: LLM, prompt: Prompt, mode: Mode) -> AbstractContextManager[None]:
+    """What is true of a prompt, where a mode repairs by that."""
+    return true_profiles(llm, prompt, mode.reuse, mode.positions) if is_oracle(mode.reuse) else nullcontext()
+
+
+def _checks(mode: Mode) -> bool:
+    """Whether the modules' tokens go through layers only to choose some of them."""
+    repair = ReusePolicy.parse(served(mode.reuse)).repair
+    return repair is not None and repair.by_keys
+
+
+def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor, *, by_keys: bool) -> Outcome:
+    usage, ttft_s = output.usage, output.metrics.ttft_s
+    assert ttft_s is not None, "it has answered"
+    return Outcome(
+        case,
+        output.outputs[0].text.strip(),
+        divergence(reference, found),
+        usage.cached_tokens,
+        usage.prompt_tokens,
+        usage.module_tokens,
+        usage.repaired_tokens,
+        ttft_s,
+        usage.selecting_tokens if by_keys else 0,
+    )
+
+
+def _answer(mode: Mode, each: Round, outcome: Outcome) -> Row:
+    """One answer of one mode, with all that it takes to judge it."""
+    case = outcome.case
+    return {
+        **asdict(mode),
+        "task": case.task,
+        "subtask": case.subtask,
+        "question": case.question,
+        "answer": case.answer,
+        "said": outcome.said,
+        "right": outcome.right,
+        "kl": float(f"{outcome.kl:.4g}"),
+        "cached_tokens": outcome.cached,
+        "prompt_tokens": outcome.tokens,
+        "instruction": each.instructions.get(case.form),
+        "documents": [each.documents[number].text for number in case.imported],
+    }
+
+
+def _summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
+    """The figures of a row; pairs: of a mode and of the reference, case by case."""
+    right, expected = (sum(pair[side].right for pair in pairs) for side in (0, 1))
+    low, high = wilson_interval(right, len(pairs))
+    only_reference = sum(other.right and not this.right for this, other in pairs)
+    only_this = sum(this.right and not other.right for this, other in pairs)
+    least, most = difference_interval(only_reference, only_this, len(pairs))
+    return {
+        "questions": len(pairs),
+        "exact_match": round(right / len(pairs), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "reference": round(expected / len(pairs), 4),
+        "difference": round((right - expected) / len(pairs), 4),
+        "difference_low": round(least, 4),
+        "difference_high": round(most, 4),
+        "kl": float(f"{statistics.fmean(this.kl for this, _ in pairs):.4g}"),
+        "kl_high": float(f"{mean_bound([[this.kl for this, _ in pairs]]):.4g}") if len(pairs) > 1 else None,
+        "only_reference": only_reference,
+        "only_this": only_this,
+        "p_value": float(f"{mcnemar(only_reference, only_this):.4g}"),
+        "cached": round(sum(this.cached for this, _ in pairs) / sum(this.tokens for this, _ in pairs), 4),
+        "recomputed": _recomputed([this for this, _ in pairs]),
+        "ttft_s": float(f"{statistics.median(this.ttft_s for this, _ in pairs):.4g}"),
+    }
+
+
+def _recomputed(outcomes: Sequence[Outcome]) -> float | None:
+    """The share of the modules' tokens that was computed anew; None where no module was read."""
+    repaired, modules = (sum(getattr(each, name) for each in outcomes) for name in ("repaired", "modules"))
+    checked = sum(each.checked for each in outcomes)
+    return round((repaired + checked) / (repaired + modules), 4) if repaired + modules else None

@@ -1,0 +1,141 @@
+"""What ``modular-qa`` measures: policies, tasks and numbers of documents, and the modes that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inlay.config import check_choice
+from inlay.errors import ParameterError
+from inlay.llm import LLM
+from inlay.policy import POSITIONS, ReusePolicy
+from inlay_lab.eval.across import ALL_TASKS
+from inlay_lab.eval.modular_cases import Round, draw_rounds
+from inlay_lab.eval.oracle import served
+from inlay_lab.eval.questions import TASKS
+
+ORDERS = ("schema", "permuted")
+_MOST_DOCUMENTS = 1000  # in a schema; made-up names run out somewhere beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is measured; checked once, here. Raises ParameterError.
+
+    reuse: the policies, in the order of the rows; ``oracle`` in place of ``profiled`` for the choice of oracle.py.
+    positions: the position policies that each is run with; None for the engine's default of each.
+    documents: how many a prompt imports; several numbers are measured one after another. spare: how many more its
+    schema holds; None for as many.
+    questions: over all tasks, rounded up so that each has as many; for each number of documents.
+    scaffold: whether each modular policy is also run with the documents of every prompt in a scaffold.
+    seed: of documents and questions.
+    healing: how often each prompt is asked under ``modular`` for the healing curve (healing.py); 0 for no such curve.
+    tasks: of ALL_TASKS. order: of documents in a prompt, a word of ORDERS: that of the schema, or any.
+    """
+
+    reuse: Sequence[str] = ("off", "isolated", "anchored")
+    positions: Sequence[str] | None = None
+    documents: int | Sequence[int] = 6
+    questions: int = 200
+    spare: int | None = None
+    scaffold: bool = False
+    healing: int = 0
+    seed: int = 0
+    tasks: Sequence[str] = TASKS
+    order: str = "schema"
+
+    def __post_init__(self) -> None:
+        for name in self.reuse:
+            ReusePolicy.parse(served(name))
+        for name in self.positions or ():
+            check_choice("positions", name, POSITIONS)
+        for task in self.tasks:
+            check_choice("tasks", task, ALL_TASKS)
+        check_choice("order", self.order, ORDERS)
+        for documents in self.counts:
+            self._check_documents(documents)
+        _require("questions", self.questions, 1, "or there is nothing to measure")
+        _require("healing", self.healing, 0, "it counts how often each prompt is asked again")
+        _require("seed", self.seed, 0, "it numbers what is drawn")
+        if self.scaffold and not any(ReusePolicy.parse(served(name)).modular for name in self.reuse):
+            told = f"scaffold changes nothing under {', '.join(self.reuse)}"
+            raise ParameterError(
+                f"{told}: only modules are encoded without each other; add isolated or anchored to reuse"
+            )
+
+        if self.scaffold and self.permuted:
+            raise ParameterError("scaffold names documents in the schema's order; use order 'schema' with it")
+
+    def _check_documents(self, documents: int) -> None:
+        spare = self.spare_of(documents)
+        _require("documents", documents, 2, "one of the tasks compares two of them")
+        _require("spare", spare, 0, "it counts the documents that no prompt of a schema need import")
+        if documents + spare > _MOST_DOCUMENTS:
+            together = f"{documents + spare:,}"
+            raise ParameterError(f"documents and spare are {together} together; use at most {_MOST_DOCUMENTS:,}")
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of documents, each once."""
+        return (self.documents,) if isinstance(self.documents, int) else tuple(dict.fromkeys(self.documents))
+
+    @property
+    def permuted(self) -> bool:
+        """Whether documents stand in any order in a prompt."""
+        return self.order == "permuted"
+
+    def spare_of(self, documents: int) -> int:
+        """How many documents a schema holds beside those that a prompt imports."""
+        return documents if self.spare is None else self.spare
+
+    def rounds(self, documents: int) -> list[Round]:
+        """The schemas and cases with so many documents in a prompt."""
+        return draw_rounds(
+            documents=documents,
+            spare=self.spare_of(documents),
+            questions=self.questions,
+            seed=self.seed,
+            tasks=self.tasks,
+            permuted=self.permuted,
+        )
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A reuse policy with its positions.
+
+    scaffold: whether the documents of a prompt are encoded seeing each other.
+    """
+
+    reuse: str
+    positions: str
+    scaffold: bool = False
+
+
+#: Full prefill of the whole prompt, without gaps: what every mode is compared with.
+REFERENCE = Mode("off", "packed")
+
+
+def modes_of(llm: LLM, setting: Setting) -> list[Mode]:
+    """The modes asked for, each once. Raises ParameterError where the model refuses one."""
+    asked = [
+        REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(served(reuse), positions), scaffold)
+        for reuse in taken_of(llm, setting.reuse).values()
+        for positions in setting.positions or (None,)
+        for scaffold in ((False, True) if setting.scaffold and ReusePolicy.parse(served(reuse)).modular else (False,))
+    ]
+    if setting.permuted and any(mode.positions == "schema" for mode in asked):
+        raise ParameterError(
+            "order 'permuted' needs packed positions: with positions 'schema' the order is the schema's"
+        )
+    return list(dict.fromkeys(asked))
+
+
+def taken_of(llm: LLM, reuse: Sequence[str]) -> dict[str, str]:
+    """The policies that are asked for, each with the one that it is on this model: another one for ``auto`` alone."""
+    return {name: str(llm.policy(name)) if ReusePolicy.parse(served(name)).auto else name for name in reuse}
+
+
+def _require(name: str, value: int, least: int, reason: str) -> None:
+    if value < least:
+        raise ParameterError(f"{name} is {value}; it must be at least {least}: {reason}")

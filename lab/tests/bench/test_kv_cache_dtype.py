@@ -1,0 +1,28 @@
+"""lab/benchmarks/kv_cache_dtype.py prints the table of docs/store.md."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import DOCS
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "kv_cache_dtype.py"
+
+
+@pytest.mark.long
+def test_its_table_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", [str(FILE), "random:tiny", "2x400", "1x700"])
+    runpy.run_path(str(FILE), run_name="__main__")
+    head, line, *rows, last = capsys.readouterr().out.splitlines()
+    assert f"{head}\n{line}\n" in (DOCS / "store.md").read_text()
+    found = json.loads(last)["rows"]
+    for printed, row, name in zip(rows, found, ("2 × 400", "1 × 700"), strict=True):
+        cells = printed.strip("| ").split(" | ")
+        assert cells[0] == f"`random:tiny`, {name}"
+        assert cells[3].split(", ")[0] == f"{row['int8']['step_ms'] / row['bfloat16']['step_ms']:.2f}"
+        assert row["int8"]["kv_mb"] < row["bfloat16"]["kv_mb"]

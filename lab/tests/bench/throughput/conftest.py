@@ -1,0 +1,34 @@
+"""A tiny engine and the columns over it."""
+
+from __future__ import annotations
+
+import pytest
+
+from inlay.async_llm import AsyncLLM
+from inlay_lab.bench.throughput.columns import Continuous, Ours, Stock
+from tests.conftest import tiny
+
+
+@pytest.fixture(scope="module")
+def llm():
+    made = AsyncLLM(tiny("llama"), seed=0, kv_memory="16MiB", max_num_seqs=4)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def columns(llm):
+    model = tiny("llama").model
+    return {
+        "inlay": Ours(llm, reuse=True),
+        "off": Ours(llm, reuse=False),
+        "stock": Stock(model, 4),
+        "transformers": Continuous(model, 4),
+    }
+
+
+@pytest.fixture
+def quick_model(monkeypatch) -> None:
+    """Whatever model is named, a tiny one that is in memory already."""
+    for module in ("inlay_lab.bench.throughput.measure", "inlay_lab.bench.stock"):
+        monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))

@@ -1,0 +1,3 @@
+"""Documents are tested with the further wordings that training gives them."""
+
+import inlay_lab.train  # noqa: F401

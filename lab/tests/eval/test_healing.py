@@ -1,0 +1,106 @@
+"""The healing curve: asked again, with idle time in between, modular answers come to those of full prefill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inlay import LLM, ParameterError
+from inlay.cli.main import main
+from inlay_lab.eval.healing import measure_healing
+from inlay_lab.eval.modular_qa import measure_modular_qa
+from inlay_lab.eval.report import write_report
+from inlay_lab.eval.setting import Setting
+
+from .models import save, small_model
+
+pytestmark = pytest.mark.long
+
+SMALL = {"documents": 3, "spare": 1, "questions": 5}
+
+
+@pytest.fixture(autouse=True)
+def _short_answers(monkeypatch):
+    monkeypatch.setattr("inlay_lab.eval.modular_qa.MAX_TOKENS", 4)
+
+
+def test_what_is_asked_again_comes_to_full_prefill():
+    llm = LLM(small_model(), kv_memory="64MiB", profile="off")
+    told: list[tuple[int, int]] = []
+    rows = measure_healing(llm, Setting(reuse=("modular",), healing=3, **SMALL), lambda *done: told.append(done))
+    assert [(row["documents"], row["repetition"], row["questions"]) for row in rows] == [(3, n, 5) for n in (1, 2, 3)]
+    assert rows[0]["kl"] > 1e-3
+    assert rows[0]["approximate"] > 0.3
+    assert rows[0]["promoted_tokens"] > 0
+    for row in rows[1:]:
+        assert row["most_kl"] < 1e-6
+        assert (row["approximate"], row["promoted_tokens"]) == (0, 0)
+        assert row["exact_match"] == row["reference"]
+    assert told[-1] == (15, 15)
+
+
+def test_other_measurements_promote_nothing():
+    llm = LLM(small_model(), kv_memory="64MiB", profile="off")
+    twice = [measure_modular_qa(llm, Setting(reuse=("modular",), **SMALL))["rows"][-1] for _ in range(2)]
+    assert llm.stats().promoted_tokens == 0
+    assert twice[0]["kl"] == pytest.approx(twice[1]["kl"])
+
+
+def test_a_profiled_policy_is_scored_when_its_profiles_are_there(monkeypatch):
+    llm = LLM(small_model(), kv_memory="64MiB")
+    generate, used = llm.generate, []
+
+    def noting(*args, **options):
+        outputs = generate(*args, **options)
+        used.extend(output.usage for output in outputs if "profiled" in options["reuse"])
+        return outputs
+
+    monkeypatch.setattr(llm, "generate", noting)
+    setting = Setting(reuse=("isolated+profiled:0.3",), scaffold=True, **SMALL)
+    measure_modular_qa(llm, setting)
+    assert sum(usage.repaired_tokens for usage in used) > 0
+    assert [usage.linked_tokens for usage in used] == [0] * len(used)
+
+
+def test_the_report_has_a_table_and_a_drawing(tmp_path: Path):
+    llm = LLM(small_model(), kv_memory="64MiB", profile="off")
+    setting = Setting(reuse=("off",), healing=2, **SMALL)
+    result = measure_modular_qa(llm, setting) | {"healing": measure_healing(llm, setting)}
+    write_report(result, tmp_path)
+    assert (tmp_path / "healing.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report.md").read_text()
+    assert "](healing.png)" in page
+    first, second = result["healing"]
+    assert f"| 3 | 1 | 5 | {first['exact_match']:.3f} | {first['reference']:.3f} | {first['kl']:.3g} |" in page
+    assert f"| {second['most_kl']:.3g} | 0.0% | 0 |" in page
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = str(save(tmp_path / "model"))
+    arguments = ["--documents", "2", "--spare", "0", "--questions", "1", "--reuse", "modular", "--healing", "2"]
+    assert main(["eval", "modular-qa", "--model", model, *arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["healing"]
+    assert main(["eval", "modular-qa", "--model", model, *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [row["repetition"] for row in rows] == [1, 2]
+    at = lines.index("modular, asked again and again, with idle time in between")
+    assert lines[at + 1].split() == [
+        "documents",
+        "time",
+        "exact",
+        "match",
+        "KL",
+        "(nats)",
+        "largest",
+        "KL",
+        "approximate",
+        "promoted",
+    ]
+    assert [line.split()[:2] for line in lines[at + 2 : at + 4]] == [["2", "1"], ["2", "2"]]
+
+
+def test_how_often_is_no_negative_number():
+    with pytest.raises(ParameterError, match="healing is -1; it must be at least 0"):
+        Setting(healing=-1)

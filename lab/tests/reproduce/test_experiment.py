@@ -1,0 +1,46 @@
+"""Rows and outcomes: what is called the same, and that JSON loses nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inlay_lab.reproduce.experiment import Outcome, Published, Row
+
+from .samples import outcome
+
+
+@pytest.mark.parametrize(
+    ("value", "ours", "same"),
+    [
+        (100.0, 104.9, True),
+        (100.0, 105.1, False),
+        (-2.0, -2.05, True),
+        ((9.3, 63.7), 9.0, True),
+        ((9.3, 63.7), 8.0, False),
+        ((9.3, 63.7), 66.0, True),
+        ("linear", "linear", True),
+        ("linear", "quadratic", False),
+        ("linear", 1.0, False),
+        (0.0, 0.0, True),
+    ],
+)
+def test_what_is_called_the_same(value, ours, same):
+    assert Published(value, "table 1").agrees(ours) is same
+    assert Row("x", "", ours, Published(value, "table 1")).differs is not same
+
+
+def test_without_two_figures_nothing_differs():
+    assert not Row("x", "ms", 1.0).differs
+    assert not Row("x", "ms", None, Published(2.0, "table 1")).differs
+
+
+def test_outcomes_survive_json():
+    assert Outcome.read(json.loads(json.dumps(outcome().report()))) == outcome()
+
+
+@pytest.mark.parametrize("damage", [{"rows": [{"what": "x"}]}, {"tables": None}, {"notes": 3}])
+def test_something_else_is_no_outcome(damage):
+    with pytest.raises((KeyError, TypeError)):
+        Outcome.read(outcome().report() | damage)

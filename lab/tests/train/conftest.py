@@ -1,0 +1,31 @@
+"""The bundled model's tokenizer, trained on less text than the real one, and a run of its training of six steps."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from lab.tests.eval.models import small_tokenizer
+from lab.tests.train.short_training import SHORT, shorten
+from inlay_lab.train.lessons import Encoder
+from inlay_lab.train.train import Training
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return small_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def encoder(tokenizer: PreTrainedTokenizerBase) -> Encoder:
+    return Encoder(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def trained(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """A finished, unbroken run; not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch, tokenizer)
+        training = Training(tmp_path_factory.mktemp("trained"), SHORT, 1, 0, 1)
+        training.run()
+    return training

@@ -1,1 +1,0 @@
-"""Measurements that users can repeat, each behind a command of ``inlay bench`` or of benchmarks/."""

@@ -1,0 +1,359 @@
+"""``inlay check``: how far each policy is from full prefill on the model itself, and which one to take.
+
+Full prefill answers every prompt greedily; every policy is made to say just that, and its distributions are compared
+with full prefill's, token by token. docs/check.md says what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.check.divergence import Drift, compare
+from inlay.check.prompts import KINDS, Batch, draw_batches, draw_prompts
+from inlay.check.statistics import mean_bound, wilson_interval
+from inlay.errors import InlayError, ModelError, ParameterError
+from inlay.llm import LLM
+from inlay.pml import Prompt, Schema
+from inlay.policy import EXACT, ReusePolicy
+from inlay.prompt.chat import ChatTemplate
+from inlay.sampling_params import SamplingParams
+from inlay.tolerance import DEFAULT, Measured, Tolerance
+
+#: What full prefill is compared with where nobody says: no approximation, each form of modules, and repairs of one.
+AGAINST = (
+    "exact",
+    "isolated",
+    "modular",
+    "modular+linked:16",
+    "modular+profiled:0.05",
+    "modular+profiled:0.1",
+    "modular+profiled:0.15",
+    "modular+profiled*query:0.15",
+    "modular+blend:0.15",
+)
+QUICK = ("exact", "modular", "modular+profiled:0.1")
+
+_AT_ONCE = 8  # prompts whose distributions are in memory together
+_DEMO_KINDS = ("facts", "counting")  # the bundled model was trained on nothing else
+_FEWEST = 2  # passes and batches, however long they take: below, nothing can be said of a mean
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A reuse policy with its positions."""
+
+    reuse: str
+    positions: str
+
+
+#: Full prefill of the whole prompt, without gaps: the reference for every mode.
+REFERENCE = Mode("off", "packed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSetting:
+    """What is compared; checked once, here. Raises ParameterError.
+
+    against: policies. schema: the user's, None for generated ones. prompts: of that schema; None for generated ones.
+    quick: fewer and shorter prompts, of fewer policies unless they are named.
+    seconds: about how long to go on; what was begun is finished, and little is asked in any case.
+    tolerance: of the recommendation. seed: of generated prompts. tokens: of an answer.
+    passes: over all kinds of generated prompts, or batches of a user's, at most.
+    """
+
+    against: Sequence[str] | None = None
+    schema: Schema | None = None
+    prompts: Sequence[Prompt] | None = None
+    quick: bool = False
+    seconds: float = 300.0
+    tolerance: Tolerance = DEFAULT
+    seed: int = 0
+    passes: int = 18
+    tokens: int = 24
+
+    def __post_init__(self) -> None:
+        for name in self.policies:
+            if ReusePolicy.parse(name).auto:
+                raise ParameterError("against names 'auto', which is what comes of this check; name other policies")
+        if self.prompts is not None and self.schema is None:
+            raise ParameterError("there are prompts and no schema; give the schema that they name as well")
+        if self.prompts is not None and not self.prompts:
+            raise ParameterError("there are no prompts; give at least one, or none for generated ones")
+        for prompt in self.prompts or ():
+            if self.schema is not None and prompt.schema != self.schema.name:
+                raise ParameterError(
+                    f"{prompt.source}: the prompt is of schema '{prompt.schema}', and the schema that is checked is "
+                    f"'{self.schema.name}'; give prompts of that one"
+                )
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies to compare, each once."""
+        given = self.against if self.against is not None else QUICK if self.quick else AGAINST
+        return tuple(dict.fromkeys(str(ReusePolicy.parse(name)) for name in given))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A policy that a model does not allow, and why."""
+
+    policy: str
+    positions: str
+    reason: str
+
+
+@dataclass
+class _Seen:
+    """What one policy made of one prompt. unit: the schema that it was asked over."""
+
+    kind: str
+    unit: int
+    drift: Drift
+    computed: int
+    modules: int
+    ttft_s: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """What came of a check.
+
+    rows: in the order of the policies. refused: policies that the model does not allow. recommended: a policy, and why.
+    kinds: how many prompts of each kind, and over how many schemas.
+    meaningless: why answers were not compared; None where they were.
+    """
+
+    rows: tuple[Measured, ...]
+    refused: tuple[Refused, ...]
+    recommended: str
+    reason: str
+    kinds: dict[str, tuple[int, int]]
+    meaningless: str | None
+
+    def as_json(self) -> Row:
+        """The last line of ``inlay check --json``."""
+        rows = [
+            {
+                "policy": row.policy,
+                "kl": float(f"{row.kl:.4g}"),
+                "top1": round(row.top1, 4),
+                "same_answers": None if row.same is None else round(row.same, 4),
+                "recomputed": round(row.recomputed, 4),
+                "ttft_ms": float(f"{row.ttft_ms:.4g}"),
+            }
+            for row in self.rows
+        ]
+        return {"rows": rows, "recommended": self.recommended, "reason": self.reason}
+
+
+def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], None] | None = None) -> Check:
+    """Compare policies with full prefill on a model. Time-bound: see CheckSetting.seconds.
+
+    llm: with nothing promoted (``promotion_memory=0``), and no store that outlives it. progress: called with how many
+    answers were compared, and of how many. Raises InlayError, before anything runs for a schema or prompts that cannot
+    be asked.
+    """
+    modes, refused = _modes(llm, setting.policies)
+    run = _Run(llm, modes, setting.tokens)
+    fewest = 1 if setting.quick and setting.schema is not None else _FEWEST
+    began, total = time.perf_counter(), 0
+    for number, (batches, passes) in enumerate(_batches(llm, setting)):
+        if number >= fewest and time.perf_counter() - began > setting.seconds:
+            break
+        total = total or passes * sum(len(batch.prompts) for batch in batches) * (len(modes) + 1)
+        for batch in batches:
+            for done in run.ask(batch):
+                if progress is not None:
+                    progress(min(done, total), total)
+    if not total:
+        longest = llm.client.model.max_positions
+        raise ParameterError(
+            f"no generated prompt fits into the model's {longest:,} positions; give a schema with shorter modules"
+        )
+    if progress is not None:
+        progress(total, total)
+    meaningless = "the weights are random, so that answers mean nothing" if _is_random(llm) else None
+    rows = tuple(run.row(mode, answers=meaningless is None) for mode in modes)
+    recommended, reason = _recommended(llm, rows, setting.tolerance, meaningless)
+    return Check(rows, refused, recommended, reason, run.kinds(), meaningless)
+
+
+def kinds_of(llm: LLM) -> tuple[str, ...]:
+    """The kinds of generated prompts that a model is asked: all; the bundled one, which knows no others, documents."""
+    return _DEMO_KINDS if llm.model_name == "demo" else KINDS
+
+
+def _is_random(llm: LLM) -> bool:
+    return llm.model_name.startswith("random:")
+
+
+def _modes(llm: LLM, policies: Sequence[str]) -> tuple[list[Mode], tuple[Refused, ...]]:
+    """The policies with their positions; and what the model refuses: to read modules at a shift."""
+    modes = [REFERENCE if name == REFERENCE.reuse else Mode(name, llm.positions_for(name)) for name in policies]
+    why = llm.client.model.why_not_shift
+    refused = [Refused(name, "packed", why) for name in policies if why is not None and ReusePolicy.parse(name).modular]
+    return modes, tuple(refused)
+
+
+def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int]]:
+    """What is asked, pass by pass, and how many passes there are at most. Raises InlayError."""
+    passes = 2 if setting.quick else setting.passes
+    if setting.schema is None:
+        try:
+            ChatTemplate(llm.tokenizer).pieces(("system", "user"), generation=True)
+            turns = True
+        except ModelError:
+            turns = False
+        kinds = kinds_of(llm)
+        for number in range(passes):
+            drawn = draw_batches(number, setting.seed, turns=turns, small=setting.quick)
+            yield [batch for batch in drawn if batch.kind in kinds and _fits(llm, batch, setting.tokens)], passes
+        return
+    schema = setting.schema
+    drawn_prompts = setting.prompts
+    if drawn_prompts is None:
+        drawn_prompts = draw_prompts(schema, _AT_ONCE * passes, setting.seed)
+    llm.add_schema(schema, encode=False, replace=True)
+    if setting.prompts is None:
+        whole = Batch(schema.name, schema, tuple(drawn_prompts))
+        drawn_prompts = [prompt for prompt in whole.prompts if _fits(llm, Batch("", schema, (prompt,)), setting.tokens)]
+        if not drawn_prompts:
+            raise ParameterError(
+                f"no prompt of schema '{schema.name}' could be drawn that the model has room for; give some in a file "
+                "with --prompts"
+            )
+    else:
+        for prompt in drawn_prompts:
+            llm.lay_out(prompt)  # what is wrong with it is said before anything runs
+    portions = [drawn_prompts[at : at + _AT_ONCE] for at in range(0, len(drawn_prompts), _AT_ONCE)]
+    for portion in portions:
+        yield [Batch(schema.name, schema, tuple(portion))], len(portions)
+
+
+def _fits(llm: LLM, batch: Batch, answer: int) -> bool:
+    """Whether the model has room for every prompt and its answer."""
+    try:
+        llm.add_schema(batch.schema, encode=False, replace=True)
+        longest = max(llm.lay_out(prompt).end for prompt in batch.prompts)
+    except InlayError:
+        return False
+    return longest + answer < llm.client.model.max_positions
+
+
+class _Run:
+    """What every mode made of the prompts so far."""
+
+    def __init__(self, llm: LLM, modes: Sequence[Mode], tokens: int) -> None:
+        self._llm, self._modes, self._tokens = llm, modes, tokens
+        self._seen: dict[Mode, list[_Seen]] = {mode: [] for mode in modes}
+        self._schema: Schema | None = None
+        self._unit = -1
+        self._done = 0
+
+    def ask(self, batch: Batch) -> Iterator[int]:
+        """Ask a batch in every mode, full prefill first; yields how many answers there are by now, of all batches."""
+        llm, prompts = self._llm, list(batch.prompts)
+        if batch.schema is not self._schema:
+            llm.client.reset_prefix_cache().result()
+            self._schema, self._unit = batch.schema, self._unit + 1
+        params = SamplingParams(temperature=0, max_tokens=self._tokens)
+        for encoded in {ReusePolicy.parse(mode.reuse).unrepaired(): mode for mode in self._modes}.values():
+            llm.add_schema(batch.schema, replace=True, reuse=encoded.reuse, positions=encoded.positions)
+        outputs = llm.generate(prompts, params, reuse=REFERENCE.reuse, positions=REFERENCE.positions)
+        said = [output.outputs[0].token_ids for output in outputs]
+        expected = llm.distributions(prompts, said, reuse=REFERENCE.reuse, positions=REFERENCE.positions)
+        self._done += len(prompts)
+        yield self._done
+        whole = llm.policy("modular")
+        modules = [sum(len(spec.ids) for spec in llm.processor.segments_of(prompt, whole)) for prompt in prompts]
+        for mode in self._modes:
+            # With a salt of its own, so that it reads what others leave of modules alone.
+            asked: dict[str, Any] = {
+                "reuse": mode.reuse,
+                "positions": mode.positions,
+                "cache_salt": f"check {mode.reuse}",
+            }
+            # One by one: the time to the first token is that of the request alone.
+            first = SamplingParams(temperature=0, max_tokens=1)
+            usages = [llm.generate([prompt], first, **asked)[0] for prompt in prompts]
+            found = expected if mode == REFERENCE else llm.distributions(prompts, said, **asked)
+            for number, output in enumerate(usages):
+                usage, ttft_s = output.usage, output.metrics.ttft_s
+                assert ttft_s is not None, "it has answered"
+                own = usage.prompt_tokens - modules[number]
+                computed = max(0, usage.computed_tokens + usage.selecting_tokens - own)
+                drift = compare(expected[number], found[number], said[number])
+                self._seen[mode].append(_Seen(batch.kind, self._unit, drift, computed, modules[number], ttft_s))
+            self._done += len(prompts)
+            yield self._done
+
+    def kinds(self) -> dict[str, tuple[int, int]]:
+        """How many prompts there were of each kind, and over how many schemas."""
+        seen = next(iter(self._seen.values()), [])
+        kinds = dict.fromkeys(one.kind for one in seen)
+        return {
+            kind: (sum(one.kind == kind for one in seen), len({one.unit for one in seen if one.kind == kind}))
+            for kind in kinds
+        }
+
+    def row(self, mode: Mode, *, answers: bool) -> Measured:
+        """The figures of a mode. answers: whether answers mean anything."""
+        seen = self._seen[mode]
+        groups: dict[str, list[_Seen]] = {}
+        for one in seen:
+            groups.setdefault(one.kind, []).append(one)
+        bounds = [mean_bound(_grouped(of_kind)) for of_kind in groups.values()]
+        lows = [wilson_interval(sum(one.drift.same for one in of), len(of))[0] for of in groups.values()]
+        modules = sum(one.modules for one in seen)
+        return Measured(
+            policy=mode.reuse,
+            positions=mode.positions,
+            prompts=len(seen),
+            kl=statistics.fmean(one.drift.kl for one in seen),
+            kl_high=max(bounds),
+            top1=statistics.fmean(one.drift.top1 for one in seen),
+            same=statistics.fmean(one.drift.same for one in seen) if answers else None,
+            same_low=min(lows) if answers else None,
+            recomputed=sum(one.computed for one in seen) / modules if modules else 0.0,
+            ttft_ms=1000 * statistics.median(one.ttft_s for one in seen),
+        )
+
+
+def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
+    """Divergences, schema by schema; of a user's schema, which is what is asked about, prompt by prompt."""
+    units: dict[int, list[float]] = {}
+    for one in seen:
+        units.setdefault(one.unit if one.kind in KINDS else 0, []).append(one.drift.kl)
+    return list(units.values())
+
+
+def _recommended(llm: LLM, rows: Sequence[Measured], tolerance: Tolerance, meaningless: str | None) -> tuple[str, str]:
+    """What ``auto`` would take, and why."""
+    why_not_shift = llm.client.model.why_not_shift
+    auto = ReusePolicy.parse(f"auto:{tolerance}", llm.config.positions)
+    taken = auto.resolved(rows, why_not_shift)
+    row = taken.settled(why_not_shift).row(rows)
+    only = "" if meaningless is None else f"; {meaningless}, and only distributions were compared"
+    others = [each for each in rows if ReusePolicy.parse(each.policy).modular]
+    if not taken.modular or row is None:
+        if not others:
+            return str(EXACT), f"no policy that reads modules was compared{only}"
+        nearest = min(others, key=lambda each: each.kl_high)
+        return str(EXACT), (
+            f"no policy that computes less is surely within {tolerance.in_words}: the nearest, {nearest.policy}, is "
+            f"{nearest.kl:.2g} nats from full prefill in the mean, and up to {nearest.kl_high:.2g} where it is "
+            f"farthest{only}"
+        )
+    exact = next((each for each in rows if each.policy == str(EXACT)), None)
+    faster = "" if exact is None else f", with the first token after {row.ttft_ms / exact.ttft_ms:.2f} of exact's time"
+    return str(taken), (
+        f"it computes least ({row.recomputed:.0%} of the modules' tokens{faster}) of those that are surely within "
+        f"{tolerance.in_words}: {row.kl:.2g} nats from full prefill in the mean, and at most {row.kl_high:.2g} (95%) "
+        f"where it is farthest{only}"
+    )
