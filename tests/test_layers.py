@@ -35,8 +35,8 @@ LAYERS = (
     ("llm", "async_llm"),
     ("__init__",),
     ("api", "advice"),
-    ("server", "batch", "quality", "bench"),
-    ("cluster", "reproduce"),
+    ("server", "batch", "check"),
+    ("cluster",),
     ("cli",),
     ("__main__",),
 )

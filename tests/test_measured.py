@@ -14,8 +14,8 @@ from inlay.measured import AutoReuse, Measurements
 from inlay.policy import ReusePolicy
 from inlay.tolerance import Measured
 
+from .check.models import small_model
 from .conftest import tiny
-from .quality.models import small_model
 
 SCHEMA = Schema.from_string(
     '<schema name="s"><module name="a">Bravel is a town.</module><module name="b">Old.</module></schema>'

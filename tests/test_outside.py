@@ -16,7 +16,8 @@ import inlay
 
 SOURCE = Path(inlay.__file__).parent
 TESTS = Path(__file__).parent
-FOLDERS = (TESTS, TESTS.parent / "benchmarks", SOURCE / "bench")
+LAB = TESTS.parent / "lab"
+FOLDERS = (TESTS, LAB / "tests", LAB / "benchmarks", LAB / "src/inlay_lab/bench")
 
 #: Of other packages, without public ones: how a stock model attends, the hooks of a module, the caller's frame, what
 #: ours is timed against, PyTorch's operations that wait for a device; what notebooks ask objects for.
@@ -59,7 +60,7 @@ def _names(node: ast.AST, own: set[str]) -> Iterator[str]:
 
 def _last(text: str) -> str:
     """The attribute of a dotted name, as patches give it; of any other text itself."""
-    return text.rpartition(".")[2] if text.startswith(("inlay.", "tests.", "inlay_lab.train.")) else text
+    return text.rpartition(".")[2] if text.startswith(("inlay.", "tests.", "lab.tests.")) else text
 
 
 def _own(tree: ast.Module) -> set[str]:

@@ -33,14 +33,14 @@ from cluster_faults import faults
 from cluster_traffic import GREEDY, Question, question_over, questions, replicas, run_at
 
 from inlay import LLM, SamplingParams
-from inlay_lab.bench.deployed import Deployed
 from inlay.client import Prepared
 from inlay.cluster.pieces import Wanted, wanted_by
+from inlay.prompt.request import EngineRequest
+from inlay_lab.bench.deployed import Deployed
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.routers import ROUTERS as SIMULATED
 from inlay_lab.simulate.run import SimulationResult, simulate
 from inlay_lab.simulate.traces import SimulatedRequest
-from inlay.prompt.request import EngineRequest
 
 RAY_PREFIX = "ray-prefix"
 ROUTERS = ("module", "prefix", RAY_PREFIX, "power-of-two", "round-robin")

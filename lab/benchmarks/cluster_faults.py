@@ -1,7 +1,7 @@
 """Processes of a cluster killed in a loop, under load: every answer is right, every request ends.
 
-``python lab/benchmarks/cluster.py faults`` runs it. Replicas, the ingress and the server of a shared tier are killed with
-SIGKILL, and every answer is compared with that of one engine.
+``python lab/benchmarks/cluster.py faults`` runs it. Replicas, the ingress and the server of a shared tier are killed
+with SIGKILL, and every answer is compared with that of one engine.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ from torch import Tensor
 from inlay import LLM, SamplingParams
 from inlay.attention.quantization import dequantize, quantize
 from inlay.attention.rope import Rotary
+from inlay.check.divergence import divergence
 from inlay.kv.codecs import CODECS
 from inlay.kv.codecs.codec import from_floats, to_floats
 from inlay.kv.segment import Segment
 from inlay.models.spec import dtype_name
-from inlay.check.divergence import divergence
 from inlay_lab.eval.modular_cases import Round, draw_rounds
 from inlay_lab.eval.modular_qa import MAX_TOKENS
 

@@ -21,12 +21,12 @@ from inlay.attention.backend import AttentionOptions
 from inlay.attention.plan import Part, build_plan, items_at
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import KVStorage, LayerShape, bytes_per_token
-from inlay_lab.bench.machine import GB, CacheFlush, clocked, describe_machine, in_turns, measure_ceilings
 from inlay.engine.allocation import Work
 from inlay.engine.runner import Runner
 from inlay.models.load import LoadedModel, load_model
 from inlay.models.spec import dtype_name
 from inlay.slots import SlotRange
+from inlay_lab.bench.machine import GB, CacheFlush, clocked, describe_machine, in_turns, measure_ceilings
 
 RUNS = 25
 

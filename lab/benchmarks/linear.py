@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
-from inlay_lab.bench.machine import clocked, describe_machine, in_turns, measure_ceilings
 from inlay.models.linear import DirectLinear, PackedLinear, can_multiply, can_pack, stock
+from inlay_lab.bench.machine import clocked, describe_machine, in_turns, measure_ceilings
 
 SHAPES = [(9728, 896), (896, 4864), (1152, 896)]  # (outputs, inputs): Qwen2.5-0.5B's gate and up, down, and qkv
 SET_BYTES = 256 << 20

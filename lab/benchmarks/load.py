@@ -23,9 +23,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from inlay_lab.bench.machine import describe_machine
 from inlay.models.load import load_model
 from inlay.models.random import SHAPES, bytes_tokenizer
+from inlay_lab.bench.machine import describe_machine
 
 BLOCK = 8 << 20
 THREADS = (1, 2, 4)

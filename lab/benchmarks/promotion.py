@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 
 from inlay import AsyncLLM, Schema
 from inlay.pml import Prompt, PromptBuilder
+from inlay.sampling_params import SamplingParams
 from inlay_lab.eval.documents import write_documents
 from inlay_lab.eval.words import Split, Words
-from inlay.sampling_params import SamplingParams
 
 DOCUMENTS, IMPORTED, COMBINATIONS = 12, 6, 24
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -35,14 +35,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from inlay.config import EngineConfig
+from inlay.server.keys import editing
+from inlay.server.limits import Limits
 from inlay_lab.bench.serve.attacks import FILL, Attack, attacks
 from inlay_lab.bench.serve.clients import Wire
 from inlay_lab.bench.serve.measure import Load, ask_all, numbers, run_clients
 from inlay_lab.bench.serve.process import serving
 from inlay_lab.bench.serve.under_attack import Keys, Seen, run_attack, send_on
-from inlay.config import EngineConfig
-from inlay.server.keys import editing
-from inlay.server.limits import Limits
 
 _HEAD = (
     "| attack | victim's worst wait, s (median) | worst `/health`, s | the attacker got | MiB before, peak, after |\n"

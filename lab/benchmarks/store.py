@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from inlay_lab.bench.store.measure import BASELINES, StoreSetting, measure_store
 from inlay.errors import InlayError
+from inlay_lab.bench.store.measure import BASELINES, StoreSetting, measure_store
 
 _COLUMNS = {"first_token_ms": 1, "reading_ms": 1, "mb_s": 0}  # and their digits behind the point
 

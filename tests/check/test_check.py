@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
+from inlay.check.divergence import compare, divergence
+from inlay.check.prompts import KINDS, draw_batches, draw_prompts, pieces
+from inlay.check.run import AGAINST, QUICK, CheckSetting, check_model
+from inlay.check.statistics import mean_bound, mean_interval
 from inlay.pml import resolve
 from inlay.policy import ReusePolicy
-from inlay.check.run import AGAINST, QUICK, CheckSetting, check_model
-from inlay.check.prompts import KINDS, draw_batches, draw_prompts, pieces
-from inlay.check.divergence import compare, divergence
-from inlay.check.statistics import mean_bound, mean_interval
 from inlay.tolerance import Tolerance
-
 from tests.families.configs import tiny as tiny_family
-from lab.tests.eval.models import small_model
+
+from .models import small_model
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,7 @@ import pytest
 
 from inlay.measured import Measurements
 
-from ..quality.models import save
+from ..check.models import save
 from .test_cli import run
 
 pytestmark = pytest.mark.long

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
+from inlay.check.divergence import divergence
 from inlay.engine import popularity, promoter
 from inlay.engine.request import Request
 from inlay.kv.identity import TokenRun
 from inlay.kv.segment import Found
 from inlay.prompt.splice import Cached
-from inlay.check.divergence import divergence
 from inlay_lab.eval.setting import Setting
 
 from ..conftest import tiny

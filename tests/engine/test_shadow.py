@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
+from inlay.check.divergence import divergence
 from inlay.engine import drift, shadow
 from inlay.engine.drift import Comparison
 from inlay.engine.request import Request
-from inlay.check.divergence import divergence
-from inlay_lab.eval.setting import Setting
 from inlay.types import DROP_REASONS, ShadowStats
+from inlay_lab.eval.setting import Setting
 
 from ..conftest import tiny
 from .driving import Driver, ids

@@ -60,9 +60,9 @@ def measure(llm: Any, own: int, cached: int, new: int, clock: Clock, ceilings: C
     import torch
 
     from inlay import SamplingParams
+    from inlay.slots import SlotRange
     from inlay_lab.bench.machine import new_sender
     from inlay_lab.bench.stock import prefill
-    from inlay.slots import SlotRange
 
     once = SamplingParams(max_tokens=1, temperature=0)
     schema, prompt = workload(llm, cached, new)

@@ -74,8 +74,8 @@ class Asked:
 
     def measure(self, name: str, column: Any, runs: int, limit_s: float) -> Any:
         """Run it in a column, once to warm up; returns the median run, or why there is none."""
-        from inlay_lab.bench.throughput.runs import Bounds, Pace, figures, in_turns
         from inlay.errors import InlayError
+        from inlay_lab.bench.throughput.runs import Bounds, Pace, figures, in_turns
 
         asks = len(self.workload.asks)
         everything = Pace(token_s=0.0, step_s=0.0, rows=asks)
@@ -96,13 +96,13 @@ class Asked:
 def measure_ours(asked: Any, device: Any, name: str, ceilings: Ceilings) -> list[Asked]:
     """All workloads of a model, with the cells of the columns that are inlay's."""
     from inlay.async_llm import AsyncLLM
+    from inlay.models.load import load_model
+    from inlay.models.spec import dtype_name
     from inlay_lab.bench.floor import Rates
     from inlay_lab.bench.throughput.columns import Ours
     from inlay_lab.bench.throughput.measure import token_bytes
     from inlay_lab.bench.throughput.setting import CHUNK, groups
     from inlay_lab.bench.throughput.steps import Cost, summary
-    from inlay.models.load import load_model
-    from inlay.models.spec import dtype_name
 
     free_memory()
     loaded = load_model(name, dtype=dtype_of(asked), seed=0, weights="stock", device=str(device))

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from inlay.engine.core import Engine
 from inlay_lab.bench.serve.attacks import Attack, Send, attacks, rounds_of
 from inlay_lab.bench.serve.under_attack import Keys, Seen, run_attack
-from inlay.engine.core import Engine
-
 from tests.server.conftest import Site, running, small_model
 
 pytestmark = pytest.mark.long

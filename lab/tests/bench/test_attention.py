@@ -12,13 +12,13 @@ import torch
 
 from inlay.attention.plan import build_plan
 from inlay.attention.registry import get_backend
+from inlay.errors import ParameterError
+from inlay.slots import join, total
 from inlay_lab.bench.attention.cases import PLACEMENTS, Case, Content, Pages, SegmentCase, pieces_of
 from inlay_lab.bench.attention.cases import step as segment_step
 from inlay_lab.bench.attention.measure import COLUMNS, MEMORY, PARTS, AttentionSetting, measure_attention, step, store
 from inlay_lab.bench.attention.plans import PrefillCase, prefill_step, scattered
 from inlay_lab.bench.attention.plot import draw_attention
-from inlay.errors import ParameterError
-from inlay.slots import join, total
 
 pytestmark = pytest.mark.long
 

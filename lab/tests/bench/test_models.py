@@ -14,6 +14,12 @@ import torch
 from transformers import AutoConfig
 
 from inlay.attention.registry import get_backend
+from inlay.engine import core as engine
+from inlay.engine import forward
+from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
+from inlay.llm import LLM
+from inlay.models.load import load_model
+from inlay.models.random import SHAPES
 from inlay_lab.bench import stock, ttft
 from inlay_lab.bench.decode import llama
 from inlay_lab.bench.decode.llama import ARCHITECTURES, write_gguf
@@ -21,12 +27,6 @@ from inlay_lab.bench.decode.measure import SHARES, DecodeSetting, measure_decode
 from inlay_lab.bench.encode import EncodeSetting, compute, encode, measure_encode, module_ids
 from inlay_lab.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft
 from inlay_lab.bench.ttft_llama import llama_first_tokens
-from inlay.engine import core as engine
-from inlay.engine import forward
-from inlay.errors import CapacityError, ContextError, ModelError, ParameterError
-from inlay.llm import LLM
-from inlay.models.load import load_model
-from inlay.models.random import SHAPES
 from tests.conftest import CONFIGS, tiny
 
 pytestmark = pytest.mark.long

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from inlay.api.openai.stream import Chunks
+from inlay.types import RequestOutput
 from inlay_lab.bench.serve import clients
 from inlay_lab.bench.serve.clients import Case, Verdict
 from inlay_lab.bench.serve.measure import Load, run_load
-from inlay.types import RequestOutput
-
 from tests.server.conftest import Site, running, small_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "serve_load.py"

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from inlay.errors import ParameterError
 from inlay_lab.bench.serve.soak import Soak, judged
 from inlay_lab.bench.serve.traffic import Seen, Tenant
 from inlay_lab.bench.serve.under_attack import memory_of
-from inlay.errors import ParameterError
-
 from tests.server.conftest import running, small_model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "serve_soak.py"

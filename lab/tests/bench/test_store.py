@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
+from inlay.errors import ModelError, ParameterError
 from inlay_lab.bench.store.files import LikePool, cached_share, drop_pages, read_through
 from inlay_lab.bench.store.llama import llama_slot
 from inlay_lab.bench.store.measure import StoreSetting, measure_store
-from inlay.errors import ModelError, ParameterError
 from tests.conftest import CONFIGS
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "store.py"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli import bench
-from inlay_lab.cli.bench_tables import show
 from inlay.cli.main import main
 from inlay.kv.policies import POLICIES
+from inlay_lab.cli import bench
+from inlay_lab.cli.bench_tables import show
 from tests.conftest import tiny
 
 pytestmark = pytest.mark.long

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.main import main
-
-from lab.tests.eval.models import save
+from tests.check.models import save
 from tests.cli.test_cli import run
 
 pytestmark = pytest.mark.long

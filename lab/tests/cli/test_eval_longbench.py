@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.eval.models import save
+from tests.check.models import save
 from tests.cli.test_cli import run
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "longbench"

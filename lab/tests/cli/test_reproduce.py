@@ -7,7 +7,6 @@ import json
 import pytest
 
 from inlay_lab.reproduce.catalog import EXPERIMENTS
-
 from tests.cli.test_cli import run
 
 

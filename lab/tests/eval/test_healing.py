@@ -13,8 +13,7 @@ from inlay_lab.eval.healing import measure_healing
 from inlay_lab.eval.modular_qa import measure_modular_qa
 from inlay_lab.eval.report import write_report
 from inlay_lab.eval.setting import Setting
-
-from .models import save, small_model
+from tests.check.models import save, small_model
 
 pytestmark = pytest.mark.long
 

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from inlay import LLM, ModelError, ParameterError
+from inlay.check.divergence import divergence
 from inlay.models.load import LoadedModel
 from inlay.pml import Import, Prompt
-from inlay.check.divergence import divergence
 from inlay_lab.eval.modular_cases import draw_rounds
 from inlay_lab.eval.modular_qa import measure_modular_qa
 from inlay_lab.eval.questions import TASKS
 from inlay_lab.eval.setting import Setting
-
+from tests.check.models import small_model
 from tests.conftest import tiny
-from .models import small_model
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from inlay.cli.main import main
-
 from tests.pages import DOCS, blocks
 
 pytestmark = pytest.mark.long

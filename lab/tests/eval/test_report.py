@@ -10,10 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from inlay import ParameterError
+from inlay.check.statistics import difference_interval
 from inlay_lab.eval import curve
 from inlay_lab.eval.points import counting, points
 from inlay_lab.eval.report import write_report
-from inlay.check.statistics import difference_interval
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,6 @@ from inlay.cli.main import main
 from inlay_lab.reproduce import published
 from inlay_lab.reproduce.catalog import EXPERIMENTS
 from inlay_lab.reproduce.report import figure
-
 from tests.pages import DOCS, blocks
 
 PAGE = (DOCS / "reproduction.md").read_text(encoding="utf-8")

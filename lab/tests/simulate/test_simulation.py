@@ -9,12 +9,12 @@ import pytest
 
 from inlay.cli.main import main
 from inlay.cluster.pieces import Piece, Wanted
+from inlay.errors import ParameterError
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.replica import Job, Replica, TokenStore
 from inlay_lab.simulate.routers import ROUTERS
 from inlay_lab.simulate.run import SimulationResult, simulate
 from inlay_lab.simulate.traces import SimulatedRequest, ZipfTraffic, arrivals, read_trace
-from inlay.errors import ParameterError
 
 COSTS = Costs(prefill_s=1e-3, pass_s=0.01, decode_s=1e-3, chunk=1000, pool=10_000)
 

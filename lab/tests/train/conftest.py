@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from lab.tests.eval.models import small_tokenizer
-from lab.tests.train.short_training import SHORT, shorten
 from inlay_lab.train.lessons import Encoder
 from inlay_lab.train.train import Training
+from lab.tests.train.short_training import SHORT, shorten
+from tests.check.models import small_tokenizer
 
 
 @pytest.fixture(scope="session")

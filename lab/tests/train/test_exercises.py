@@ -11,8 +11,8 @@ from inlay_lab.eval.conversations import Conversation
 from inlay_lab.eval.documents import kinds
 from inlay_lab.eval.questions import Question
 from inlay_lab.eval.words import Split
-from lab.tests.train.reading import Reading, all_text, made_words, read_question
 from inlay_lab.train.lessons import COMPARING, REPEATING, Encoder, Exercise, draw_exercise
+from lab.tests.train.reading import Reading, all_text, made_words, read_question
 
 SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.value)
 

@@ -11,10 +11,10 @@ import torch
 
 from inlay_lab.eval.conversations import Conversation
 from inlay_lab.eval.words import Split
-from lab.tests.train.reading import all_text, made_words
 from inlay_lab.train.architecture import CONTEXT
 from inlay_lab.train.lessons import Batch, Encoder, Exercise, Lesson, answering
 from inlay_lab.train.recipe import RECIPE
+from lab.tests.train.reading import all_text, made_words
 
 
 def draw(

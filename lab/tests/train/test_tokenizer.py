@@ -15,9 +15,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from inlay.models.load import MODEL_DIRECTORY
 from inlay_lab.eval.conversations import Conversation
 from inlay_lab.eval.words import Split, Words
-from lab.tests.train.reading import conversations
 from inlay_lab.train.lessons import Encoder
 from inlay_lab.train.tokenizer import VOCABULARY, train_tokenizer
+from lab.tests.train.reading import conversations
 
 pytestmark = pytest.mark.long
 

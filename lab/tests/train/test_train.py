@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from inlay.errors import ModelError
 from inlay_lab.eval.questions import Form
 from inlay_lab.eval.words import Split
-from lab.tests.train.short_training import SHORT, shorten
 from inlay_lab.train.curve import _name_stages, draw
 from inlay_lab.train.lessons import Encoder, Exercise, Lesson, answering
 from inlay_lab.train.recipe import FURTHER, RECIPE
 from inlay_lab.train.train import Training, examined, main, predict
+from lab.tests.train.short_training import SHORT, shorten
 
 pytestmark = pytest.mark.long
 
@@ -193,7 +193,9 @@ def test_processes_share_a_batch_and_average(monkeypatch: pytest.MonkeyPatch, tm
     alone, shared = Training(tmp_path, half, 1, 0, 1), Training(tmp_path, one_step, 1, 0, 2)
     clipped = []
     monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", lambda all_of, _: clipped.append([p.grad for p in all_of]))
-    monkeypatch.setattr("inlay_lab.train.train.dist.all_reduce", lambda flat: flat.mul_(2))  # another of the same gradients
+    monkeypatch.setattr(
+        "inlay_lab.train.train.dist.all_reduce", lambda flat: flat.mul_(2)
+    )  # another of the same gradients
     alone.run()
     shared.run()
     assert len(clipped) == 2

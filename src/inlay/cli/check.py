@@ -28,8 +28,8 @@ from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import clip
 
 if TYPE_CHECKING:
-    from inlay.llm import LLM
     from inlay.check.run import Check
+    from inlay.llm import LLM
 
 _MOST_PROMPTS = 10_000
 
@@ -81,10 +81,10 @@ def check(
         raise ParameterError(f"--seconds is {seconds:g}; it must be above 0 and at most a week")
     asked = None if schema is None else schema_file(schema)
     given = None if prompts is None else prompts_file(prompts, asked)
+    from inlay.check.run import CheckSetting, check_model
     from inlay.cli.output import token_progress
     from inlay.llm import LLM
     from inlay.measured import Measurements
-    from inlay.check.run import CheckSetting, check_model
 
     setting = CheckSetting(
         against=None if against is None else words(against),

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from inlay_lab.bench.machine import Progress, clocked, describe_machine, in_turns, measure_ceilings
-from inlay_lab.bench.stock import check_another_fits, exact_text, load_stock
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
 from inlay.models.interface import attention_implementation
 from inlay.models.spec import dtype_name
 from inlay.pml import Schema
+from inlay_lab.bench.machine import Progress, clocked, describe_machine, in_turns, measure_ceilings
+from inlay_lab.bench.stock import check_another_fits, exact_text, load_stock
 
 _TRIAL = 16  # modules that every batch size is tried on, or one batch where that is more
 

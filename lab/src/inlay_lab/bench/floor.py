@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from inlay.attention.kernel import kernel
-from inlay_lab.bench.machine import GB, clocked, in_turns, most_operations
 from inlay.models.linear import packed
 from inlay.models.load import DTYPES
+from inlay_lab.bench.machine import GB, clocked, in_turns, most_operations
 
 _READ_BYTES, _QUICK_READ_BYTES = 1 << 28, 1 << 26  # larger than any cache; a quick run's may not be
 _SIDES, _QUICK_SIDES = (1024, 2048), (256,)  # of square weights that stay in a cache

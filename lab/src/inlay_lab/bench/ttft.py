@@ -30,6 +30,14 @@ import torch
 from transformers import PreTrainedModel
 
 from inlay.advice.plot.figure import save
+from inlay.config import check_choice
+from inlay.errors import CapacityError, ContextError, ParameterError
+from inlay.llm import LLM
+from inlay.models.spec import dtype_name
+from inlay.pml import Prompt, Schema
+from inlay.policy import ReusePolicy
+from inlay.sampling_params import SamplingParams
+from inlay.types import RequestOutput
 from inlay_lab.bench.decode.llama import why_not
 from inlay_lab.bench.machine import (
     Meter,
@@ -43,14 +51,6 @@ from inlay_lab.bench.machine import (
 )
 from inlay_lab.bench.stock import another_fits, check_another_fits, exact_text, fit, load_stock, prefill
 from inlay_lab.bench.ttft_llama import LlamaFirstTokens, llama_first_tokens
-from inlay.config import check_choice
-from inlay.errors import CapacityError, ContextError, ParameterError
-from inlay.llm import LLM
-from inlay.models.spec import dtype_name
-from inlay.pml import Prompt, Schema
-from inlay.policy import ReusePolicy
-from inlay.sampling_params import SamplingParams
-from inlay.types import RequestOutput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

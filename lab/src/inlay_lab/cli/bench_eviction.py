@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay_lab.cli.bench_tables import make_table
 from inlay.cli.options import AsJson, Quick, words
 from inlay.errors import ParameterError
 from inlay.kv.policies import POLICIES, PassCost
+from inlay_lab.cli.bench_tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,8 +30,8 @@ def eviction(
     as_json: AsJson = False,
 ) -> None:
     """Eviction policies on traces of prompts: the share of tokens found in the pool, and the prefill that saves."""
-    from inlay_lab.bench.eviction import EvictionSetting, measure_eviction
     from inlay.cli.output import stdout_console, token_progress
+    from inlay_lab.bench.eviction import EvictionSetting, measure_eviction
 
     if min(token_ms, pair_ns) < 0:
         raise ParameterError("--token-ms and --pair-ns are times; they must be 0 or more")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay_lab.cli.bench_tables import make_table, number, show
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -25,6 +24,7 @@ from inlay.cli.options import (
     words,
 )
 from inlay.errors import ParameterError
+from inlay_lab.cli.bench_tables import make_table, number, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,8 +63,8 @@ def attention(
     check_plot(plot)
     if plot is not None and not {"table3", "figure3", "figure4"}.intersection(words(part)):
         raise ParameterError("--plot draws table3, figure3 and figure4; add one of them to --part, or drop --plot")
-    from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention
     from inlay.cli.output import token_progress
+    from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention
 
     base = AttentionSetting(parts=words(part), dtypes=words(dtype), columns=words(columns), backend=backend, runs=runs)
     setting = base.small() if quick else base
@@ -171,8 +171,8 @@ def decode(
     as_json: AsJson = False,
 ) -> None:
     """One answer, token by token: inlay, stock transformers and llama.cpp; and what a step of ours is made of."""
-    from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
     from inlay.cli.output import token_progress
+    from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
 
     setting = DecodeSetting(
         model=model,

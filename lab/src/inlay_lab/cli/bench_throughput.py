@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay_lab.cli.bench_tables import make_table, number, show
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -26,6 +25,7 @@ from inlay.cli.options import (
     words,
 )
 from inlay.errors import ParameterError
+from inlay_lab.cli.bench_tables import make_table, number, show
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay_lab.cli.bench_tables import make_table, number, show
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -23,6 +22,7 @@ from inlay.cli.options import (
     words,
 )
 from inlay.errors import ParameterError
+from inlay_lab.cli.bench_tables import make_table, number, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,8 +64,8 @@ def ttft(
         raise ParameterError("--longest-baseline asks for a baseline, and --baselines none leaves all out; drop one")
     lengths = None if cached is None else counts("--cached", cached)
     check_plot(plot)
-    from inlay_lab.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
     from inlay.cli.output import token_progress
+    from inlay_lab.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
 
     if lengths is None and sweep:
         lengths = QUICK_SWEEP if quick else SWEEP
@@ -134,8 +134,8 @@ def encode(
 ) -> None:
     """Modules encoded packed, beside the stock model on the same texts as a batch of prompts."""
     sizes = counts("--batches", batches)
-    from inlay_lab.bench.encode import EncodeSetting, measure_encode
     from inlay.cli.output import token_progress
+    from inlay_lab.bench.encode import EncodeSetting, measure_encode
 
     setting = EncodeSetting(
         model=model,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay_lab.cli.eval_longbench import longbench
 from inlay.cli.options import AsJson, DType, KVCacheDType, Model, Quantization, Weights, check_plot, counts, words
 from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
+from inlay_lab.cli.eval_longbench import longbench
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -40,7 +40,9 @@ def reproduce(
     ] = None,
     stored: Annotated[
         Path | None,
-        typer.Option(help="A folder of stored runs of lab/benchmarks/gpu; lab/benchmarks/results, if not given, where it is."),
+        typer.Option(
+            help="A folder of stored runs of lab/benchmarks/gpu. Default: lab/benchmarks/results, if it exists."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> int | None:

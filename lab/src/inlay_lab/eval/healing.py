@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from inlay.check.divergence import divergence
 from inlay.llm import LLM
 from inlay.policy import BEST
+from inlay.sampling_params import SamplingParams
 from inlay_lab.eval import modular_qa
-from inlay.check.divergence import divergence
 from inlay_lab.eval.modular_cases import Round
 from inlay_lab.eval.setting import REFERENCE, Setting
-from inlay.sampling_params import SamplingParams
 
 Row = dict[str, Any]
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from inlay.check.divergence import divergence
+from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
 from inlay.errors import ModelError
 from inlay.kv.identity import ROUNDED
 from inlay.llm import LLM
@@ -21,14 +23,12 @@ from inlay.models.spec import dtype_name
 from inlay.pml.schema import Prompt
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
+from inlay.sampling_params import SamplingParams
+from inlay.types import RequestOutput
 from inlay_lab.eval.answers import AnswerLog, case_keys
-from inlay.check.divergence import divergence
 from inlay_lab.eval.modular_cases import Case, Round
 from inlay_lab.eval.oracle import is_oracle, served, true_profiles
 from inlay_lab.eval.setting import REFERENCE, Mode, Setting, modes_of, taken_of
-from inlay.check.statistics import difference_interval, mcnemar, mean_bound, wilson_interval
-from inlay.sampling_params import SamplingParams
-from inlay.types import RequestOutput
 
 MAX_TOKENS = 128  # of an answer: somewhat more than the longest right one, which puts three in order
 Row = dict[str, Any]

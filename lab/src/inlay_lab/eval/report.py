@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from inlay.errors import ParameterError
+from inlay.wording import markdown_table
 from inlay_lab.eval.curve import draw_curves
 from inlay_lab.eval.points import COUNTS, NOTICED, Point, Row, counting, points
-from inlay.wording import markdown_table
 
 
 def write_report(result: Row, directory: Path) -> None:

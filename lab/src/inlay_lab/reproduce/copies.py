@@ -10,10 +10,10 @@ import torch
 from inlay.advice.memory import ARCHITECTURES, codec_named
 from inlay.advice.plot.figure import Sizes, draw_memory
 from inlay.attention.registry import get_backend
+from inlay.models.load import DTYPES
 from inlay_lab.bench.attention.cases import Case, Content
 from inlay_lab.bench.attention.measure import step, store
 from inlay_lab.bench.machine import GB, CacheFlush, clocked, in_turns
-from inlay.models.load import DTYPES
 from inlay_lab.reproduce import published
 from inlay_lab.reproduce.experiment import Data, Outcome, Published, Row, Settings, Table
 

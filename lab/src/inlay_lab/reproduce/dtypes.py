@@ -10,8 +10,8 @@ from functools import cache, partial
 
 import torch
 
-from inlay_lab.bench.machine import clocked, in_turns
 from inlay.models.load import DTYPES
+from inlay_lab.bench.machine import clocked, in_turns
 
 _SIDE = 256
 

@@ -6,16 +6,16 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from inlay.llm import LLM
+from inlay.sampling_params import SamplingParams
+from inlay.wording import counted
 from inlay_lab.bench.machine import new_sender
 from inlay_lab.bench.ttft import Setting, TTFTSetting, draw_ttft, measure_ttft, workload
-from inlay.llm import LLM
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.reproduce import published
 from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Row, Settings, Table
 from inlay_lab.reproduce.plots import draw_pairs
-from inlay.sampling_params import SamplingParams
-from inlay.wording import counted
 
 #: By dataset: the average length of its documents in words, as the benchmark's page has it, and about as many tokens as
 #: its directive and question have, which are not cached. Questions of TriviaQA and PassageRetrieval hold a passage.

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from inlay.attention.registry import get_backend
+from inlay.models.linear import packed
+from inlay.models.load import DTYPES
 from inlay_lab.bench.attention.cases import Case, Content
 from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention, step, store
 from inlay_lab.bench.attention.plot import draw_attention
 from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
-from inlay.models.linear import packed
-from inlay.models.load import DTYPES
 from inlay_lab.reproduce import published
 from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Published, Row, Settings, Table

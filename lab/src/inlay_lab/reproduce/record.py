@@ -15,9 +15,9 @@ from typing import Any
 
 from inlay import __version__
 from inlay.errors import ParameterError
-from inlay_lab.reproduce.experiment import Data, Experiment, Outcome, Scale, Settings
 from inlay.strict_json import JSONError, read_json
 from inlay.whole_file import replace_file
+from inlay_lab.reproduce.experiment import Data, Experiment, Outcome, Scale, Settings
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from inlay import __version__
 from inlay.errors import ParameterError
+from inlay.wording import markdown_table
 from inlay_lab.reproduce.experiment import Data, Published, Row, Scale
 from inlay_lab.reproduce.run import Entry, Status, summary
-from inlay.wording import markdown_table
 
 logger = logging.getLogger(__name__)
 IMAGES = "images"

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from inlay_lab.bench.machine import describe_machine
 from inlay.errors import ParameterError
+from inlay_lab.bench.machine import describe_machine
 from inlay_lab.reproduce.catalog import EXPERIMENTS
 from inlay_lab.reproduce.experiment import Data, Experiment, NotBuiltError, NotHereError, Outcome, Scale, Settings
 from inlay_lab.reproduce.record import Kept, Record

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError
-from inlay_lab.reproduce import published
-from inlay_lab.reproduce.experiment import NotBuiltError, NotHereError, Outcome, Published, Row, Settings, Table
 from inlay.strict_json import JSONError, read_json
 from inlay.wording import listed
+from inlay_lab.reproduce import published
+from inlay_lab.reproduce.experiment import NotBuiltError, NotHereError, Outcome, Published, Row, Settings, Table
 
 _MOST_BYTES = 64 * 2**20  # of a file
 
@@ -115,8 +115,8 @@ def _runs(settings: Settings, script: str) -> list[tuple[str, list[dict[str, Any
     if not found:
         where = "no folder of stored runs was given" if folder is None else f"{folder} has no stored run of a device"
         raise NotHereError(
-            f"it needs a GPU, and {where}; run lab/benchmarks/gpu/run.sh on a machine with one, and give --stored with the "
-            "folder of its results"
+            f"it needs a GPU, and {where}; run lab/benchmarks/gpu/run.sh on a machine with one, and give --stored with "
+            "the folder of its results"
         )
     return found
 

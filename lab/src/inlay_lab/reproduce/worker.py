@@ -1,6 +1,7 @@
 """One experiment in a process of its own: memory that another one took does not count, and a crash ends it alone.
 
-``python -m inlay_lab.reproduce.worker NAME RESULT`` reads settings as JSON from its input and writes the outcome to a file.
+``python -m inlay_lab.reproduce.worker NAME RESULT`` reads settings as JSON from its input and writes the
+outcome to a file.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
-from inlay_lab.reproduce.experiment import Experiment, NotBuiltError, NotHereError, Outcome, Settings
 from inlay.whole_file import replace_file
+from inlay_lab.reproduce.experiment import Experiment, NotBuiltError, NotHereError, Outcome, Settings
 
 _CLASSES: dict[str, type[Exception]] = {"not built": NotBuiltError, "not here": NotHereError}
 

@@ -6,9 +6,9 @@ import platform
 import statistics
 import time
 
-from inlay_lab.simulate.costs import Costs
 from inlay.llm import LLM
 from inlay.sampling_params import SamplingParams
+from inlay_lab.simulate.costs import Costs
 
 _RUNS = 5
 _ANSWER = 32  # tokens

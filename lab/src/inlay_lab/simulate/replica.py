@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from inlay.cluster.affinity import Decision
 from inlay.cluster.pieces import Wanted
+from inlay.kv.changes import StoreChanges
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.traces import SimulatedRequest
-from inlay.kv.changes import StoreChanges
 
 _NOTHING = 1e-6  # of a pass: what rounding leaves
 

@@ -12,9 +12,9 @@ from inlay.cluster.affinity import Affinity, Decision, RouterSettings
 from inlay.cluster.loads import Work
 from inlay.cluster.pieces import Wanted
 from inlay.cluster.residency_map import ResidencyMap
+from inlay.kv.changes import StoreChanges
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.replica import Job, Replica
-from inlay.kv.changes import StoreChanges
 
 _TOGETHER = 8  # answers that share the fixed part of a pass, about
 

@@ -54,7 +54,7 @@ class Exercise(Enum):
     """COMPARISONS: of two numbers that stand in no document, drawn for each question. EASY_COMPARISONS: questions for
     the larger of two, of as many digits and far apart: mostly, the first digits tell. REPETITIONS: of whole documents.
     KIND_COUNTS: how many documents there are of each kind. CONTRADICTIONS, SHARINGS, RANKINGS, RANKED_NUMBERS: steps
-    of ``inlay_lab.train.across`` towards SUPERLATIVES, SORTS, CONFLICTS and SHARED, the tasks of ``inlay_lab.eval.across``.
+    of ``across`` towards SUPERLATIVES, SORTS, CONFLICTS and SHARED, the tasks of ``inlay_lab.eval.across``.
     """
 
     COMPARISONS = "comparisons"

@@ -8,12 +8,20 @@ from dataclasses import replace
 import pytest
 
 from inlay.async_llm import AsyncLLM
+from inlay.errors import DeadlineError, ModelError
+from inlay.sampling_params import SamplingParams
 from inlay_lab.bench.throughput.columns import padded
 from inlay_lab.bench.throughput.runs import Run
 from inlay_lab.bench.throughput.steps import recording
-from inlay_lab.bench.throughput.workload import KINDS, Ask, Sizes, Workload, permuted_modules, shared_prefix, user_workload
-from inlay.errors import DeadlineError, ModelError
-from inlay.sampling_params import SamplingParams
+from inlay_lab.bench.throughput.workload import (
+    KINDS,
+    Ask,
+    Sizes,
+    Workload,
+    permuted_modules,
+    shared_prefix,
+    user_workload,
+)
 from tests.conftest import tiny
 from tests.equivalence.oracle import PromptCacheOracle, prefill
 

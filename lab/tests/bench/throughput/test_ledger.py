@@ -7,8 +7,8 @@ import json
 import pytest
 
 from inlay import __version__
-from inlay_lab.bench.throughput.ledger import Ledger
 from inlay.errors import ParameterError
+from inlay_lab.bench.throughput.ledger import Ledger
 
 MACHINE = {"cpu": "A chip", "threads": 2, "torch": "2", "transformers": "5", "load_1m": 3.5}
 ABOUT = {"part": "prefix", "prefix": 512, "rate": None, "column": "inlay"}

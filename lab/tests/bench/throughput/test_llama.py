@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from inlay.cli.main import main
+from inlay.errors import DeadlineError, ModelError
 from inlay_lab.bench.throughput import llama
 from inlay_lab.bench.throughput.llama import LlamaCpp
 from inlay_lab.bench.throughput.workload import shared_prefix
-from inlay.cli.main import main
-from inlay.errors import DeadlineError, ModelError
 from tests.conftest import tiny
 
 pytestmark = pytest.mark.long

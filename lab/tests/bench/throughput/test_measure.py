@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from inlay.cli.main import main
+from inlay.errors import CapacityError, ContextError, ParameterError
 from inlay_lab.bench.throughput import measure
 from inlay_lab.bench.throughput.measure import measure_throughput as run
 from inlay_lab.bench.throughput.setting import ThroughputSetting
-from inlay.cli.main import main
-from inlay.errors import CapacityError, ContextError, ParameterError
 from tests.conftest import tiny
 
 pytestmark = [pytest.mark.usefixtures("quick_model"), pytest.mark.long]

@@ -13,14 +13,14 @@ from transformers import DynamicCache
 
 from inlay.async_llm import AsyncLLM
 from inlay.attention.plan import Item, Part
-from inlay_lab.bench.floor import Rates
-from inlay_lab.bench.throughput.runs import Answer, Limit, Run, figures
-from inlay_lab.bench.throughput.steps import Cost, Step, covered, held_chunks, summary
 from inlay.errors import DeadlineError
 from inlay.models.interface import attention_implementation
 from inlay.models.weights import WeightForm
 from inlay.slots import SlotRange as Slots
 from inlay.types import Usage
+from inlay_lab.bench.floor import Rates
+from inlay_lab.bench.throughput.runs import Answer, Limit, Run, figures
+from inlay_lab.bench.throughput.steps import Cost, Step, covered, held_chunks, summary
 from tests.conftest import tiny
 
 

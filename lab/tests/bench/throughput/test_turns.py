@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from inlay.errors import DeadlineError, ModelError
 from inlay_lab.bench.throughput.runs import Answer, Bounds, Pace, Run, affordable, in_turns, pace_of
 from inlay_lab.bench.throughput.workload import Workload, shared_prefix
-from inlay.errors import DeadlineError, ModelError
 
 BOUNDS = Bounds(turns=3, batch=4, budget_s=math.inf, limit_s=77.0)
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from inlay.errors import DeadlineError, ModelError
 from inlay_lab.bench.throughput.vllm import Vllm
 from inlay_lab.bench.throughput.workload import shared_prefix
-from inlay.errors import DeadlineError, ModelError
 from tests.conftest import tiny
 from tests.equivalence.oracle import prefill
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inlay.pml import Prompt
 from inlay_lab.bench.throughput.workload import (
     ZIPF,
     Sizes,
@@ -23,7 +24,6 @@ from inlay_lab.bench.throughput.workload import (
     warm_passages,
     zipf,
 )
-from inlay.pml import Prompt
 
 SIZES = Sizes(document=70, system=40, text=12, passage=16, passages=3, question=6, answer=3, summary=3)
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from inlay import LLM, ParameterError
+from inlay.sampling_params import SamplingParams
 from inlay_lab.eval.longbench import measure
 from inlay_lab.eval.longbench.data import open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.eval.longbench.measure import Setting, measure_longbench
 from inlay_lab.eval.longbench.prompts import fitted
 from inlay_lab.eval.setting import Mode
-from inlay.sampling_params import SamplingParams
 
 from .test_data import EXAMPLE, ROW, folder
 

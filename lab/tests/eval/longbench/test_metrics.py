@@ -136,6 +136,6 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ParameterError) as caught:
         check_packages([DATASETS["qasper"], DATASETS["dureader"], DATASETS["vcsum"]])
     assert str(caught.value) == (
-        "dureader, vcsum: scoring needs jieba and rouge; install it with: pip install 'inlay-llm[eval]', or leave "
+        "dureader, vcsum: scoring needs jieba and rouge; install it with: pip install 'inlay-lab[eval]', or leave "
         "these datasets out with --datasets"
     )

@@ -11,8 +11,8 @@ import pytest
 from inlay.cli.main import main
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.eval.longbench.metrics import METRICS
-
 from tests.pages import DOCS, blocks, rows
+
 from .test_data import EXAMPLE
 
 pytestmark = pytest.mark.long

@@ -12,8 +12,8 @@ from inlay import LLM, ParameterError
 from inlay_lab.eval.longbench.data import Sample, Template, open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.eval.longbench.prompts import Case, fitted, has_turns
+from tests.check.models import small_model, small_tokenizer
 
-from ..models import small_model, small_tokenizer
 from .test_data import EXAMPLE
 
 #: How many documents the first row of the example has, where it has more than one.

@@ -1,8 +1,8 @@
 """What a pass costs on the device, by which it is decided who reads keys together.
 
 Reading them together (chunk-first) saves memory traffic and costs partial results, which are written, read again and
-merged. ``lab/benchmarks/gpu/calibrate.py`` measures the coefficients; sharing is never chosen where the model says that it
-is slower.
+merged. ``lab/benchmarks/gpu/calibrate.py`` measures the coefficients; sharing is never chosen where the model
+says that it is slower.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.plan import Item, Part, build_plan, items_at
 from inlay.attention.rope import Rotary
 from inlay.attention.storage import KVStorage, LayerShape
-from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
 from inlay.kv.pool import KVPool
 from inlay.models.load import DTYPES
 from inlay.slots import SlotRange, cut
+from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
 
 _STRIDE = 17  # how far apart in the noise two sequences begin
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from inlay.attention.backend import AttentionOptions, Backend
 from inlay.attention.plan import Item, Part, build_plan
 from inlay.attention.storage import LayerShape
-from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
 from inlay.models.load import DTYPES
 from inlay.slots import SlotRange
+from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,6 @@ from torch import nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from inlay.attention.registry import get_backend
-from inlay_lab.bench.decode.llama import bytes_read, llama_answers, why_not
-from inlay_lab.bench.floor import Floor, Rates
-from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
-from inlay_lab.bench.stock import another_fits, bytes_read_per_token, load_stock
-from inlay_lab.bench.throughput.steps import Cost
 from inlay.config import check_choice
 from inlay.engine import core as engine
 from inlay.engine import forward
@@ -36,6 +31,11 @@ from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
 from inlay.models.spec import dtype_name
 from inlay.sampling_params import SamplingParams
+from inlay_lab.bench.decode.llama import bytes_read, llama_answers, why_not
+from inlay_lab.bench.floor import Floor, Rates
+from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, describe_machine, in_turns, measure_ceilings
+from inlay_lab.bench.stock import another_fits, bytes_read_per_token, load_stock
+from inlay_lab.bench.throughput.steps import Cost
 
 _WARM_UP = 2  # tokens; a large model's first run may be the only one that is timed
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any
 
+from inlay.errors import ParameterError
 from inlay_lab.bench.serve.measure import at_rest
 from inlay_lab.bench.serve.traffic import Seen, Tenant
 from inlay_lab.bench.serve.under_attack import memory_of
-from inlay.errors import ParameterError
 
 FLAT = 0.02  # by which memory may be above what it settled at
 

@@ -17,10 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inlay_lab.bench.decode.llama import why_not
-from inlay_lab.bench.machine import Meter, clocked, describe_machine, in_turns
-from inlay_lab.bench.store.files import LikePool, drop_pages, read_through
-from inlay_lab.bench.store.llama import llama_slot
 from inlay.config import check_choice
 from inlay.errors import ParameterError
 from inlay.in_process_client import InProcessClient
@@ -30,6 +26,10 @@ from inlay.models.spec import dtype_name
 from inlay.pml import Prompt, Schema
 from inlay.sampling_params import SamplingParams
 from inlay.types import RequestOutput
+from inlay_lab.bench.decode.llama import why_not
+from inlay_lab.bench.machine import Meter, clocked, describe_machine, in_turns
+from inlay_lab.bench.store.files import LikePool, drop_pages, read_through
+from inlay_lab.bench.store.llama import llama_slot
 
 BASELINES = ("disk", "safetensors", "llama.cpp")
 

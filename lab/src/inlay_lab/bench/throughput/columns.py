@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedModel
 
 from inlay.async_llm import AsyncLLM
-from inlay_lab.bench.throughput.runs import Answer, Limit, Run
-from inlay_lab.bench.throughput.steps import held_chunks, recording
-from inlay_lab.bench.throughput.workload import POSITIONS, REUSE, Ask, Workload
 from inlay.errors import DeadlineError, ModelError
 from inlay.models.interface import attention_implementation
 from inlay.pml import Prompt
 from inlay.prompt.inputs import PromptInput
 from inlay.sampling_params import SamplingParams
+from inlay_lab.bench.throughput.runs import Answer, Limit, Run
+from inlay_lab.bench.throughput.steps import held_chunks, recording
+from inlay_lab.bench.throughput.workload import POSITIONS, REUSE, Ask, Workload
 
 
 class Ours:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from inlay.errors import ModelError
 from inlay_lab.bench.decode.llama import Worker, why_not
 from inlay_lab.bench.throughput.runs import Answer, Limit, Run
 from inlay_lab.bench.throughput.workload import Ask, Workload
-from inlay.errors import ModelError
 
 WORKER = "inlay_lab.bench.throughput.llama_worker"
 _REMEDY = "leave it out with --against off,stock"

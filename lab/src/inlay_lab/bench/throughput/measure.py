@@ -17,6 +17,9 @@ import psutil
 from transformers import PreTrainedModel
 
 from inlay.async_llm import AsyncLLM
+from inlay.errors import CapacityError, ContextError
+from inlay.models.load import DTYPES, LoadedModel, load_model
+from inlay.models.spec import ModelSpec, dtype_name
 from inlay_lab.bench.floor import Rates
 from inlay_lab.bench.machine import GB, describe_machine, measure_ceilings
 from inlay_lab.bench.stock import check_another_fits, load_stock
@@ -27,9 +30,6 @@ from inlay_lab.bench.throughput.memory import ResidentDocuments
 from inlay_lab.bench.throughput.runs import Bounds, Column, Pace, Run, figures, in_turns, pace_of
 from inlay_lab.bench.throughput.setting import CHUNK, Case, Group, ThroughputSetting, groups
 from inlay_lab.bench.throughput.steps import Cost, summary
-from inlay.errors import CapacityError, ContextError
-from inlay.models.load import DTYPES, LoadedModel, load_model
-from inlay.models.spec import ModelSpec, dtype_name
 
 
 def row_of(about: Mapping[str, Any], cells: Mapping[str, Cell]) -> dict[str, Any]:

@@ -11,12 +11,12 @@ import time
 import psutil
 
 from inlay.async_llm import AsyncLLM
-from inlay_lab.bench.throughput.ledger import Cell
-from inlay_lab.bench.throughput.runs import percentiles
-from inlay_lab.bench.throughput.workload import Sizes, random_ids
 from inlay.kv.identity import Context, TokenRun
 from inlay.sampling_params import SamplingParams
 from inlay.types import Usage
+from inlay_lab.bench.throughput.ledger import Cell
+from inlay_lab.bench.throughput.runs import percentiles
+from inlay_lab.bench.throughput.workload import Sizes, random_ids
 
 _QUESTIONS, _COLD = 7, 2  # about documents that are resident; about one that never is
 _LOOKUPS, _ROUNDS = 100, 7

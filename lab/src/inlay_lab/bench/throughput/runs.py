@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from inlay_lab.bench.throughput.steps import Step
-from inlay_lab.bench.throughput.workload import Workload
 from inlay.errors import DeadlineError, ModelError
 from inlay.types import Usage
+from inlay_lab.bench.throughput.steps import Step
+from inlay_lab.bench.throughput.workload import Workload
 
 _PERCENTILES = (50, 90, 99)
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from inlay.async_llm import AsyncLLM
+from inlay.config import KV_CACHE_DTYPES, check_choice
+from inlay.errors import ParameterError
+from inlay.models.weights import WeightForm
 from inlay_lab.bench.throughput.workload import (
     CHOSEN,
     KINDS,
@@ -19,9 +22,6 @@ from inlay_lab.bench.throughput.workload import (
     shared_prefix,
     user_workload,
 )
-from inlay.config import KV_CACHE_DTYPES, check_choice
-from inlay.errors import ParameterError
-from inlay.models.weights import WeightForm
 
 PARTS = ("prefix", "modules", "workloads", "memory")
 COLUMNS = ("inlay", "off", "stock", "transformers", "llama.cpp")

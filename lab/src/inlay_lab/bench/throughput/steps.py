@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from inlay.attention.plan import Part
 from inlay.base import Base
-from inlay_lab.bench.floor import Floor, Rates
-from inlay_lab.bench.stock import bytes_read_per_token
 from inlay.engine.encoder import Task
 from inlay.engine.forward import ForwardPass, StepObserver
 from inlay.models.spec import dtype_name
 from inlay.slots import SlotRange as Slots
+from inlay_lab.bench.floor import Floor, Rates
+from inlay_lab.bench.stock import bytes_read_per_token
 
 
 @dataclass

@@ -15,10 +15,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from inlay.errors import ModelError
 from inlay_lab.bench.throughput.runs import Answer, Limit, Run
 from inlay_lab.bench.throughput.workload import Workload
 from inlay_lab.bench.worker import Worker
-from inlay.errors import ModelError
 
 WORKER = "inlay_lab.bench.throughput.vllm_worker"
 _MEMORY_SHARE = 0.85  # of the device's, weights included; its own default is 0.9 of a device that nobody else uses

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from inlay.async_llm import AsyncLLM
-from inlay_lab.bench.stock import exact_text
 from inlay.pml import Prompt, Schema
 from inlay.prompt.inputs import PromptInput
 from inlay.prompt.layout import SchemaLayout
+from inlay_lab.bench.stock import exact_text
 
 
 @dataclass(frozen=True)

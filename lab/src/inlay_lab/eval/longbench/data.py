@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError
-from inlay_lab.eval.longbench.datasets import DATASETS, Dataset
-from inlay_lab.eval.longbench.metrics import NUMBERED
 from inlay.strict_json import JSONError, read_json
 from inlay.wording import clip, listed, shown
+from inlay_lab.eval.longbench.datasets import DATASETS, Dataset
+from inlay_lab.eval.longbench.metrics import NUMBERED
 
 _OWN = Path(__file__).with_name("templates.json")
 _TEMPLATES, _LIMITS = "dataset2prompt.json", "dataset2maxlen.json"

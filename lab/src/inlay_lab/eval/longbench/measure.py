@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from inlay.check.statistics import mean_interval, permutation_test
 from inlay.errors import ParameterError
 from inlay.kv.identity import ROUNDED
 from inlay.llm import LLM
 from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
+from inlay.sampling_params import SamplingParams
 from inlay_lab.eval.answers import AnswerLog
 from inlay_lab.eval.longbench.data import Sample, Suite
 from inlay_lab.eval.longbench.datasets import Dataset
@@ -20,8 +22,6 @@ from inlay_lab.eval.longbench.metrics import METRICS, check_packages, score
 from inlay_lab.eval.longbench.prompts import Case, fitted, has_turns
 from inlay_lab.eval.modular_qa import autos
 from inlay_lab.eval.setting import REFERENCE, Mode, taken_of
-from inlay.check.statistics import mean_interval, permutation_test
-from inlay.sampling_params import SamplingParams
 
 Row = dict[str, Any]
 _LEAST_LENGTH = 64  # tokens of a prompt, where a limit is given

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import ParameterError
+from inlay.wording import markdown_table
 from inlay_lab.eval.longbench.datasets import DATASETS
 from inlay_lab.eval.longbench.paper import MODELS, OUTLIER, PUBLISHED
-from inlay.wording import markdown_table
 
 Row = dict[str, Any]
 BASELINE = "Baseline"
