@@ -52,7 +52,7 @@ def _names(node: ast.AST, own: set[str]) -> Iterator[str]:
     if isinstance(node, ast.Attribute):
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") and node.attr in own):
             yield node.attr
-    elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "inlay":
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("inlay", "inlay_lab"):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield _last(node.value)
@@ -60,7 +60,7 @@ def _names(node: ast.AST, own: set[str]) -> Iterator[str]:
 
 def _last(text: str) -> str:
     """The attribute of a dotted name, as patches give it; of any other text itself."""
-    return text.rpartition(".")[2] if text.startswith(("inlay.", "tests.", "lab.tests.")) else text
+    return text.rpartition(".")[2] if text.startswith(("inlay.", "inlay_lab.", "tests.", "lab.tests.")) else text
 
 
 def _own(tree: ast.Module) -> set[str]:

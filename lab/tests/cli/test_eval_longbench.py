@@ -30,7 +30,10 @@ def test_json_alone(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (Path(result["model"]), result["limit"], result["max_model_len"]) == (Path(model), 1, 4096)
 
 
-def test_tables_before_the_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_before_the_json(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = run(capsys, "eval", "longbench", *QA, "--model", model, "--reuse", "anchored")
     assert status == 0
     *lines, last = out.splitlines()

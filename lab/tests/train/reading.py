@@ -104,7 +104,7 @@ def made_words(text: str) -> set[str]:
 def _fixed_words() -> frozenset[str]:
     data = [
         files(package).joinpath(name).read_text(encoding="utf-8")
-        for package, name in (("inlay_lab.eval", "kinds.toml"), ("training", "more.toml"))
+        for package, name in (("inlay_lab.eval", "kinds.toml"), ("inlay_lab.train", "more.toml"))
     ]
     wordings = (FRAMES, STATEMENT_FRAMES, KIND_COUNTS, *INSTRUCTIONS.values())
     lists = [way for each in wordings for way, _ in ways(each)]

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from inlay.errors import ModelError
 from inlay_lab.eval.questions import Form
 from inlay_lab.eval.words import Split
-from inlay_lab.train.curve import _name_stages, draw
+from inlay_lab.train.curve import name_stages, draw
 from inlay_lab.train.lessons import Encoder, Exercise, Lesson, answering
 from inlay_lab.train.recipe import FURTHER, RECIPE
 from inlay_lab.train.train import Training, examined, main, predict
@@ -262,7 +262,7 @@ def test_a_run_can_be_drawn(tmp_path: Path, trained: Training):
 def test_names_of_short_stages_stand_apart():
     axes = Figure().subplots()
     steps = {"one": 1, "two": 5, "three": 6, "four": 500, "end": 1000}
-    _name_stages(axes, [{"step": step, "stage": name} for name, step in steps.items()])
+    name_stages(axes, [{"step": step, "stage": name} for name, step in steps.items()])
     assert [line.get_xdata()[0] for line in axes.lines] == list(steps.values())
     assert [text.get_text().strip() for text in axes.texts] == list(steps)
     first, second, third, *others = [text.get_position()[0] for text in axes.texts]

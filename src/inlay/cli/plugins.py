@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 
 import typer
@@ -36,7 +37,7 @@ def add_plugins(app: typer.Typer) -> None:
         app.command(name=name, help=LAB[name], context_settings=_ANY_ARGUMENTS)(_missing(name))
 
 
-def _missing(name: str) -> type[None] | object:
+def _missing(name: str) -> Callable[[], None]:
     def command() -> None:
         raise InlayError(
             f"'inlay {name}' is a command of inlay-lab, which is not installed; "

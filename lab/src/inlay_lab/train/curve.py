@@ -22,7 +22,7 @@ def draw(lines: Iterable[str], out: Path) -> None:
     losses = [note for note in notes if "loss" in note]
     above.plot([note["step"] for note in losses], [note["loss"] for note in losses], color="black")
     above.set_ylabel("loss")
-    _name_stages(above, losses)
+    name_stages(above, losses)
     for axes, documents in zip(below, (2, 6), strict=True):
         for task in TASKS:
             seen = [note for note in notes if f"{documents} {task}" in note]
@@ -35,7 +35,7 @@ def draw(lines: Iterable[str], out: Path) -> None:
     figure.savefig(out)
 
 
-def _name_stages(axes: Any, losses: list[dict[str, Any]]) -> None:
+def name_stages(axes: Any, losses: list[dict[str, Any]]) -> None:
     """A line where each stage begins, its name beside it; names of short stages give way to the right."""
     apart = losses[-1]["step"] * _APART
     previous, free = None, 0.0

@@ -1,0 +1,5 @@
+"""The lab's tests run under the settings of the wheel's tests."""
+
+from tests.conftest import any_model, patient, rotary_model
+
+__all__ = ["any_model", "patient", "rotary_model"]
