@@ -1,4 +1,4 @@
-"""A cluster on a Ray Serve of its own, as ``inlay deploy`` starts it; and its processes, which can be killed."""
+"""A test cluster on its own Ray Serve, started by ``inlay deploy``, and access to its processes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass
 class Deployed:
-    """port: of the HTTP proxy. process: of ``inlay deploy``."""
+    """A running cluster.
+
+    Attributes:
+        port: Of the HTTP proxy.
+        process: Of ``inlay deploy``.
+    """
 
     port: int
     process: subprocess.Popen[str]
 
     def call(self, method: str, path: str, body: Any = None, timeout: float = 30) -> tuple[int, Any]:
-        """The status of an answer, and its value, or its text where it is no JSON."""
+        """Send a request; returns the status, and the JSON value or else the text of the answer."""
         data = None if body is None else json.dumps(body).encode()
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as connection:
             connection.request(method, path, data, JSON)
@@ -48,7 +53,7 @@ class Deployed:
         return self.call("POST", "/v1/completions", body)
 
     def stream(self, prompt: Any, **fields: Any) -> Iterator[str]:
-        """The data of each event."""
+        """Yield the data of each event."""
         body = {"model": "demo", "prompt": prompt, "temperature": 0, "stream": True, **fields}
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.request("POST", "/v1/completions", json.dumps(body).encode(), JSON)
@@ -63,7 +68,7 @@ class Deployed:
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
     def processes(self, deployment: str) -> list[psutil.Process]:
-        """Those of a deployment's replicas, "engine" or "ingress"."""
+        """The processes of a deployment's replicas. ``deployment`` is "engine" or "ingress"."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -86,7 +91,12 @@ class Deployed:
 
 @contextmanager
 def deployed(folder: Path, program: Sequence[str] = ("-m", "inlay"), **settings: Any) -> Iterator[Deployed]:
-    """A cluster of demo. program: what Python runs as the command ``inlay``. settings: of its file."""
+    """Run a cluster of the demo model within a block.
+
+    Args:
+        program: Arguments of Python that run the command ``inlay``.
+        settings: Entries of the cluster's configuration file.
+    """
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     said = {
@@ -100,7 +110,7 @@ def deployed(folder: Path, program: Sequence[str] = ("-m", "inlay"), **settings:
     }
     path = folder / "cluster.yaml"
     path.write_text(yaml.safe_dump(said))
-    # Ray's processes see what this one does.
+    # Ray's processes must find the modules that this process finds.
     paths = [str(Path(inlay.__file__).parent.parent), *filter(None, sys.path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, *program, "deploy", str(path)]

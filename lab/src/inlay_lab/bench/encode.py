@@ -1,10 +1,10 @@
-"""How fast modules are encoded, packed many into one forward pass, beside the stock model on the same texts.
+"""The speed of encoding modules, many packed into one forward pass, beside the stock model on the same texts.
 
-The modules are as long as each other and see themselves alone (``isolated``), so the stock model can compute the same
-keys and values: their token ids as a batch of prompts, with a cache and no logits. Several batch sizes are tried on
-some of the texts, and the best one runs over all of them, in turns with ours.
+The modules have equal lengths and see only themselves (``isolated``). So the stock model computes the same keys and
+values from their token ids as a batch of prompts, with a cache and without logits. Several batch sizes are tried on
+some of the texts. The best one runs over all texts, in turns with ours.
 
-- ours: from the schema's text to the last module stored: parsing and tokenizing it, planning, the forward passes.
+- ours: from the schema's text to the last stored module: parsing, tokenizing, planning and the forward passes.
 - stock: the base model's forward passes with a DynamicCache (sdpa, same dtype and threads).
 """
 
@@ -28,12 +28,18 @@ from inlay.pml import Schema
 from inlay_lab.bench.machine import Progress, clocked, describe_machine, in_turns, measure_ceilings
 from inlay_lab.bench.stock import check_another_fits, exact_text, load_stock
 
-_TRIAL = 16  # modules that every batch size is tried on, or one batch where that is more
+_TRIAL = 16  # modules in each trial of a batch size, or one batch if that is more
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeSetting:
-    """modules, tokens: how many modules, and tokens in each. batches: the stock model's. Raises ParameterError."""
+    """Options of the encoding benchmark. Raises ParameterError.
+
+    Attributes:
+        modules: Number of modules.
+        tokens: Tokens of each module.
+        batches: Batch sizes to try with the stock model.
+    """
 
     model: str
     modules: int = 64
@@ -88,16 +94,16 @@ def measure_encode(setting: EncodeSetting, progress: Progress | None = None) -> 
 
 
 def encode(llm: LLM, text: str) -> None:
-    """Encode every module of a schema, with nothing stored before."""
+    """Encode every module of a schema into an empty store."""
     llm.client.reset_prefix_cache().result()
     llm.add_schema(Schema.from_string(text, source="bench.xml"))
 
 
 @torch.inference_mode()
 def compute(model: PreTrainedModel, ids: Sequence[tuple[int, ...]], batch: int) -> DynamicCache:
-    """The stock model's keys and values of texts, ``batch`` at a time; short ones are padded behind their end.
+    """Compute the stock model's keys and values, ``batch`` texts at a time, with padding at the end of short ones.
 
-    Returns those of the last batch; the others are given up, or their memory would come on top of ours.
+    Returns the last batch's cache only: keeping all would need memory on top of ours.
     """
     with attention_implementation(model, "sdpa"):
         for first in range(0, len(ids), batch):

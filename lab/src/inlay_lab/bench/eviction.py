@@ -1,6 +1,6 @@
-"""Which eviction policy keeps what is asked for again: traces of accesses against a pool of a part of their tokens.
+"""Compare eviction policies: traces of accesses against a pool smaller than their distinct tokens.
 
-A simulator of sizes alone, without a model; the order of eviction and the policies are the engine's.
+It simulates sizes only, without a model. The eviction queue and the policies are the engine's.
 """
 
 from __future__ import annotations
@@ -17,29 +17,40 @@ from inlay.errors import ParameterError
 from inlay.kv.policies import POLICIES, PassCost, Use
 from inlay.kv.use_order import UseOrder
 
-#: Called with how many accesses are done and how many there are.
+#: Called with the number of accesses done and their total.
 Progress = Callable[[int, int], None]
 
-_THINGS = 10_000  # modules that a trace knows, each asked for ten times on the average
-_SPARE = 1 / 32  # of the capacity that goes with what has to, as in the pool
+_THINGS = 10_000  # modules in a trace; each is asked for ten times on average
+_SPARE = 1 / 32  # share of the capacity that is evicted beyond the need, as in the pool
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment of an access: a number that no other one has, its length, and whether it is a schema's."""
+    """A segment of an access.
+
+    Attributes:
+        number: Unique number of the segment.
+        tokens: Length in tokens.
+        module: True for a schema's module.
+    """
 
     number: int
     tokens: int
     module: bool
 
 
-#: What one prompt reads, in order: each piece is of use only behind those before it.
+#: The pieces of one prompt, in order. A piece can be reused only if all pieces before it are stored.
 Access = Sequence[Piece]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionSetting:
-    """What is measured. capacities: in percent of the trace's distinct tokens. cost: of the prefill that is saved."""
+    """Options of the simulation. Raises ParameterError.
+
+    Attributes:
+        capacities: In percent of the trace's distinct tokens.
+        cost: Cost of the prefill that a hit saves.
+    """
 
     accesses: int = 100_000
     capacities: tuple[float, ...] = (1, 5, 20)
@@ -60,7 +71,7 @@ class EvictionSetting:
 
 
 def measure_eviction(setting: EvictionSetting, progress: Progress | None = None) -> dict[str, Any]:
-    """Every policy on every trace, at every capacity: the share of tokens found, and the seconds that this saved."""
+    """Measure every policy on every trace at every capacity: the token hit ratio, and the seconds saved."""
     rows: list[dict[str, Any]] = []
     runs = len(setting.traces) * len(setting.capacities) * len(setting.policies)
     for trace in setting.traces:
@@ -110,7 +121,9 @@ class _Pool:
         self._order: UseOrder[_Stored] = UseOrder(POLICIES[policy], cost, lambda one: one.behind.values())
 
     def access(self, access: Access) -> tuple[int, float]:
-        """What a prompt finds: how many tokens, and the seconds that they would take. All of it is stored then."""
+        """Read a prompt and store all of it. Returns the tokens found and the seconds that computing them would
+        take.
+        """
         found, saved_s = 0, 0.0
         path: list[_Stored] = []
         for piece in access:
@@ -120,7 +133,7 @@ class _Pool:
             saved_s += self._cost.seconds(piece.tokens, found)
             found += piece.tokens
             path.append(one)
-        for one in reversed(path):  # so that ends go before beginnings that are as old
+        for one in reversed(path):  # so that the end of a prefix is evicted before its start
             self._order.read(one)
         self._add(access[len(path) :], found, path)
         return found, saved_s
@@ -128,7 +141,7 @@ class _Pool:
     def _add(self, missing: Access, context: int, path: list[_Stored]) -> None:
         for piece in missing:
             if not self._make_room(piece.tokens, path):
-                return  # larger than all that is not in use
+                return  # larger than everything that is not in use
             parent = path[-1] if path else None
             one = _Stored(Use(piece.tokens, context, piece.module), piece.number, parent)
             self._stored[piece.number] = one
@@ -175,7 +188,7 @@ def _zipf(accesses: int, draw: random.Random) -> Iterator[Access]:
 
 
 def _scan(accesses: int, draw: random.Random) -> Iterator[Access]:
-    """The same, with a scan now and then: a run of texts that nobody asks for again, half of all accesses."""
+    """Zipf accesses that alternate with scans: texts that are read only once, half of all accesses."""
     modules, pick = _modules(accesses, draw), _Zipf(max(1, min(_THINGS, accesses // 10)), draw)
     number, length = len(modules), max(1, accesses // 50)
     for at in range(accesses):
@@ -187,7 +200,7 @@ def _scan(accesses: int, draw: random.Random) -> Iterator[Access]:
 
 
 def _shifting(accesses: int, draw: random.Random) -> Iterator[Access]:
-    """Modules by Zipf's law, where ten times in the trace others become the popular ones."""
+    """Zipf accesses whose popular modules change ten times in the trace."""
     modules = _modules(accesses, draw)
     pick = _Zipf(len(modules), draw)
     for at in range(accesses):
@@ -197,10 +210,10 @@ def _shifting(accesses: int, draw: random.Random) -> Iterator[Access]:
 
 
 def _conversations(accesses: int, draw: random.Random) -> Iterator[Access]:
-    """Turns of conversations behind one of 50 system prompts: six of them on the average, with time to think between.
+    """Turns of conversations behind one of 50 system prompts: six turns on average, with pauses between them.
 
-    A turn reads all turns before it. Of those who think, most come back within some hundred turns of others, some
-    much later, and some never.
+    A turn reads all turns before it. Most conversations go on within some hundred turns of others, some much later, and
+    some never.
     """
     heads = [Piece(number, _tokens(draw), True) for number in range(50)]
     pick = _Zipf(len(heads), draw)
@@ -228,12 +241,12 @@ def _modules(accesses: int, draw: random.Random) -> list[Piece]:
 
 
 def _tokens(draw: random.Random) -> int:
-    """Of documents: half of them have more than 400 tokens, one in fifty more than 3,000."""
+    """Tokens of a document: half have more than 400 tokens, one in fifty more than 3,000."""
     return min(32_768, int(draw.lognormvariate(6, 1)) + 16)
 
 
 class _Zipf:
-    """Draws numbers below ``count``, the n-th with a weight of n to the power of -0.9."""
+    """Draws numbers below ``count``; the n-th has the weight n ** -0.9."""
 
     def __init__(self, count: int, draw: random.Random) -> None:
         self._sums = list(accumulate((n + 1) ** -0.9 for n in range(count)))

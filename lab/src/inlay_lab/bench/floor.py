@@ -1,7 +1,7 @@
-"""The least time that a pass over a model can take on this machine, of rates that are measured in the same run.
+"""The least time of a forward pass on this machine, from rates that are measured in the same run.
 
-Weights are read once at the rate of reading memory, while their products are computed at the rate of a matrix product
-of as many rows; keys and values are read beside them.
+Weights are read once at memory speed, while their products run at the speed of a matrix product with as many rows.
+Reading keys and values comes on top.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ _RUNS = 7
 
 @dataclass(frozen=True)
 class Floor:
-    """max(weights_s, products_s) + kv_s, and which of the first two it is: "memory" or "compute".
+    """The least time of a pass: max(weights_s, products_s) + kv_s.
 
-    weights_s: weights by the rate of reading. products_s: floating-point operations by the rate of matrix products.
-    kv_s: distinct keys and values by the rate of reading.
+    Attributes:
+        weights_s: Seconds to read the weights.
+        products_s: Seconds of the floating-point operations at the rate of matrix products.
+        kv_s: Seconds to read the distinct keys and values.
+        bound: The larger of the first two: "memory" or "compute".
     """
 
     weights_s: float
@@ -44,18 +47,19 @@ class Floor:
         return "compute" if self.products_s > self.weights_s else "memory"
 
     def report(self) -> dict[str, float]:
-        """Its parts in milliseconds, as they stand in a benchmark's JSON."""
+        """The parts in milliseconds, for a benchmark's JSON."""
         parts = {"weights_ms": self.weights_s, "products_ms": self.products_s, "kv_ms": self.kv_s}
         return {name: round(seconds * 1000, 3) for name, seconds in parts.items()}
 
 
 @dataclass
 class Rates:
-    """What this machine reads and multiplies, with torch's threads: medians of several runs, the faster of two ways.
+    """Rates of this machine with torch's threads: medians of several runs, the faster of two ways.
 
-    read_gb_s: GB/s (10^9 bytes) of reading a tensor that no cache holds.
-    gemm_gflops: GFLOP/s (10^9) of matrix products in ``dtype`` over weights that a cache holds, by their rows; measured
-        where they are asked for first, for a power of two of rows.
+    Attributes:
+        read_gb_s: GB/s (10^9 bytes) of reading a tensor larger than any cache.
+        gemm_gflops: GFLOP/s (10^9) of matrix products in ``dtype`` over cached weights, by number of rows. Each power
+            of two is measured when it is first needed.
     """
 
     dtype: str
@@ -65,7 +69,11 @@ class Rates:
 
     @classmethod
     def measured(cls, dtype: str, *, quick: bool = False) -> Rates:
-        """Of this machine. quick: smaller operands, for tests; such rates say little."""
+        """Measure this machine.
+
+        Args:
+            quick: Use smaller operands, for tests; such rates say little.
+        """
         return cls(dtype, _read_gb_s(_QUICK_READ_BYTES if quick else _READ_BYTES), quick=quick)
 
     def gemm(self, rows: int) -> float:
@@ -77,12 +85,12 @@ class Rates:
         return self.gemm_gflops[rows]
 
     def floor(self, *, flops: float, rows: int, weight_bytes: float, kv_bytes: float) -> Floor:
-        """Of a pass with this many rows."""
+        """The floor of a pass with this many rows."""
         read = self.read_gb_s * GB
         return Floor(weight_bytes / read, flops / (self.gemm(rows) * 1e9), kv_bytes / read)
 
     def at(self, rows: int) -> dict[str, float]:
-        """What a floor of this many rows is made of, as it stands in a benchmark's JSON."""
+        """The rates behind a floor of this many rows, for a benchmark's JSON."""
         return {"read_gb_s": self.read_gb_s, "gemm_gflops": self.gemm(rows)}
 
 
@@ -96,7 +104,7 @@ def _read_gb_s(size: int) -> float:
 
 
 def _gemm_gflops(rows: int, side: int, dtype: str) -> float:
-    """By whichever is faster here: the layers that models run with, or torch; of a smaller product where it is slow."""
+    """The faster of our layers and torch. The product is smaller where this dtype is slow."""
     most = most_operations(dtype)
     while 2 * rows * side**2 > most and side > _QUICK_SIDES[0]:
         side //= 2
@@ -112,6 +120,6 @@ def _gemm_gflops(rows: int, side: int, dtype: str) -> float:
 
 @torch.inference_mode()
 def _seconds(ways: dict[str, Callable[[], object]]) -> float:
-    """The median of the way that takes the shortest time here."""
+    """The median of the fastest way."""
     timed = in_turns({name: clocked(way) for name, way in ways.items()}, _RUNS)
     return min(timing.seconds for timing in timed.values())

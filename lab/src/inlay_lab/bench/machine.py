@@ -1,7 +1,7 @@
-"""Timing things, what a benchmark ran on, and how fast that machine can go at best.
+"""Timing in turns, a description of the machine, and its peak rates.
 
-Things are timed turn by turn, so that a slow moment of the machine meets all of them; medians are reported. The best
-that the machine can do is measured in the same run as what is compared.
+Meters run in turns, so that a slow moment of the machine affects all of them; medians are reported. The peak rates are
+measured in the same run as the results that are compared with them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from inlay.models.load import DTYPES
 #: Runs something once and returns the seconds that count.
 Meter = Callable[[], float]
 
-#: Called with how much is done and how much there is to do.
+#: Called with the number of steps done and their total.
 Progress = Callable[[int, int], None]
 
-_ONCE_S = 10.0  # what takes longer runs once
-_HALF_S = 1.0  # what takes longer runs half as often: it averages over much already
-_ENOUGH_S, _MOST = 0.25, 40  # short ones run more often, until a turn of all takes this long together, or this often
+_ONCE_S = 10.0  # a longer meter runs once
+_HALF_S = 1.0  # a longer meter runs half as often: it averages over much already
+_ENOUGH_S, _MOST = 0.25, 40  # short meters repeat until all together take this many seconds, or this often
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,11 @@ class Timing:
 
 
 def clocked(call: Callable[[], object], before: Callable[[], object] | None = None) -> Meter:
-    """A meter of a whole call. before: what is done first each time and does not count."""
+    """A meter of a whole call.
+
+    Args:
+        before: Called first each time; its time does not count.
+    """
 
     def meter() -> float:
         if before is not None:
@@ -62,16 +66,19 @@ def clocked(call: Callable[[], object], before: Callable[[], object] | None = No
 
 
 def new_sender() -> str:
-    """A cache salt that nobody has had: its request reads what is public, and computes its own text, however often."""
+    """An unused cache salt: its request finds public entries only, and computes its own text every time."""
     return uuid4().hex
 
 
 def in_turns(meters: Mapping[str, Meter], runs: int, progress: Progress | None = None) -> dict[str, Timing]:
-    """Run each meter in turns, ``runs`` times and more where they are short, and give medians.
+    """Run each meter in turns, ``runs`` times or more if they are short, and return the medians.
 
-    Every turn has an order of its own, since what ran before leaves caches and threads behind in some state. A first
-    turn warms up and does not count, except for what took more than ten seconds: that is not repeated.
-    progress: called with the number of turns done and to do.
+    Every turn has its own order, because earlier work leaves caches and threads in some state. A first turn warms up
+    and
+    does not count. A meter that took more than ten seconds in that turn is not repeated.
+
+    Args:
+        progress: Called with the number of turns done and their total.
     """
     first = {name: meter() for name, meter in meters.items()}
     samples: dict[str, list[float]] = {name: [] for name in meters}
@@ -103,7 +110,7 @@ _GEMM, _QUICK_GEMM = 2048, 512
 _COPY_BYTES, _QUICK_COPY_BYTES = 1 << 28, 1 << 26  # far larger than any cache; a quick run's may not be
 _FLUSH_BYTES, _QUICK_FLUSH_BYTES = 1 << 26, 1 << 22
 _RUNS = 7
-_MOST_S = 2.0  # that one matrix product may take
+_MOST_S = 2.0  # longest time of one matrix product
 _PROBE = 256
 
 
@@ -111,27 +118,29 @@ _PROBE = 256
 class Ceilings:
     """Rates of this machine with torch's threads, medians of several runs.
 
-    gemm_gflops: GFLOP/s (10^9) of a square matrix product, by dtype name.
-    copy_gb_s: GB/s (10^9 bytes) of copying a large tensor, bytes read and bytes written counted.
+    Attributes:
+        gemm_gflops: GFLOP/s (10^9) of a square matrix product, by dtype name.
+        copy_gb_s: GB/s (10^9 bytes) of copying a large tensor. Bytes read and bytes written both count.
     """
 
     gemm_gflops: dict[str, float]
     copy_gb_s: float
 
     def seconds(self, flops: float, read: float, dtype: str) -> tuple[float, str]:
-        """The least time for this work, and what it waits for: "memory" or "compute"."""
+        """The least time for this work, and its bound: "memory" or "compute"."""
         computing, reading = flops / (self.gemm_gflops[dtype] * 1e9), read / (self.copy_gb_s * GB)
         return (computing, "compute") if computing > reading else (reading, "memory")
 
     def report(self) -> dict[str, Any]:
-        """As it stands in a benchmark's JSON."""
+        """The rates for a benchmark's JSON."""
         return asdict(self)
 
 
 def measure_ceilings(dtypes: list[str], *, quick: bool = False) -> Ceilings:
-    """Measure the rates for these dtypes, by smaller products where a processor has nothing for one of them.
+    """Measure the rates for these dtypes, by smaller products if the processor is slow at a dtype.
 
-    quick: smaller operands, for tests; such rates say little.
+    Args:
+        quick: Use smaller operands, for tests; such rates say little.
     """
     source = torch.ones((_QUICK_COPY_BYTES if quick else _COPY_BYTES) // 4)
     target = torch.empty_like(source).fill_(0)
@@ -152,7 +161,7 @@ def measure_ceilings(dtypes: list[str], *, quick: bool = False) -> Ceilings:
 
 @cache
 def most_operations(dtype: str) -> float:
-    """How many floating-point operations one measured product may have, not to take long: bf16 is slow on some."""
+    """The most floating-point operations that one measured product may have. Some processors are slow at bf16."""
     square = torch.randn(_PROBE, _PROBE).to(DTYPES[dtype])
     with torch.inference_mode():
         seconds = min(clocked(partial(torch.mm, square, square))() for _ in range(2))
@@ -160,10 +169,10 @@ def most_operations(dtype: str) -> float:
 
 
 class CacheFlush:
-    """Pushes everything else out of the processor's caches, by reading something larger than they are.
+    """Evicts everything else from the processor's caches, by reading a tensor larger than they are.
 
-    Between two attention layers of a model its weights do the same, so a kernel that is timed again and again must not
-    find its keys in a cache; and the column behind it, which may read the same keys, even less so.
+    In a model, the weights between two attention layers do the same. So a kernel that is timed repeatedly must not find
+    its keys in a cache, nor must the next column, which may read the same keys.
     """
 
     def __init__(self, *, quick: bool = False) -> None:
@@ -175,7 +184,7 @@ class CacheFlush:
 
 
 def _last_cache_bytes() -> int:
-    """The size of the third-level cache; 0 where the system does not say."""
+    """The size of the third-level cache, or 0 if the system does not report it."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
         return int(text.removesuffix("K")) * 1024
@@ -184,7 +193,7 @@ def _last_cache_bytes() -> int:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What ran this, and how busy it was: a load of much more than the threads used means that others ran too."""
+    """Describe the machine and its load. A load far above the number of threads used means that other work ran too."""
     return {
         "cpu": _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

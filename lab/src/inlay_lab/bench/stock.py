@@ -1,6 +1,5 @@
-"""What benchmarks share: the stock transformers model that they compare with, and whether one more fits into memory.
-
-And polynomials through measured points, and texts of a wanted number of tokens.
+"""Helpers of benchmarks: the stock transformers model, its memory, polynomial fits, and texts of a given token
+count.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from inlay.models.interface import attention_implementation
 from inlay.models.load import load_model
 from inlay.models.weight_size import weight_bytes as quantized_bytes
 
-_SLACK = 1.2  # what a model takes beside its weights while it runs
+_SLACK = 1.2  # memory of a running model over its weights
 
 
 def load_stock(name: str, dtype: str, device: str = "cpu") -> PreTrainedModel:
-    """The model as transformers has it, with the weights that ``LLM(name, dtype=dtype, seed=0)`` has."""
+    """The stock transformers model, with the weights of ``LLM(name, dtype=dtype, seed=0)``."""
     return load_model(name, dtype=dtype, seed=0, weights="stock", device=device).model
 
 
 def prefill(model: PreTrainedModel, ids: Tensor) -> None:
-    """A forward pass over (batch, tokens) ids as for a first token: sdpa, one row of logits, nothing kept."""
+    """A forward pass over (batch, tokens) ids as for a first token: sdpa, one row of logits, no cache."""
     with torch.inference_mode(), attention_implementation(model, "sdpa"):
         model(input_ids=ids, use_cache=False, logits_to_keep=1)
 
@@ -46,14 +45,15 @@ def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def weight_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of all weights, tied ones once."""
+    """Bytes of all weights; tied ones count once."""
     return sum(parameter.numel() for parameter in _skeleton(config).parameters()) * dtype.itemsize
 
 
 def bytes_read_per_token(config: PretrainedConfig, dtype: torch.dtype, quantization: str | None = None) -> int:
-    """Weight bytes that one decode step reads: all but an embedding that is looked up alone, one row of it.
+    """Weight bytes that one decode step reads. An untied input embedding does not count: a step reads one row of it.
 
-    quantization: as in ``load_model``: then a head that is tied is a copy of the embedding.
+    Args:
+        quantization: As in ``load_model``. With quantization, a tied head is a copy of the embedding.
     """
     model: Any = _skeleton(config)
     looked_up = model.get_input_embeddings().weight
@@ -66,21 +66,22 @@ def bytes_read_per_token(config: PretrainedConfig, dtype: torch.dtype, quantizat
 
 
 def another_fits(config: PretrainedConfig, dtype: torch.dtype, copies: int = 1) -> bool:
-    """Whether the memory that is free holds that many more models of this size."""
+    """True if free memory has room for ``copies`` more models of this size."""
     return copies * weight_bytes(config, dtype) * _SLACK < psutil.virtual_memory().available
 
 
 def check_another_fits(config: PretrainedConfig, dtype: torch.dtype, remedy: str = "use a smaller model") -> None:
-    """Raise CapacityError where the memory that is free does not hold the stock model beside ours."""
+    """Raise CapacityError if the stock model does not fit in free memory beside ours."""
     if not another_fits(config, dtype):
         needed, free = (bytes_ / 1e9 for bytes_ in (weight_bytes(config, dtype), psutil.virtual_memory().available))
         raise CapacityError(f"the stock model takes {needed:.1f} GB beside ours and {free:.1f} GB are free; {remedy}")
 
 
 def fit(points: Sequence[tuple[float, float]], degree: int) -> dict[str, Any] | None:
-    """The least-squares polynomial of (x, y) points; None where there are no more points than coefficients.
+    """The least-squares polynomial of (x, y) points, or None if there are too few points for it.
 
-    Returns coefficients, the constant one first, and R², the share of the variance that the polynomial explains.
+    Returns:
+        Coefficients, the constant one first, and R², the share of the variance that the polynomial explains.
     """
     if len({x for x, _ in points}) <= degree + 1:
         return None
@@ -96,7 +97,7 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life
 
 
 def exact_text(llm: Base, tokens: int, draw: random.Random) -> str:
-    """Words that make that many tokens; a token or two off where the tokenizer joins what was cut."""
+    """Words of ``tokens`` tokens. The count is off by one or two if the tokenizer joins tokens at the cut."""
     text = " ".join(draw.choices(_WORDS, k=tokens))
     ids = llm.encoder.text(text)[:tokens]
     return str(llm.tokenizer.decode(list(ids)))

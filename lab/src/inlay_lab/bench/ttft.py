@@ -1,19 +1,19 @@
-"""Time to first token with most of the prompt cached, against a full prefill and against its own bound.
+"""Time to first token with most of the prompt cached, against a full prefill and against a lower bound.
 
-The prompt is N tokens of text in eight modules and a short new text behind them. Three things are timed, turn by turn,
-so that a slow moment of the machine meets all of them:
+The prompt is N tokens of text in eight modules and a short new text behind them. These are timed in turns, so that a
+slow moment of the machine affects all of them:
 
-- ``ttft_ms``: a request, from the call to the first token: resolving, tokenizing, splicing, the forward pass, sampling.
-  Each comes from another sender, so that only modules are cached: who asks the same again computes one token.
+- ``ttft_ms``: a request, from the call to the first token: resolving, tokenizing, composing, forward pass, sampling.
+  Each request has a new cache salt, so that only modules are cached and not its own earlier text.
 - ``full_prefill_ms``: the stock transformers model on the same ids (sdpa, same dtype and threads, one row of logits).
-- ``bound_ms``: a request of the same new tokens alone through the same engine, with nothing cached: what is left if
-  reading the cache cost nothing. Under a repair as many as it computes, the repaired ones and the new ones.
-- ``behind_ms``, under a repair: so many new tokens behind the same modules, with nothing repaired.
-- ``llama_ms`` and ``llama_held_ms``, where asked for: llama.cpp's whole prompt, and its new tokens behind
-  a beginning that it holds, in as many bits.
+- ``bound_ms``: a request of only the new tokens with nothing cached, as if reading the cache cost nothing. With
+  selective recomputation, the recomputed tokens count as new.
+- ``behind_ms``, with selective recomputation: as many new tokens behind the same modules without it.
+- ``llama_ms`` and ``llama_held_ms``, optional: llama.cpp's whole prompt, and its new tokens behind a cached prefix,
+  in as many bits.
 
-A sweep does this over lengths, as figure 5 of Prompt Cache (arXiv 2311.04934) does, and fits a line to our times and a
-parabola to those of the full prefill.
+A sweep over lengths follows figure 5 of Prompt Cache (arXiv 2311.04934). It fits a line to our times and a parabola to
+those of the full prefill.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ QUICK_SWEEP = (64, 96, 128, 192, 256)
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: how many tokens are cached and how many are new."""
+    """One row of the table: numbers of cached and new tokens."""
 
     cached: int
     new: int
@@ -72,11 +72,12 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class TTFTSetting:
-    """What to measure. Raises ParameterError.
+    """Options of the benchmark. Raises ParameterError.
 
-    reuse, positions: the policy of the requests, which reads modules; it may have a repair.
-    baselines: of BASELINES, what else to time, up to prompts of ``longest_baseline`` cached tokens.
-    sweep: whether rows are one curve: those that do not fit are left out with the reason, and curves are fitted.
+    Attributes:
+        reuse, positions: Policy of the requests. It reads modules and may have selective recomputation.
+        baselines: From BASELINES; timed up to prompts of ``longest_baseline`` cached tokens.
+        sweep: Rows are points of a curve. Rows that do not fit are left out with the reason, and curves are fitted.
     """
 
     model: str
@@ -119,7 +120,7 @@ def measure_ttft(setting: TTFTSetting, progress: Progress | None = None) -> dict
         device="cpu",
     )
     dtype = dtype_name(llm.loaded.model.dtype)
-    if not setting.sweep:  # an error now, not behind minutes of measuring
+    if not setting.sweep:  # an error now, not after minutes of measuring
         for row in setting.rows:
             _check_context(llm, row)
     stock = _stock(setting, llm, dtype) if "transformers" in setting.baselines else None
@@ -167,7 +168,7 @@ def _stock(setting: TTFTSetting, llm: LLM, dtype: str) -> PreTrainedModel:
 
 
 def _why_no_llama(setting: TTFTSetting, llm: LLM, dtype: str) -> str | None:
-    """The reason why llama.cpp is not measured; None where it is."""
+    """The reason that llama.cpp is not measured, or None."""
     if "llama.cpp" not in setting.baselines:
         return "not asked for"
     config = llm.loaded.model.config
@@ -182,7 +183,7 @@ def _llama(setting: TTFTSetting, llm: LLM) -> AbstractContextManager[LlamaFirstT
 
 
 def _timed(row: Setting, setting: TTFTSetting) -> bool:
-    """Whether a row is measured beside ours."""
+    """True if baselines are measured for a row."""
     return setting.longest_baseline is None or row.cached <= setting.longest_baseline
 
 
@@ -229,7 +230,7 @@ def _cells(timed: dict[str, Timing]) -> dict[str, Any]:
 
 
 def _fits(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A line through our times and a parabola through the full prefill's; None where there are too few points."""
+    """A line through our times and a parabola through the full prefill's; None with too few points."""
 
     def curve(name: str, degree: int) -> dict[str, Any] | None:
         points = [(row["cached"] + row["new"], row[name]) for row in rows if row[name] is not None]
@@ -239,13 +240,13 @@ def _fits(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def first_token(llm: LLM, prompt: Any, reuse: str | None = None) -> RequestOutput:
-    """A request of somebody who has asked nothing before: what is found of it are public modules."""
+    """Send a request under a new cache salt: it finds public modules only."""
     once = SamplingParams(max_tokens=1, temperature=0)
     return llm.generate(prompt, once, reuse=reuse, cache_salt=new_sender())[0]
 
 
 def workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:
-    """A schema of eight modules that hold ``cached`` tokens together, and a prompt with ``new`` tokens behind them."""
+    """A schema of eight modules with ``cached`` tokens together, and a prompt with ``new`` tokens behind them."""
     draw = random.Random(0)
     bos = len(llm.encoder.bos)
     sizes = [(row.cached - bos) // MODULES] * MODULES
@@ -259,7 +260,6 @@ def workload(llm: LLM, name: str, row: Setting) -> tuple[Schema, Prompt]:
     return schema, prompt
 
 
-# Okabe and Ito's colours.
 _CURVES = (
     ("full_prefill_ms", "full prefill, stock transformers", "#D55E00", "s"),
     ("ttft_ms", "inlay, modules cached", "#0072B2", "o"),

@@ -1,4 +1,4 @@
-"""llama.cpp as columns of the benchmark of first tokens: a whole prompt, and one whose beginning it holds."""
+"""llama.cpp as columns of the time-to-first-token benchmark: a whole prompt, and one with a cached prefix."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from inlay_lab.bench.machine import Meter
 
 @dataclass(frozen=True)
 class LlamaFirstTokens:
-    """Its process, which is open."""
+    """A running llama.cpp process."""
 
     worker: Worker
 
     def meters(self, cached: int, new: int) -> dict[str, Meter]:
-        """Of one row: all tokens computed, and the new ones behind cached ones that it holds."""
+        """The meters of one row: all tokens computed, and only the new ones behind a cached prefix."""
         return {
             "llama_ms": partial(self._seconds, cached, new, held=False),
             "llama_held_ms": partial(self._seconds, cached, new, held=True),
@@ -37,9 +37,10 @@ class LlamaFirstTokens:
 def llama_first_tokens(
     config: PretrainedConfig, longest: int, quantization: str | None = None
 ) -> Iterator[LlamaFirstTokens]:
-    """A random model of the same shape, in bf16 or as many bits as ``quantization`` has. Raises ModelError.
+    """A random model of the same shape, in bf16 or quantized. Raises ModelError.
 
-    longest: tokens of the longest prompt.
+    Args:
+        longest: Tokens of the longest prompt.
     """
     words = (longest, torch.get_num_threads())
     remedy = "leave it out with --baselines transformers"

@@ -1,9 +1,10 @@
 """llama.cpp's first tokens: ``python -m inlay_lab.bench.ttft_llama_worker FILE LONGEST N``.
 
-A process of its own, as in decode/llama_worker.py; prompts are of at most LONGEST tokens. Every line on standard input
-is one run, a line of JSON: ``{"cached": …, "new": …, "held": …}``, on N threads. The answer is a line of JSON: the
-seconds of the new tokens behind cached ones that it holds already, or of all of them where ``held`` is false, up to the
-most probable next token.
+It is a separate process, as in decode/llama_worker.py. Prompts have at most LONGEST tokens. Every line on standard
+input
+is one run on N threads, as JSON: ``{"cached": …, "new": …, "held": …}``. The answer is a line of JSON: the seconds up
+to
+the most probable next token. If ``held``, only the new tokens are computed behind a cached prefix, else all tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def main(file: str, longest: int, threads: int) -> None:
     if loaded is None:
         return
     state, vocabulary = loaded
-    decode(state, [0], vocabulary)  # the file is mapped, and read from disk the first time
+    decode(state, [0], vocabulary)  # the file is mapped: the first run reads it from disk
     say({"loaded": True})
-    prefix = 0  # tokens that are held
+    prefix = 0  # tokens in the cache
     for line in sys.stdin:
         wanted = json.loads(line)
         cached, new = wanted["cached"], wanted["new"]
@@ -41,7 +42,7 @@ def main(file: str, longest: int, threads: int) -> None:
 
 
 def _keep(state: Any, tokens: int) -> None:
-    """Forget what is behind the first so many tokens."""
+    """Remove all but the first ``tokens`` tokens from the cache."""
     llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(state), 0, tokens, -1)
 
 

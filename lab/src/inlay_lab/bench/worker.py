@@ -1,4 +1,4 @@
-"""Another engine in a process of its own, which is asked in lines of JSON and answers so.
+"""Another engine in a separate process, asked and answering in lines of JSON.
 
 Two OpenMP runtimes in one process would fight for the cores, and two engines for a device's memory.
 """
@@ -18,10 +18,16 @@ from inlay.errors import ModelError
 
 
 class Worker:
-    """The process of a module, which says in a first line that it is ready. Raises ModelError.
+    """The process of a module. Its first line reports that it is ready.
 
-    name: of the engine, for messages. words: what the program is given. remedy: how to do without it.
-    errors: where its standard error goes, as ``subprocess`` has it; None for this process's own.
+    Args:
+        name: Of the engine, for messages.
+        words: Arguments of the program.
+        remedy: How to run without it, for messages.
+        errors: Destination of its standard error, as in ``subprocess``; None for this process's own.
+
+    Raises:
+        ModelError: The process failed to start.
     """
 
     def __init__(
@@ -44,17 +50,17 @@ class Worker:
             raise
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Its answer to one line."""
+        """Its answer to one line. Raises ModelError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; what it said last tells why
+            pass  # it has ended; its last line has the reason
         return self._read()
 
     def close(self) -> None:
-        """End it, and the processes that it has started."""
+        """Kill it and the processes that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()

@@ -1,11 +1,13 @@
-"""One decode step as every column sees it: who shares what, what the keys hold, and where they lie.
+"""The decode step of the attention benchmark: stored tokens, shared tokens and their placement in memory.
 
-Many short segments against one long one: what does it cost that the same tokens lie in many places?
+``SegmentCase`` compares one long segment with many short ones in three placements of the same tokens:
 
-Three placements of the same tokens against ``one``, a single run: ``neighbours`` side by side in the pool,
-``scattered`` each in a chunk of its own, both read unshifted; and ``shifted``, scattered and each encoded at position
-0, so that each is read at a shift of its own. Stored keys carry the rotation of the positions that they were encoded
-at, so all four give the same output.
+- ``one``: a single run of slots.
+- ``neighbours``: segments side by side in the pool, read unshifted.
+- ``scattered``: each segment in a chunk of its own, read unshifted.
+- ``shifted``: scattered, each segment encoded at position 0 and read at its own shift.
+
+Stored keys carry the rotation of their encoding positions, so all four give the same output.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from inlay.models.load import DTYPES
 from inlay.slots import SlotRange, cut
 from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
 
-_STRIDE = 17  # how far apart in the noise two sequences begin
+_STRIDE = 17  # distance in the noise between the starts of two sequences
 
 
 @dataclass(frozen=True)
 class Case:
-    """A batch in which every sequence decodes one token.
+    """A batch in which every sequence decodes one token. A sequence attends to its context and to the new token.
 
-    context: stored tokens of each sequence (the paper's n_p + n_c); shared: the first of them that all have in common
-    (n_s). A sequence attends to its context and to the new token itself.
+    Attributes:
+        context: Stored tokens of each sequence (the paper's n_p + n_c).
+        shared: Tokens at the start of the context that all sequences share (n_s).
     """
 
     dtype: str
@@ -48,7 +51,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of query · key and weight · value, for all rows and heads."""
+        """Floating-point operations of query · key and weight · value, for all rows and heads."""
         return 4 * self.batch * self.heads * (self.context + 1) * self.head_dim
 
     @property
@@ -57,15 +60,22 @@ class Case:
         return 2 * self.kv_heads * self.head_dim * DTYPES[self.dtype].itemsize
 
     def kv_bytes(self, *, copies: bool) -> int:
-        """Distinct bytes of keys and values. copies: with the shared part once for every sequence."""
+        """Distinct bytes of keys and values.
+
+        Args:
+            copies: Count the shared part once for every sequence.
+        """
         shared = self.shared * (self.batch if copies else 1)
         return (shared + self.batch * (self.context - self.shared + 1)) * self.token_bytes
 
 
 class Content:
-    """What a case's sequences hold, the same for every column: views of one block of noise.
+    """Queries, keys and values of a case, the same for every column: views of one block of noise.
 
-    query: (heads, batch, head_dim); key, value: (kv_heads, batch, head_dim), of the new tokens.
+    Attributes:
+        query: (heads, batch, head_dim).
+        key: Keys of the new tokens, (kv_heads, batch, head_dim).
+        value: Values of the new tokens, (kv_heads, batch, head_dim).
     """
 
     def __init__(self, case: Case) -> None:
@@ -86,15 +96,16 @@ class Content:
         return self._keys[:, : self._case.shared], self._values[:, : self._case.shared]
 
     def private(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """Those of what a sequence holds behind it: (kv_heads, context - shared, head_dim) each."""
+        """Keys and values of a sequence behind the shared part: (kv_heads, context - shared, head_dim) each."""
         at = slice(self._case.shared + _STRIDE * sequence, self._case.context + _STRIDE * sequence)
         return self._keys[:, at], self._values[:, at]
 
 
 class Pages:
-    """The sequences in the chunks of a pool, each with a place for its new token.
+    """The sequences in the chunks of a pool, each with a slot for its new token.
 
-    copies: whether every sequence has the shared part once more for itself.
+    Args:
+        copies: Store the shared part once for every sequence.
     """
 
     def __init__(self, case: Case, content: Content, *, copies: bool) -> None:
@@ -119,7 +130,7 @@ class Pages:
         return Part.of(case.context, 1, context, cut(own, stored, 1))
 
     def _store(self, tokens: int, states: tuple[Tensor, Tensor]) -> tuple[SlotRange, ...]:
-        """Take chunks for that many tokens, and write the first of them."""
+        """Allocate chunks for ``tokens`` tokens and write the given keys and values into the first of them."""
         runs = self.pool.allocate(tokens)
         assert runs is not None, "the pool is made for the case"
         at = 0
@@ -136,9 +147,9 @@ def _pool(case: Case, copies: bool) -> KVPool:
 
 
 class Dense:
-    """Every sequence's own keys and values as one tensor, as a static cache of stock PyTorch code holds them.
+    """Every sequence's own keys and values as one tensor, as a static cache of stock PyTorch code stores them.
 
-    keys, values: (batch, kv_heads, context + 1, head_dim); the last place is the new token's.
+    ``keys`` and ``values`` are (batch, kv_heads, context + 1, head_dim); the last position is the new token's.
     """
 
     def __init__(self, case: Case, content: Content) -> None:
@@ -165,7 +176,11 @@ _ROWS = 32
 
 @dataclass(frozen=True)
 class SegmentCase:
-    """query: "decode" (one row), "batch" (32 sequences, a row each) or "prefill" (32 rows of one sequence)."""
+    """A case of the part on segments.
+
+    Attributes:
+        query: "decode" (one row), "batch" (32 sequences, a row each) or "prefill" (32 rows of one sequence).
+    """
 
     dtype: str
     heads: int
@@ -205,7 +220,7 @@ def measure_segments(case: SegmentCase, backend: Backend, runs: int, flush: Cach
 
 
 def step(case: SegmentCase, placement: str, backend: Backend) -> Callable[[], Tensor]:
-    """The rows' attention, (rows, heads, head_dim), with the tokens lying as ``placement`` says."""
+    """The attention of the rows, (rows, heads, head_dim), with the tokens in this placement."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(heads: int, tokens: int) -> Tensor:
@@ -224,7 +239,7 @@ def step(case: SegmentCase, placement: str, backend: Backend) -> Callable[[], Te
 
 
 def pieces_of(case: SegmentCase, placement: str) -> tuple[tuple[Item, ...], int]:
-    """Where the tokens lie, and the first slot behind them, at a chunk border."""
+    """The slots of the tokens, and the first slot behind them, at a chunk border."""
     size, apart = case.segment_tokens, case.segment_tokens
     if placement == "one":
         pieces: tuple[Item, ...] = (Item(SlotRange(0, case.tokens), 0),)
@@ -240,7 +255,7 @@ def pieces_of(case: SegmentCase, placement: str) -> tuple[tuple[Item, ...], int]
 def _filled(
     case: SegmentCase, pieces: tuple[Item, ...], after: int, rotary: Rotary, keys: Tensor, values: Tensor
 ) -> KVStorage:
-    """A pool that holds the tokens, with room for a chunk or more per row behind them."""
+    """A pool that stores the tokens and has room for at least a chunk per row behind them."""
     slots = after + case.rows * case.chunk
     pool = KVStorage([LayerShape(case.kv_heads, case.head_dim)], DTYPES[case.dtype], slots)
     at = 0

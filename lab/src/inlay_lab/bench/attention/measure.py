@@ -1,15 +1,13 @@
-"""The columns of the attention tables: the same decode step, done in six ways.
+"""The tables and figures of the attention benchmark. Each row times the same decode step in six columns:
 
-- ``ours``: shared chunks stored once, read by all rows together (chunk-first), then what each row has alone.
-- ``paged``: the paper's PagedAttn*: shared chunks stored once, and every row reads them for itself.
-- ``unshared``: our kernel, every sequence with a copy of its own.
-- ``sdpa``: one call of torch's scaled_dot_product_attention over all sequences' own keys; KV heads are not expanded.
-- ``flash``: torch's flash kernel for the CPU, a call per sequence; query heads of one KV head are rows of one call.
+- ``ours``: shared chunks stored once and read by all rows together (chunk-first), then each row's own chunks.
+- ``paged``: the paper's PagedAttn*. Shared chunks are stored once, and every row reads them separately.
+- ``unshared``: our kernel; every sequence has its own copy.
+- ``sdpa``: one call of torch's scaled_dot_product_attention over all sequences' own keys. KV heads are not expanded.
+- ``flash``: torch's flash kernel for the CPU, one call per sequence. Query heads of one KV head are rows of one call.
 - ``naive``: matmul, softmax, matmul in torch.
 
-A step writes the new tokens' keys and values and attends: (batch, heads, head_dim).
-
-Tables and figures of the attention benchmark: which cases they are, and what a cell says.
+A step writes the new tokens' keys and values and attends; it returns (batch, heads, head_dim).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from inlay_lab.bench.machine import (
 #: One decode step: (batch, heads, head_dim).
 Step = Callable[[], Tensor]
 
-#: What a column keeps keys and values in: "shared" or "copies" (chunks of a pool), or "dense" (one tensor).
+#: Storage of a column's keys and values: "shared" or "copies" (chunks of a pool), or "dense" (one tensor).
 MEMORY = {
     "ours": "shared",
     "paged": "shared",
@@ -62,12 +60,12 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def store(memory: str, case: Case, content: Content) -> Pages | Dense:
-    """Keys and values of a case, in one of the kinds of memory."""
+    """Keys and values of a case in one kind of storage."""
     return Dense(case, content) if memory == "dense" else Pages(case, content, copies=memory == "copies")
 
 
 def step(column: str, stored: Pages | Dense, backend: Backend) -> Step:
-    """The step of a column; ``stored`` is of the memory that the column needs."""
+    """The step of a column. ``stored`` must be of the kind ``MEMORY[column]``."""
     if isinstance(stored, Dense):
         return {"sdpa": _sdpa, "flash": _flash_each, "naive": _naive}[column](stored)
     return _attend(stored, backend, share=column != "paged")
@@ -123,19 +121,29 @@ def _grouped(dense: Dense) -> Tensor:
 
 
 PARTS = ("table3", "figure3", "figure4", "segments", "prefill", "plan")
-FRACTIONS = (0.0, 0.5, 0.75, 1.0)  # of a prompt that is shared, in table 3
+FRACTIONS = (0.0, 0.5, 0.75, 1.0)  # shared fractions of a prompt in table 3
 _USABLE = 0.85  # of the free memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSetting:
-    """What to measure; the defaults are the paper's sizes. Raises ParameterError.
+    """Options of the attention benchmark. The defaults are the paper's sizes.
 
-    heads: (query heads, KV heads). prompts: n_p of table 3. figure_prompt: n_p = n_s of both figures.
-    completions: n_c of figure 3. batches: of figure 4. segments, segment_tokens: of the part on segments.
-    prefill, prefill_runs: tokens of a prompt, and in how many runs its slots lie. plan_requests, modules: of the plans,
-    and what each request reads. repaired: tokens of the repaired segment.
-    backend: the attention backend of our columns. runs: of each cell, at least.
+    Attributes:
+        heads: Pairs of (query heads, KV heads).
+        prompts: n_p of table 3, in tokens.
+        figure_prompt: n_p = n_s of both figures, in tokens.
+        completions: n_c of figure 3, in tokens.
+        batches: Batch sizes of figure 4.
+        segments, segment_tokens: Number and length of the segments in the part on segments.
+        prefill, prefill_runs: Tokens of a prompt, and the numbers of runs that its slots lie in.
+        plan_requests, modules: Requests in a plan, and modules that each request reads.
+        repaired: Tokens of the partly recomputed segment.
+        backend: Attention backend of our columns.
+        runs: Least number of runs of each cell.
+
+    Raises:
+        ParameterError: A value is out of range or unknown.
     """
 
     parts: tuple[str, ...] = PARTS
@@ -175,7 +183,7 @@ class AttentionSetting:
             raise ParameterError(f"completion is {min(self.completions)}; it must be at least 0")
 
     def small(self) -> AttentionSetting:
-        """The same questions at a size that takes seconds; such figures say little."""
+        """The same parts at sizes that take seconds. Such figures say little."""
         return replace(
             self,
             heads=((4, 4), (4, 2)),
@@ -219,7 +227,7 @@ def measure_attention(setting: AttentionSetting, progress: Progress | None = Non
 
 
 def _cases(part: str, setting: AttentionSetting) -> Iterator[Case | SegmentCase | PrefillCase | None]:
-    """The rows of a part, in the order of its table; None for plans, which have neither dtype nor heads."""
+    """The rows of a part, in the order of its table. None stands for plans, which have neither dtype nor heads."""
     if part == "plan":
         yield None
         return
@@ -268,9 +276,10 @@ def _measure(
 
 
 def _groups(case: Case, columns: tuple[str, ...]) -> Iterator[tuple[list[str], str | None]]:
-    """Columns whose memory fits at the same time, for turns; with a reason those that fit not even alone.
+    """Groups of columns that fit in memory together, for timing in turns.
 
-    What is free is asked anew for every group, after the group before has gone.
+    A column that does not fit alone comes with the reason. Free memory is read again for each group, after the group
+    before it is freed.
     """
     waiting = {memory: case.kv_bytes(copies=memory != "shared") for memory in dict.fromkeys(MEMORY[c] for c in columns)}
     while waiting:

@@ -1,10 +1,10 @@
-"""What it costs that a prompt's slots lie scattered, and what making a plan costs.
+"""The cost of scattered slots in prefill, and the cost of making a plan.
 
-Prefill: one layer of a prompt whose own slots lie in one run, or in many, as they do in a pool long in use.
+Prefill: one layer of a prompt, with its own slots in one run or in many, as in a pool long in use.
 
-Plans: the host's time for one request's part and for the whole plan with its groups. ``modules``: decoding requests
-that read a thousand modules each: the same ones, the first half in common, or all their own. ``repair``: a stored
-segment of which a tenth is computed anew, so that rows and left-out slots are scattered over all of it.
+Plans: the host's time for one request's part and for the whole plan with its groups. In ``modules``, decoding requests
+read a thousand modules each: all the same, half in common, or none in common. In ``repair``, a tenth of a stored
+segment is recomputed, so rows and left-out slots are scattered over all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from inlay_lab.bench.machine import CacheFlush, clocked, in_turns
 
 @dataclass(frozen=True)
 class PrefillCase:
-    """A prompt of ``tokens`` tokens whose slots lie in so many runs, for each of ``runs``; in chunks of ``chunk``."""
+    """A prompt of ``tokens`` tokens in chunks of ``chunk``, measured at each number of slot runs in ``runs``."""
 
     dtype: str
     heads: int
@@ -59,7 +59,7 @@ def measure_prefill(case: PrefillCase, backend: Backend, runs: int, flush: Cache
 
 
 def prefill_step(case: PrefillCase, count: int, backend: Backend) -> Callable[[], Tensor]:
-    """The prompt's attention, (tokens, heads, head_dim), with its slots in that many runs."""
+    """The prompt's attention, (tokens, heads, head_dim), with its slots in ``count`` runs."""
     ranges = scattered(case.tokens // case.chunk, count, case.chunk)
     dtype, generator = DTYPES[case.dtype], torch.Generator().manual_seed(0)
     query, key, value = (
@@ -73,7 +73,7 @@ def prefill_step(case: PrefillCase, count: int, backend: Backend) -> Callable[[]
 
 
 def scattered(chunks: int, count: int, chunk: int) -> list[SlotRange]:
-    """So many chunks in ``count`` runs, in no order, with a chunk or more between any two of them."""
+    """``chunks`` chunks in ``count`` runs, in random order, with at least one chunk between any two runs."""
     draw = random.Random(0)
     borders = [0, *sorted(draw.sample(range(1, chunks), count - 1)), chunks]
     lengths = [end - begin for begin, end in pairwise(borders)]
@@ -85,9 +85,12 @@ def scattered(chunks: int, count: int, chunk: int) -> list[SlotRange]:
 
 
 def measure_plans(requests: int, modules: int, tokens: int, runs: int) -> list[dict[str, Any]]:
-    """Milliseconds of one request's part and of the whole plan, and how many entries it has.
+    """Milliseconds of one request's part and of the whole plan, and its number of entries.
 
-    requests, modules: of the plans of decoding requests. tokens: of the repaired segment.
+    Args:
+        requests: Decoding requests in the plan.
+        modules: Modules that each request reads.
+        tokens: Tokens of the partly recomputed segment.
     """
     behind = 2 * (requests + 1) * modules * _SIZE
     common = {"the same": modules, "half the same": modules // 2, "their own": 0}
@@ -105,7 +108,7 @@ _SIZE = 10  # tokens of a module
 
 
 def _decoding(modules: list[int], slot: int) -> Callable[[], Part]:
-    """A decoding request that reads these modules, each at a shift of its own."""
+    """A decoding request that reads these modules, each at its own shift."""
     items = [Item(SlotRange(12 * n, _SIZE), 0, _SIZE * place) for place, n in enumerate(modules)]
     return lambda: Part.of(_SIZE * len(modules), 1, items, (SlotRange(slot, 1),))
 

@@ -1,4 +1,4 @@
-"""A drawing of the attention benchmark: a row of panels for each dtype and number of heads, a column for each part."""
+"""Figures of the attention benchmark: a row of panels for each dtype and head count, a column for each part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inlay.advice.plot.figure import save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, and a marker of its own for every column, so that no line is told by its colour alone.
+# Okabe and Ito's colours. Each column has its own marker too, so no line is told by colour alone.
 _STYLES = {
     "ours": ("#0072B2", "o"),
     "paged": ("#E69F00", "s"),
@@ -28,9 +28,13 @@ _FONT = 8.0
 
 
 def draw_attention(result: dict[str, Any], path: Path) -> None:
-    """Draw the table as bars and both figures as lines into a PNG, SVG or PDF file. Raises ParameterError.
+    """Draw the table as bars and both figures as lines into a PNG, SVG or PDF file.
 
-    result: of ``measure_attention``, with at least one of these parts.
+    Args:
+        result: The return value of ``measure_attention``, with at least one of these parts.
+
+    Raises:
+        ParameterError: The file cannot be written in that format.
     """
     from matplotlib.figure import Figure
 

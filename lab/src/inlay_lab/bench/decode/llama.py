@@ -1,6 +1,7 @@
 """llama.cpp as a column of the decode benchmark, where ``llama-cpp-python`` and ``gguf`` are installed.
 
-It reads a model's shape as a GGUF file of random weights, in bf16 or in as many bits as ours, which is written here.
+The model is a GGUF file of our model's shape with random weights, in bf16 or quantized to as many bits as ours.
+This module writes the file.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from inlay_lab.bench.stock import weight_bytes
 #: model_type → llama.cpp's name of the architecture.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 
-#: Our quantization → llama.cpp's of as many bits.
+#: Our quantization → llama.cpp's format with as many bits.
 FORMATS = {None: "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-_BLOCK = 32  # numbers that have one scale in these formats
+_BLOCK = 32  # numbers that share one scale in these formats
 
 
 def write_gguf(config: PretrainedConfig, path: Path, quantization: str | None = None) -> None:
-    """Write the file. config: of a model type in ARCHITECTURES. quantization: a key of FORMATS, of the matrices.
+    """Write the file. The output head has 8 bits in both quantizations, as ours; llama.cpp's own files use 6 or 8.
 
-    The output head has 8 bits in both quantizations, as ours has, and llama.cpp's own files have 6 or 8.
+    Args:
+        config: Its model type is in ARCHITECTURES.
+        quantization: Of the matrices; a key of FORMATS.
     """
     import gguf
 
@@ -78,13 +81,13 @@ def bytes_read(config: PretrainedConfig, quantization: str | None) -> int:
 
 
 def _format(config: PretrainedConfig, name: str, quantization: str | None) -> str:
-    """What a matrix is written as."""
+    """The GGUF format of a matrix."""
     head = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
     return FORMATS["int8" if quantization and name == head else quantization]
 
 
 def _in_bytes(shape: tuple[int, ...], numbers: int, size: int) -> tuple[int, int]:
-    """The shape of a matrix as bytes, whose blocks of so many numbers take so many bytes."""
+    """The shape of a matrix in bytes, given the numbers in a block and the block's size in bytes."""
     return shape[0], shape[1] // numbers * size
 
 
@@ -130,7 +133,11 @@ def _head_dim(config: PretrainedConfig) -> int:
 
 
 def why_not(config: PretrainedConfig, dtype: str, quantization: str | None = None) -> str | None:
-    """The reason why llama.cpp cannot be measured here; None where it can. dtype, quantization: of our model."""
+    """The reason that llama.cpp cannot be measured here, or None.
+
+    Args:
+        dtype, quantization: Of our model.
+    """
     if any(importlib.util.find_spec(package) is None for package in ("llama_cpp", "gguf")):
         return "not installed; run: pip install llama-cpp-python gguf"
     if config.model_type not in ARCHITECTURES:
@@ -146,9 +153,13 @@ def why_not(config: PretrainedConfig, dtype: str, quantization: str | None = Non
 
 
 class Worker(worker.Worker):
-    """llama.cpp in a process of its own.
+    """llama.cpp in a separate process.
 
-    module: the process's program; it is given the file and ``words``. Raises ModelError.
+    Args:
+        module: The program of the process. Its arguments are the GGUF file and ``words``.
+
+    Raises:
+        ModelError: The process does not start.
     """
 
     def __init__(
@@ -165,7 +176,7 @@ class Worker(worker.Worker):
         super().__init__("llama.cpp", module, (file, *words), remedy)
 
     def close(self) -> None:
-        """End it, and delete its file."""
+        """End the process and delete its file."""
         super().close()
         self._folder.cleanup()
 
@@ -174,7 +185,7 @@ class Worker(worker.Worker):
 def llama_answers(
     config: PretrainedConfig, context: int, tokens: int, quantization: str | None = None
 ) -> Iterator[Meter]:
-    """A random model of the same shape, in bf16 or as many bits as ``quantization`` has. Raises ModelError."""
+    """A meter of llama.cpp on a random model of the same shape, in bf16 or quantized. Raises ModelError."""
     words = (context, tokens, torch.get_num_threads())
     remedy = "leave it out with --baselines transformers"
     with closing(Worker(config, "inlay_lab.bench.decode.llama_worker", words, remedy, quantization)) as worker:

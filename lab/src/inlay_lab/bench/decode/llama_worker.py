@@ -1,8 +1,8 @@
 """Decoding with llama.cpp: ``python -m inlay_lab.bench.decode.llama_worker FILE CONTEXT TOKENS N``.
 
-A process of its own, because two OpenMP runtimes in one would fight for the cores. Every line on standard input is
-one run: a prompt of CONTEXT tokens and TOKENS more, one by one and greedily, on N threads. The answer is a line of
-JSON: the seconds of those TOKENS tokens. The first line, before any run, says that the model is loaded.
+It is a separate process, because two OpenMP runtimes in one would fight for the cores. Every line on standard input
+starts one run on N threads: a prompt of CONTEXT tokens, then TOKENS greedy tokens one by one. The answer is a line of
+JSON with the seconds of those TOKENS tokens. A first line, before any run, reports that the model is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-_kept: list[Any] = []  # what llama.cpp calls for as long as the process lives
+_kept: list[Any] = []  # callbacks that llama.cpp needs until the process ends
 
 
 def main(file: str, context: int, tokens: int, threads: int) -> None:
@@ -25,14 +25,14 @@ def main(file: str, context: int, tokens: int, threads: int) -> None:
     if loaded is None:
         return
     state, vocabulary = loaded
-    _answer(state, context, 1, vocabulary)  # the file is mapped, and read from disk the first time
+    _answer(state, context, 1, vocabulary)  # the file is mapped: the first run reads it from disk
     say({"loaded": True})
     for _ in sys.stdin:
         say({"seconds": _answer(state, context, tokens, vocabulary)})
 
 
 def opened(file: str, tokens: int, threads: int) -> tuple[Any, int] | None:
-    """A context for so many tokens, and the size of the vocabulary; None, which is said, where there is none."""
+    """A context for ``tokens`` tokens, and the vocabulary size. Prints an error and returns None if it cannot load."""
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
     _kept.append(silent)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
@@ -49,7 +49,7 @@ def opened(file: str, tokens: int, threads: int) -> tuple[Any, int] | None:
 
 
 def _answer(state: Any, context: int, tokens: int, vocabulary: int) -> float:
-    """Seconds of the tokens behind a prompt and its first one."""
+    """Seconds of the tokens behind a prompt and its first generated token."""
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(state), True)
     last = decode(state, [token % vocabulary for token in range(context)], vocabulary)
     started = time.perf_counter()
@@ -60,7 +60,7 @@ def _answer(state: Any, context: int, tokens: int, vocabulary: int) -> float:
 
 def decode(state: Any, ids: list[int], vocabulary: int) -> int:
     """Run ids through the model; returns the most probable token behind them."""
-    tokens = (llama_cpp.llama_token * len(ids))(*ids)  # a batch holds its address alone
+    tokens = (llama_cpp.llama_token * len(ids))(*ids)  # the batch keeps only its address
     if llama_cpp.llama_decode(state, llama_cpp.llama_batch_get_one(tokens, len(ids))) != 0:
         say({"error": "llama.cpp fails to decode"})
         sys.exit(1)

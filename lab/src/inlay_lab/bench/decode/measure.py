@@ -1,7 +1,7 @@
 """The decode benchmark: inlay, stock transformers and llama.cpp answer the same prompt greedily, in turns.
 
-The seconds that count begin at the first token of the answer, so that the prompt's own computation is not in them. What
-a decode step of inlay's spends its time on is told by timers around the calls of the engine, in runs of their own.
+Timing begins at the first generated token, so it excludes the prefill. In separate runs, timers around the engine's
+calls divide inlay's decode step into kinds of work.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from inlay_lab.bench.machine import GB, Ceilings, Meter, Progress, Timing, descr
 from inlay_lab.bench.stock import another_fits, bytes_read_per_token, load_stock
 from inlay_lab.bench.throughput.steps import Cost
 
-_WARM_UP = 2  # tokens; a large model's first run may be the only one that is timed
+_WARM_UP = 2  # tokens; a large model's first run may be its only timed one
 
 
 def stream(llm: LLM, prompt: list[int], tokens: int) -> tuple[float, tuple[int, ...]]:
-    """Seconds from the first token to the last of ``tokens`` more, and all of them."""
+    """Seconds from the first generated token over ``tokens`` more, and the ids of all of them."""
     params = SamplingParams(max_tokens=tokens + 1, temperature=0, ignore_eos=True)
     started, answer = 0.0, tuple[int, ...]()
     for output in llm.stream(prompt, params):
@@ -52,7 +52,7 @@ def stream(llm: LLM, prompt: list[int], tokens: int) -> tuple[float, tuple[int, 
 
 @contextmanager
 def stock_answers(name: str, dtype: str, prompt: list[int], tokens: int) -> Iterator[Meter]:
-    """Stock transformers: sdpa and a DynamicCache, the loop written out, which is faster than ``generate``."""
+    """A meter of stock transformers: sdpa, a DynamicCache and a plain loop, which is faster than ``generate``."""
     model = load_stock(name, dtype)
     stock_loop(model, prompt, _WARM_UP)
     yield lambda: stock_loop(model, prompt, tokens)[0]
@@ -83,7 +83,7 @@ class Stopwatch:
         self.seconds = dict.fromkeys(SHARES, 0.0)
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, timed."""
+        """Return ``call`` with its time added under ``name``."""
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
             started = time.perf_counter()
@@ -96,10 +96,10 @@ class Stopwatch:
 
 
 def step_shares(llm: LLM, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """Milliseconds a token by kind of work, and their sum, which holds the timers' own cost too.
+    """Milliseconds a token by kind of work. Their sum includes the cost of the timers.
 
-    ``linear`` holds norms, rotation, activations and sums too where the kernel computes them in one call with the
-    products. ``rest`` is what no timer sees: these where it does not, transformers' Python and ours.
+    Where the kernel fuses them with the products, ``linear`` includes norms, rotation, activations and sums. Otherwise
+    ``rest`` includes these. ``rest`` is all untimed work: transformers' Python and ours too.
     """
     watch = Stopwatch()
     params = SamplingParams(max_tokens=tokens + 1, temperature=0, ignore_eos=True)
@@ -131,7 +131,7 @@ def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
         (Choice, "wait", "sampling"),
     )
     with ExitStack() as stack:
-        stack.enter_context(_replaced(FewRows, "whole", False))  # so that attention is a call of its own
+        stack.enter_context(_replaced(FewRows, "whole", False))  # so that attention is a separate call
         beside = ((backend, "attend", "attention"), (FewRows, "before", "linear"), (FewRows, "behind", "linear"))
         for owner, attribute, name in (*calls, *beside):
             stack.enter_context(_replaced(owner, attribute, watch.around(name, getattr(owner, attribute))))
@@ -143,7 +143,7 @@ def _timers(llm: LLM, watch: Stopwatch) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another attribute within a block, and the one before it afterwards, of the owner itself or of its class."""
+    """Replace an attribute of an object or class within a block, then restore it."""
     own = name in vars(owner)
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -163,7 +163,12 @@ Openers = dict[str, Callable[[], AbstractContextManager[Meter]]]
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSetting:
-    """context: tokens of the prompt. tokens: of the answer that count, behind its first. Raises ParameterError."""
+    """Options of the decode benchmark. Raises ParameterError.
+
+    Attributes:
+        context: Tokens of the prompt.
+        tokens: Timed tokens of the answer, behind its first one.
+    """
 
     model: str
     context: int = 64
@@ -200,7 +205,7 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
         timed = _side_by_side(ours, others, setting.runs, progress)
     else:
         timed = in_turns(ours, setting.runs, progress)
-        del llm  # makes room for the next one
+        del llm  # makes room for the next model
         gc.collect()
         timed |= _one_by_one(others, setting.runs, progress)
     read = {"inlay": bytes_read_per_token(config, dtype, setting.quantization)}
@@ -229,7 +234,7 @@ def measure_decode(setting: DecodeSetting, progress: Progress | None = None) -> 
 
 
 def _floor(llm: LLM, setting: DecodeSetting, rates: Rates) -> Floor | None:
-    """Of the middle one of the steps that count; None where layers do not read all keys."""
+    """The floor of the middle timed step. None if some layers do not read all keys."""
     cost = Cost.of(llm, setting.context + setting.tokens + 1)
     return None if cost is None else cost.floor_of(1, 1, setting.context + setting.tokens // 2 + 1, rates)
 
@@ -270,7 +275,7 @@ def _one_by_one(others: Openers, runs: int, progress: Progress | None) -> dict[s
 def _baselines(
     setting: DecodeSetting, config: PretrainedConfig, dtype: str, prompt: list[int]
 ) -> tuple[Openers, dict[str, Any]]:
-    """The baselines that can be measured, and for the others a column that says why not."""
+    """The baselines that can be measured, and for each other one a column with the reason."""
     openers: Openers = {}
     left_out: dict[str, Any] = {}
     if "transformers" in setting.baselines:

@@ -1,4 +1,4 @@
-"""Many clients of a running server at once: what they see, and what the server says of it. Light: no torch here.
+"""Many clients of a running server: client latencies beside the server's metrics. Does not import torch.
 
-``clients`` has connections, prompts with what is right, and how clients behave; ``measure`` a run of many.
+``clients`` has connections, prompts with their right answers, and client behaviours. ``measure`` runs many at once.
 """

@@ -1,7 +1,7 @@
-"""Requests that mean a server no good: each attack is a few bodies, sent in circles by several clients at once.
+"""Requests that try to harm a server. Each attack is a few bodies, sent in a loop by several clients at once.
 
-Bodies are made before anything is measured, as clients share the cores with the server. Those that a cache would answer
-differ from one another.
+Bodies are made before the measurement, because clients share the cores with the server. Bodies that a cache could
+answer differ from each other.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from typing import Any
 _CHAT, _COMPLETIONS, _SCHEMAS = "/v1/chat/completions", "/v1/completions", "/v1/schemas"
 _SENTENCE = "The ferry goes to the town. "
 FILL = "town " * 100  # a module of the schema that fills the pool
-_OPTIONS = 4000  # of a choice: nearly as many as a grammar may have, and as long
+_OPTIONS = 4000  # options of a choice: nearly the limits of a grammar in number and length
 
 
 @dataclass(frozen=True)
 class Send:
-    """One request. leaves_s: seconds after which its client hangs up; None for one that waits for its answer.
+    """One request.
 
-    trickles: whether the body goes out a byte at a time. reads: whether the client reads what comes.
+    Attributes:
+        leaves_s: Seconds after which the client hangs up. None if it waits for the answer.
+        trickles: Send the body a byte at a time.
+        reads: Read the response.
     """
 
     method: str
@@ -34,11 +37,15 @@ class Send:
 
 @dataclass(frozen=True)
 class Attack:
-    """What several clients of one tenant send at once.
+    """Requests that several clients of one tenant send at once.
 
-    what: in the words of a table. rounds: requests that follow one another on one connection; the clients share these
-    out, and each goes through its own in a circle. clients: how many. limited: whether their tenant has a limit of 500
-    tokens a minute. before: what is sent once, first, and not measured. after: what is sent last, to tidy up.
+    Attributes:
+        what: Description for the table.
+        rounds: Requests that follow each other on one connection. The clients divide the rounds; each repeats its own.
+        clients: Number of clients.
+        limited: The tenant has a limit of 500 tokens a minute.
+        before: Sent once before the measurement.
+        after: Sent last, to tidy up.
     """
 
     what: str
@@ -54,7 +61,7 @@ def _post(path: str, body: Any = None, **how: Any) -> Send:
 
 
 def _alike(path: str, body: Any, **how: Any) -> Callable[[], list[list[Send]]]:
-    """One body again and again. body: JSON, or what is written as JSON."""
+    """One body again and again. ``body`` is JSON bytes, a value, or a function that returns one of these."""
     return lambda: [[_post(path, body() if callable(body) else body, **how)]]
 
 
@@ -72,7 +79,7 @@ def _schema(name: str, modules: int, between: str = "x", text: str = "y") -> dic
 
 
 def _schemas(modules: int, **how: Any) -> Callable[[], list[list[Send]]]:
-    """Made and deleted again, by two clients under two names."""
+    """Rounds that create and delete a schema; two clients use two names."""
     return lambda: [[_post(_SCHEMAS, _schema(name, modules, **how)), _deleted(name)] for name in ("one", "other")]
 
 
@@ -81,7 +88,7 @@ def _deleted(name: str) -> Send:
 
 
 def _filling(modules: int) -> list[list[Send]]:
-    """A schema of that many modules of FILL, deleted while it is encoded."""
+    """A schema of ``modules`` modules of FILL that is deleted while it is encoded."""
     schema = {**_schema("large", modules, between="", text=FILL), "encode": "background"}
     return [[_post(_SCHEMAS, schema), _post(_COMPLETIONS, {"prompt": "Hi", "max_tokens": 8}), _deleted("large")]]
 
@@ -92,7 +99,7 @@ def _structured(grammar: dict[str, Any], **how: Any) -> Send:
 
 
 def _named_tokens() -> dict[str, Any]:
-    """Fields that name tokens, as long as they may be."""
+    """Fields that name tokens, each near its limit."""
     words = [" ".join([f"{n * 7919 % 10_007:05}"] * 41) for n in range(250)]
     allowed = [n % 200 for n in range(250_000)]
     return {"prompt": "x", "n": 31, "max_tokens": 2, "bad_words": words, "allowed_token_ids": allowed}
@@ -106,7 +113,7 @@ def _choices(**how: Any) -> list[list[Send]]:
 
 
 def _json_schemas() -> list[list[Send]]:
-    """Objects of 1,500 properties that have to be there."""
+    """Objects with 1,500 required properties."""
     return [
         [_structured({"json": {"properties": (names := _properties(client)), "required": list(names)}})]
         for client in range(24)
@@ -132,7 +139,7 @@ def _wrong_grammars() -> list[list[Send]]:
 
 
 def _metadata() -> bytes:
-    """7 MB that nobody asks for, in a request that takes a while."""
+    """7 MB of unused metadata in a request that takes a while."""
     junk = ",".join(f'"{n % 65536 + 65536:x}"' for n in range(850_000))
     return b'{"prompt":"The ferry","max_tokens":300,"ignore_eos":true,"metadata":[%s]}' % junk.encode()
 
@@ -151,11 +158,15 @@ def _tags() -> dict[str, Any]:
 
 
 _ENDLESS = {"prompt": "The ferry", "stream": True, **_long(max_tokens=3000)}
-_LISTED = 2000  # modules of the schema that is read again and again
+_LISTED = 2000  # modules of the schema that clients read repeatedly
 
 
 def attacks(filling: int) -> dict[str, Attack]:
-    """By name, in the order of the table. filling: how many modules of FILL the pool holds."""
+    """All attacks by name, in the order of the table.
+
+    Args:
+        filling: Number of modules of FILL that fill the pool.
+    """
     return {
         "list": Attack(
             'a prompt `["",1,1,…]` of 8 MB',
@@ -254,6 +265,6 @@ def attacks(filling: int) -> dict[str, Attack]:
 
 
 def rounds_of(rounds: Sequence[list[Send]], clients: int) -> Iterator[list[list[Send]]]:
-    """What each client goes through: no two have the same requests where there are enough for all."""
+    """Yield the rounds of each client. Clients have different requests if there are enough rounds."""
     for client in range(clients):
         yield list(rounds[client % len(rounds) :: clients]) or [rounds[client % len(rounds)]]

@@ -1,7 +1,7 @@
-"""Clients of all kinds: most stream, some want whole answers, some leave in the middle, some read slowly.
+"""Clients with different habits: most stream, some want whole answers, some leave early, some read slowly.
 
-Each has a connection that takes as little as it can, since clients share the cores with the server; and it knows what
-the model says to each prompt alone, so that it sees whether an answer among many is the same.
+Their connections do little work, because clients share the cores with the server. Each prompt has a reference answer,
+generated alone, to compare with the answer under load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from urllib.parse import urlsplit
 
 
 class Wire:
-    """HTTP/1.1, one request after another. url: of the server, without a path. key: None where it asks for none."""
+    """A client of HTTP/1.1 that sends one request after another.
+
+    Args:
+        url: Of the server, without a path.
+        key: API key, or None.
+    """
 
     def __init__(self, url: str, key: str | None = None) -> None:
         found = urlsplit(url)
@@ -30,9 +35,13 @@ class Wire:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, method: str, path: str, body: Any = None) -> int:
-        """Send a request; returns the status of the response, whose parts are to be read next.
+        """Send a request; returns the response's status. Read the body with ``parts`` next.
 
-        body: JSON as it is sent, or what is written as JSON; None for none. Raises OSError.
+        Args:
+            body: JSON as bytes, a value to write as JSON, or None.
+
+        Raises:
+            OSError: The connection failed.
         """
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         reader, writer = await self.begin(method, path, len(data))
@@ -43,7 +52,7 @@ class Wire:
         return int(heads.split()[1])
 
     async def begin(self, method: str, path: str, length: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a request's head, whose body of ``length`` bytes is to follow. Raises OSError."""
+        """Send the head of a request with a body of ``length`` bytes; the caller writes the body. Raises OSError."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port)
         kind = "Content-Type: application/json\r\n" if length else ""
@@ -52,7 +61,7 @@ class Wire:
         return self._streams
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The response's body, as it comes. Raises EOFError where it ends too early."""
+        """Yield the response's body as it arrives. Raises EOFError if it ends early."""
         assert self._streams is not None, "a request was sent"
         reader, _ = self._streams
         if self._length is not None:
@@ -64,12 +73,12 @@ class Wire:
             raise EOFError("the connection was closed in the middle of a response")
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        """The status and the body of a response."""
+        """Send a request; returns the status and body of the response."""
         status = await self.send(method, path, body)
         return status, b"".join([part async for part in self.parts()])
 
     def leave(self) -> None:
-        """Hang up; the next request takes a new connection."""
+        """Hang up; the next request opens a new connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
@@ -78,11 +87,11 @@ class Wire:
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 _DOCUMENTS = 4
-_NEAR_TIE = 1e-3  # between the two best logits: rounding may turn such a step (DESIGN.md, invariant 1)
+_NEAR_TIE = 1e-3  # of the two best logits; rounding may swap them (DESIGN.md, invariant 1)
 
 
 class Verdict(StrEnum):
-    """What an answer is beside the one that was given alone."""
+    """The result of comparing an answer with the reference answer."""
 
     EQUAL = "equal"
     NEAR_TIE = "near_ties"
@@ -91,7 +100,12 @@ class Verdict(StrEnum):
 
 @dataclass
 class Case:
-    """One prompt. text: the answer to it alone. tokens: each with its text, and its lead over the second best one."""
+    """One prompt and its reference answer.
+
+    Attributes:
+        text: The answer to the prompt alone.
+        tokens: The text of each token and its lead over the second best token.
+    """
 
     path: str
     body: dict[str, Any]
@@ -109,7 +123,7 @@ class Case:
         return choice["text"] if self.path == _COMPLETIONS else choice["delta"].get("content") or ""
 
     def judge(self, said: str) -> Verdict:
-        """Hold an answer against the one that was given alone."""
+        """Compare an answer with the reference answer."""
         if said == self.text:
             return Verdict.EQUAL
         pairs = enumerate(zip(said, self.text, strict=False))
@@ -122,14 +136,14 @@ class Case:
         return Verdict.WRONG
 
     def difference(self, said: str) -> str:
-        """An answer that is wrong, around its first mistake."""
+        """The text of a wrong answer around its first difference."""
         at = next((i for i, (ours, theirs) in enumerate(zip(said, self.text, strict=False)) if ours != theirs), 0)
         shown = slice(max(0, at - 20), at + 20)
         return f"{said[shown]!r} in place of {self.text[shown]!r}"
 
 
 def make_cases(number: int, max_tokens: int, draw: random.Random) -> list[Case]:
-    """Greedy prompts: two thirds of them conversations about one of four documents, the others sharing nothing."""
+    """Greedy prompts: two thirds are conversations about one of four documents, the others share nothing."""
     common = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     documents = [" ".join(draw.choices(_WORDS, k=200)) for _ in range(_DOCUMENTS)]
     found = []
@@ -144,7 +158,7 @@ def make_cases(number: int, max_tokens: int, draw: random.Random) -> list[Case]:
 
 
 async def ask_alone(url: str, case: Case, key: str | None = None) -> None:
-    """Fill in what the model says with nothing beside it and nothing reused. Raises ValueError where it is refused."""
+    """Generate the reference answer, alone and without reuse. Raises ValueError if the server refuses the prompt."""
     asked = {"logprobs": True, "top_logprobs": 2} if case.path == _CHAT else {"logprobs": 2}
     wire = Wire(url, key)
     status, answer = await wire.ask("POST", case.path, {**case.body, **asked, "reuse": "off"})
@@ -161,22 +175,25 @@ async def ask_alone(url: str, case: Case, key: str | None = None) -> None:
 
 
 def _lead(best: list[float]) -> float:
-    """How far the best token is ahead of the next that is written otherwise: the form lists those alike once."""
+    """The lead of the best token over the next one with another text: the API lists tokens of equal text once."""
     return best[0] - best[1] if len(best) > 1 else math.inf
 
 
-#: How clients behave, and how often, in percent.
+#: Habits of clients, and their frequency in percent.
 HABITS = {"stream": 80, "whole": 8, "leave": 8, "slow": 4}
 _SLOW_S = 0.05  # between two reads of a slow client
-_STAYS = 20  # events at most that a client reads before it leaves
+_STAYS = 20  # most events that a client reads before it leaves
 
 
 @dataclass
 class Results:
-    """What all clients have seen.
+    """Results of all clients.
 
-    counts: requests by habit, answers by verdict, and "errors". tokens: of answers that were read to the end.
-    ttft, gaps: seconds to the first text, and between two pieces of it, of clients that read as fast as they can.
+    Attributes:
+        counts: Requests by habit, answers by verdict, and "errors".
+        tokens: Tokens of answers that were read to the end.
+        ttft: Seconds to the first text, for clients of the habit "stream".
+        gaps: Seconds between two pieces of text, for the same clients.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -199,7 +216,7 @@ async def client(
     results: Results,
     key: str | None = None,
 ) -> None:
-    """Ask one thing after another. until: seconds of ``perf_counter``."""
+    """Ask one prompt after another until ``until``, in seconds of ``perf_counter``."""
     wire = Wire(url, key)
     while time.perf_counter() < until:
         (habit,), case = draw.choices(list(habits), list(habits.values())), draw.choice(cases)
@@ -230,7 +247,7 @@ async def _whole(wire: Wire, case: Case, results: Results) -> str:
 
 
 async def _stream(wire: Wire, case: Case, habit: str, stays: int, results: Results) -> str | None:
-    """The text of a stream; None where the client has left it."""
+    """The text of a stream, or None if the client left early."""
     began = last = time.perf_counter()
     said, done, events = "", False, 0
     async for news in news_of(wire, case, results):
@@ -251,7 +268,7 @@ async def _stream(wire: Wire, case: Case, habit: str, stays: int, results: Resul
 
 
 async def news_of(wire: Wire, case: Case, results: Results) -> AsyncIterator[str | None]:
-    """The new text of each event, joined for those that come together; None for the end. Raises ValueError."""
+    """Yield the new text of the events in each read, and None at the end. Raises ValueError."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
     status = await wire.send("POST", case.path, {**case.body, **options})
     rest = b""
@@ -259,7 +276,7 @@ async def news_of(wire: Wire, case: Case, results: Results) -> AsyncIterator[str
         if status != 200:
             raise ValueError(part.decode())
         *events, rest = (rest + part).split(b"\n\n")
-        events = [event for event in events if not event.startswith(b":")]  # a comment, in a silence
+        events = [event for event in events if not event.startswith(b":")]  # a comment, sent during silence
         yield "".join(_text(json.loads(one.removeprefix(b"data: ")), case, results) for one in events if one != _DONE)
         if events and events[-1] == _DONE:
             yield None

@@ -1,4 +1,4 @@
-"""One run of many clients, and what the JSON says of it."""
+"""One run of many clients, and its report in JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from inlay_lab.bench.serve.clients import HABITS, Case, Results, Wire, ask_alone, client, make_cases
 
-#: Called with a line that says how far it is.
+#: Called with a line that reports the progress.
 Progress = Callable[[str], None]
 
 _LOOKS = 6  # at the server's memory
@@ -22,10 +22,15 @@ _PROBLEMS = 5  # that the JSON shows
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is to be run.
+    """Options of a run.
 
-    clients: how many at a time. seconds: how long. prompts: how many different ones. max_tokens: of an answer.
-    only: the one habit that all clients have; None for all habits. key: an admin's, where the server asks for keys.
+    Attributes:
+        clients: Clients at the same time.
+        seconds: Duration.
+        prompts: Number of different prompts.
+        max_tokens: Of an answer.
+        only: The habit of all clients; None for all habits.
+        key: An admin's API key, if the server asks for keys.
     """
 
     clients: int = 64
@@ -38,12 +43,12 @@ class Load:
 
 
 async def run_load(url: str, load: Load, progress: Progress) -> dict[str, Any]:
-    """Ask every prompt alone, then let the clients loose. url: of the server, without a path."""
+    """Ask every prompt alone, then run the clients. ``url`` is the server's, without a path."""
     return await run_clients(url, load, await ask_all(url, load, progress), progress)
 
 
 async def ask_all(url: str, load: Load, progress: Progress) -> list[Case]:
-    """Every prompt of a load, with what the model says to it alone."""
+    """Every prompt of a load with its reference answer."""
     cases = make_cases(load.prompts, load.max_tokens, random.Random(load.seed))
     for number, case in enumerate(cases):
         progress(f"alone: {number + 1}/{len(cases)}")
@@ -52,7 +57,7 @@ async def ask_all(url: str, load: Load, progress: Progress) -> list[Case]:
 
 
 async def run_clients(url: str, load: Load, cases: list[Case], progress: Progress) -> dict[str, Any]:
-    """Let the clients loose, and say what they and the server have seen."""
+    """Run the clients; returns client and server figures."""
     results, before, began = Results(), await numbers(url, load.key), time.perf_counter()
     until, habits = began + load.seconds, HABITS if load.only is None else {load.only: 1}
     draws = [random.Random(f"{load.seed} {number}") for number in range(load.clients)]
@@ -74,7 +79,7 @@ _RSS = "process_resident_memory_bytes"
 
 
 async def numbers(url: str, key: str | None = None) -> dict[str, float]:
-    """The server's own metrics, by name and labels but for the model's and the engine's."""
+    """The server's metrics by name and labels, without the labels ``model_name`` and ``engine``."""
     wire = Wire(url, key)
     _, text = await wire.ask("GET", "/metrics")
     wire.leave()
@@ -83,7 +88,7 @@ async def numbers(url: str, key: str | None = None) -> dict[str, float]:
 
 
 async def at_rest(url: str, key: str | None) -> dict[str, float]:
-    """The server's numbers once nothing runs: those that have left must not keep it busy."""
+    """The server's metrics once nothing runs. Clients that left must not keep the server busy."""
     for _ in range(100):
         found = await numbers(url, key)
         if not found["inlay:num_requests_running{}"] and not found["inlay:num_requests_waiting{}"]:
@@ -93,7 +98,7 @@ async def at_rest(url: str, key: str | None) -> dict[str, float]:
 
 
 def _seen(results: Results, took: float) -> dict[str, Any]:
-    """What the clients say."""
+    """The clients' figures."""
     asked = sum(results.counts[habit] for habit in HABITS)
     return {
         "seconds": round(took, 1),
@@ -109,7 +114,7 @@ def _seen(results: Results, took: float) -> dict[str, Any]:
 
 
 def _said(before: dict[str, float], after: dict[str, float], took: float) -> dict[str, Any]:
-    """What the server says."""
+    """The server's figures."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
     overhead = {}
     for name, total in grown.items():
@@ -128,7 +133,7 @@ def _said(before: dict[str, float], after: dict[str, float], took: float) -> dic
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float] | None:
-    """Milliseconds."""
+    """The 50th, 90th and 99th percentile in milliseconds."""
     if len(seconds) < 2:
         return None
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")

@@ -1,4 +1,4 @@
-"""A server in a process of its own, as long as it is measured."""
+"""A server in a separate process for the time of a measurement."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _STOP_S = 60.0
 
 @contextmanager
 def serving(options: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``inlay serve`` with these options on a free port, and its URL, until the end of the block.
+    """Run ``inlay serve`` on a free port within a block; yields the process and its URL.
 
-    Behind the block ``returncode`` says how it ended. Exits where the server does not start.
+    After the block ``returncode`` is set. Exits if the server does not start.
     """
     command = [sys.executable, "-m", "inlay", "serve", *options, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""A soak: an hour of traffic that changes all the time, and whether the server's memory stays where it settled."""
+"""A soak test: an hour of varied traffic, and whether the server's memory stays at its settled size."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from inlay_lab.bench.serve.measure import at_rest
 from inlay_lab.bench.serve.traffic import Seen, Tenant
 from inlay_lab.bench.serve.under_attack import memory_of
 
-FLAT = 0.02  # by which memory may be above what it settled at
+FLAT = 0.02  # allowed growth over the settled size
 
-_LOOKS = 60  # at the server's memory in an interval, whose median counts
+_LOOKS = 60  # samples of the server's memory in an interval; their median counts
 _CLIENTS = 2  # of each tenant
 _GUEST_EPISODES = 5
-_TAKEN_UP_S = 1.5  # until a server that runs has read a changed file of keys
+_TAKEN_UP_S = 1.5  # time until a running server has read a changed key file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """What is to be run.
+    """Options of a soak test. Raises ParameterError if it is too short.
 
-    minutes: how long. settle: minutes after which memory should have settled. interval_s: seconds between two lines.
-    rate: requests a second, of all clients together, at most. tenants: names, the first of which is an admin; guests
-    come and go beside them, one in each interval.
+    Attributes:
+        minutes: Duration.
+        settle: Minutes after which memory should have settled.
+        interval_s: Seconds between two lines.
+        rate: Most requests a second, of all clients together.
+        tenants: Names; the first one is an admin. One guest tenant comes and goes in each interval.
     """
 
     minutes: float = 60.0
@@ -51,7 +54,7 @@ class Soak:
 
 
 class Pace:
-    """Lets requests begin at a rate at most, at uneven intervals."""
+    """Starts requests at random intervals, at most at a given rate."""
 
     def __init__(self, rate: float, draw: random.Random) -> None:
         self._rate, self._draw, self._next = rate, draw, time.perf_counter()
@@ -64,10 +67,13 @@ class Pace:
 async def run_soak(
     url: str, pid: int, keys: Callable[[], AbstractContextManager[Any]], soak: Soak, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run it, and return what the JSON says: sizes in MiB, one an interval.
+    """Run the soak test; returns the JSON report, with sizes in MiB, one an interval.
 
-    url: of the server, without a path. pid: of its process, on this machine. keys: its KeyFile, to be
-        changed; see ``server.keys.editing``.
+    Args:
+        url: Of the server, without a path.
+        pid: Of the server's process, on this machine.
+        keys: Opens the server's KeyFile for changes; see ``server.keys.editing``.
+        say: Called with each line of progress.
     """
     draw, seen = random.Random(soak.seed), Seen()
     pace, over = Pace(soak.rate, draw), asyncio.Event()
@@ -81,7 +87,7 @@ async def run_soak(
         tenant.leave()
 
     async def guests() -> None:
-        """A tenant who comes, asks for a little, and whose key is taken back."""
+        """Guests: each gets a key, sends a few episodes, and loses the key again."""
         for number in takewhile(lambda _: not over.is_set(), count()):
             began = time.perf_counter()
             with keys() as file:
@@ -118,7 +124,7 @@ async def run_soak(
 
 
 async def _resident(pid: int, seconds: float) -> tuple[float, float]:
-    """As ``memory_of``, in MiB: medians over some time, as what a request holds for a moment does not count."""
+    """As ``memory_of``, in MiB. The median over the interval hides short peaks of single requests."""
     looks = []
     for _ in range(_LOOKS):
         await asyncio.sleep(seconds / _LOOKS)
@@ -128,9 +134,11 @@ async def _resident(pid: int, seconds: float) -> tuple[float, float]:
 
 
 def judged(sizes: list[tuple[float, float]], soak: Soak) -> dict[str, Any]:
-    """Whether the server's own memory stayed flat behind the interval in which it should have settled.
+    """Report whether the server's own memory stayed flat after the interval in which it should have settled.
 
-    sizes: of the resident memory and of what of it is its own, in MiB, by interval.
+    Args:
+        sizes: Resident memory and the server's own part of it, in MiB, by interval.
+        soak: The options of the run.
     """
     at = round(soak.settle * 60 / soak.interval_s) - 1
     rss, own = ([size[which] for size in sizes] for which in range(2))

@@ -1,6 +1,6 @@
-"""Traffic that changes all the time: tenants who make, change and delete schemas, mark parts, talk, and make mistakes.
+"""Traffic that changes all the time: tenants use schemas, marked parts and conversations, and make mistakes.
 
-No text comes twice but where a kind of traffic is about that: whatever a server keeps of what it has seen shows.
+Texts repeat only in kinds of traffic that need it. So data that a server keeps about old requests shows as growth.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inlay_lab.bench.serve.clients import Wire
 _CHAT, _COMPLETIONS, _SCHEMAS = "/v1/chat/completions", "/v1/completions", "/v1/schemas"
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "ferry", "town", "captain")
 _POLICIES = ("modular", "modular", "exact", "off", "modular+linked:16", "modular+profiled:0.15")
-_DOCUMENTS = 8  # that a tenant's marked parts are drawn from
+_DOCUMENTS = 8  # source of a tenant's marked parts
 _TIMEOUT_S = 120.0  # of one request
 _PROBLEMS = 20  # that are kept
 
@@ -29,7 +29,7 @@ _numbers = count()
 
 @dataclass
 class Seen:
-    """What came of the traffic: episodes by kind, statuses of responses, and what was not as it should be."""
+    """Results of the traffic: episodes by kind, statuses of responses, and problems."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -46,9 +46,12 @@ class Seen:
 
 @dataclass
 class Tenant:
-    """A client of a tenant, who does one thing after another.
+    """A client of a tenant that runs one episode after another.
 
-    url: of the server, without a path. key: an admin's where ``admin``. pace: awaited before every request.
+    Attributes:
+        url: Of the server, without a path.
+        key: API key; an admin's if ``admin``.
+        pace: Awaited before every request.
     """
 
     url: str
@@ -72,7 +75,7 @@ class Tenant:
         }
 
     async def episode(self) -> None:
-        """Some requests of one kind."""
+        """Send some requests of one kind."""
         (kind,) = self.draw.choices(list(self._kinds), [share for _, share in self._kinds.values()])
         self.seen.kinds[kind] += 1
         try:
@@ -85,7 +88,7 @@ class Tenant:
         self._wire.leave()
 
     async def schema(self) -> None:
-        """A schema comes, is used, may change, be pinned or forgotten, and goes."""
+        """Create, use and delete a schema; sometimes change, pin or forget it."""
         draw, name = self.draw, f"s{next(_numbers)}"
         modules = {f"m{number}": self._text(10, 150) for number in range(draw.randint(2, 10))}
         made: dict[str, Any] = {"schema": _schema(name, modules), "encode": draw.choice([True, "background", False])}
@@ -110,7 +113,7 @@ class Tenant:
         await self._ask("DELETE", path, None, 200)
 
     async def parts(self) -> None:
-        """Documents of a set that changes slowly, marked, in any order."""
+        """Ask about marked documents, in random order, from a set that changes slowly."""
         draw = self.draw
         while len(self.documents) < _DOCUMENTS or draw.random() < 0.3:
             self.documents = [*self.documents[-_DOCUMENTS + 1 :], self._text(50, 200)]
@@ -123,7 +126,7 @@ class Tenant:
         await self._ask("POST", _CHAT, body, 200)
 
     async def conversation(self) -> None:
-        """Turns that grow, streamed; some clients leave in the middle."""
+        """Stream growing conversations; some clients leave early."""
         messages = [{"role": "user", "content": self._text(5, 60)}]
         for _ in range(self.draw.randint(1, 6)):
             said = await self._stream(self._answer(messages=messages), leaves=self.draw.random() < 0.1)
@@ -132,14 +135,14 @@ class Tenant:
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": self._text(3, 20)}]
 
     async def completion(self) -> None:
-        """New text, with one answer or several."""
+        """Complete new text, with one or several answers."""
         body = self._answer(prompt=self._text(5, 300), n=self.draw.choice([1, 1, 2, 4]), temperature=1)
         if self.draw.random() < 0.3:
             body["logprobs"] = 3
         await self._ask("POST", _COMPLETIONS, body, 200)
 
     async def grammar(self) -> None:
-        """A grammar that nobody has sent."""
+        """Use a new grammar."""
         words = self._text(4, 4).split()
         properties = {f"{word}{place}": {"type": "integer"} for place, word in enumerate(words)}
         grammar = self.draw.choice(
@@ -148,7 +151,7 @@ class Tenant:
         await self._ask("POST", _COMPLETIONS, self._answer(prompt="Say one:", structured_outputs=grammar), 200)
 
     async def mistake(self) -> None:
-        """What is refused."""
+        """Send a request that the server must refuse."""
         name = f"unknown{next(_numbers)}"
         wrong = [
             (_COMPLETIONS, {"prompt": self._text(3, 9), name: 1}, 400),
@@ -160,7 +163,7 @@ class Tenant:
         await self._ask("POST", path, body, status)
 
     async def tokens(self) -> None:
-        """Token ids of a text, and what the server tells of itself."""
+        """Tokenize a text and read one of the server's reports."""
         await self._ask("POST", "/tokenize", {"prompt": self._text(5, 300)}, 200)
         await self._ask("GET", self.draw.choice(["/v1/models", "/v1/cache/segments?limit=20", "/v1/drift"]), None, 200)
 
@@ -174,7 +177,7 @@ class Tenant:
         return {"max_tokens": self.draw.randint(1, 24), "ignore_eos": "structured_outputs" not in body, **body}
 
     def _text(self, least: int, most: int) -> str:
-        """Words, with a number that no other text has."""
+        """Words with a unique number."""
         return " ".join([f"{next(_numbers)}", *self.draw.choices(_WORDS, k=self.draw.randint(least, most))])
 
     async def _ask(self, method: str, path: str, body: Any, *expected: int) -> None:
@@ -186,7 +189,7 @@ class Tenant:
             self.seen.wrong(f"{method} {path}: {status} {answer.decode()}")
 
     async def _stream(self, body: dict[str, Any], *, leaves: bool) -> str | None:
-        """What a chat answers; None where its client left, or it was refused."""
+        """The text of a chat answer, or None if the client left or was refused."""
         await self.pace()
         said, rest = "", b""
         async with asyncio.timeout(_TIMEOUT_S):
@@ -209,7 +212,7 @@ def _schema(name: str, modules: dict[str, str]) -> dict[str, Any]:
 
 
 def _news(event: bytes) -> str:
-    """The text of an event of a stream. Raises ValueError for an error in it."""
+    """The text of a stream's event. Raises ValueError for an error event."""
     if event.startswith(b":") or event == b"data: [DONE]":
         return ""
     chunk = json.loads(event.removeprefix(b"data: "))

@@ -1,4 +1,4 @@
-"""One attack beside a tenant that asks for little: how long that one waits, and what becomes of the server's memory."""
+"""Run one attack beside a victim tenant; measure the victim's waits and the server's memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from inlay_lab.bench.serve.clients import Wire
 LONGEST_WAIT_S = 1.0
 MEMORY_SHARE = 1.05
 
-_PATIENCE_S = 60.0  # of the victim and of probes: what takes longer counts as that long
-_GRACE_S = 5.0  # that attackers have for their last answers before they hang up
-_SETTLE_S = 15.0  # that the server has to give memory back
-_QUIET_S = 1.0  # in which the victim asks before an attack
+_PATIENCE_S = 60.0  # longest wait of the victim and of probes; longer ones count as this
+_GRACE_S = 5.0  # for the attackers' last answers before they hang up
+_SETTLE_S = 15.0  # for the server to free memory
+_QUIET_S = 1.0  # of the victim's requests before an attack
 _PAUSE_S = 0.02  # between two of the victim's requests, or two probes
 
 
 @dataclass(frozen=True)
 class Keys:
-    """One of each tenant; None where the server asks for none. limited: of a tenant with few tokens by the minute."""
+    """A key of each tenant; None if the server asks for no keys. ``limited`` has a low limit of tokens a minute."""
 
     victim: str | None = None
     attacker: str | None = None
@@ -39,11 +39,15 @@ class Keys:
 
 @dataclass
 class Seen:
-    """What came of one attack. Times are in seconds, sizes in bytes.
+    """Results of one attack. Times are in seconds, sizes in bytes.
 
-    alone: the victim's median wait before the attack, from request sent to first token. waits: those during it. probes:
-    times of ``/health``. said: statuses of what the attackers sent. failures: what went wrong for the victim.
-    before, peak, after: the server's resident memory.
+    Attributes:
+        alone: The victim's median wait before the attack, from sending to the first token.
+        waits: The victim's waits during the attack.
+        probes: Times of ``/health``.
+        said: Statuses of the attackers' requests.
+        failures: Failures of the victim's requests and of probes.
+        before, peak, after: The server's resident memory.
     """
 
     alone: float = 0.0
@@ -68,7 +72,7 @@ class Seen:
         return max(self.probes, default=0.0)
 
     def problems(self) -> list[str]:
-        """What is not as it should be."""
+        """Violations of the limits."""
         found = list(dict.fromkeys(self.failures))
         if not self.waits:
             found.append("the victim got no answer")
@@ -83,9 +87,11 @@ class Seen:
 
 
 async def run_attack(url: str, pid: int, keys: Keys, attack: Attack, seconds: float) -> Seen:
-    """Let an attack go on for some seconds, and see what it does to others.
+    """Run an attack for some seconds; returns its effect on others.
 
-    url: of the server, without a path. pid: of its process, on this machine.
+    Args:
+        url: Of the server, without a path.
+        pid: Of the server's process, on this machine.
     """
     seen, rounds = Seen(), attack.rounds()
     await _send_all(url, keys.of(attack), attack.before())
@@ -109,7 +115,7 @@ async def run_attack(url: str, pid: int, keys: Keys, attack: Attack, seconds: fl
 async def send_on(
     url: str, key: str | None, rounds: list[list[Send]], clients: int, seconds: float, said: Counter[str]
 ) -> None:
-    """Send the requests of an attack in circles, by several clients at once, for some seconds."""
+    """Send an attack's requests in a loop, by several clients at once, for some seconds."""
     until = time.perf_counter() + seconds
     attackers = [asyncio.create_task(_attacker(url, key, own, until, said)) for own in rounds_of(rounds, clients)]
     _, late = await asyncio.wait(attackers, timeout=seconds + _GRACE_S)
@@ -136,7 +142,7 @@ async def _attacker(url: str, key: str | None, rounds: list[list[Send]], until: 
 
 
 async def _sent(wire: Wire, send: Send, until: float) -> str:
-    """Send one request as its client does, and say what it got: a status, or why it has none."""
+    """Send one request as its client does; returns the status, or "left" or "slow"."""
     patience = send.leaves_s if send.reads else until - time.perf_counter()
     try:
         async with asyncio.timeout(patience):
@@ -148,7 +154,7 @@ async def _sent(wire: Wire, send: Send, until: float) -> str:
                 await asyncio.sleep(_PATIENCE_S)
             async for _ in wire.parts():
                 pass
-            if status >= 400:  # where the body was refused unread, the connection is closed behind the answer
+            if status >= 400:  # a server that refuses an unread body closes the connection
                 wire.leave()
             return str(status)
     except TimeoutError:
@@ -177,7 +183,7 @@ async def _send_all(url: str, key: str | None, sends: Iterable[Send]) -> None:
 
 
 async def _ask_on(url: str, key: str | None, waits: list[float], failures: list[str]) -> None:
-    """Ask for 4 tokens, again and again, and note the time to the first of them."""
+    """Ask for 4 tokens repeatedly and record the time to the first one."""
     wire = Wire(url, key)
     for number in count():
         began = time.perf_counter()
@@ -193,7 +199,7 @@ async def _ask_on(url: str, key: str | None, waits: list[float], failures: list[
 
 
 async def _first_token(wire: Wire, prompt: str) -> float:
-    """When the first token of an answer was there. Reads to the end. Raises ValueError for anything but an answer."""
+    """The time of an answer's first token. Reads to the end. Raises ValueError if there is no answer."""
     body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": True}
     status = await wire.send("POST", "/v1/completions", body)
     first, text = 0.0, b""
@@ -229,7 +235,7 @@ async def _watch(pid: int, seen: Seen) -> None:
 
 
 async def _settled(pid: int, before: int) -> int:
-    """The server's memory as soon as it is back where it was, or when it has had its time."""
+    """The server's memory once it is back at its old size, or after the time to settle."""
     until = time.perf_counter() + _SETTLE_S
     while (now := memory(pid)) > before * MEMORY_SHARE and time.perf_counter() < until:
         await asyncio.sleep(0.1)
@@ -242,7 +248,9 @@ def memory(pid: int) -> int:
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """The resident memory of a process, and what of it is its own: pages of files come and go as the system likes."""
+    """The resident memory of a process and its part without file pages, in bytes. The system moves file pages at
+    will.
+    """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     said = dict(line.split(":", 1) for line in lines)
     rss, of_files = (int(said[name].split()[0]) * 1024 for name in ("VmRSS", "RssFile"))
@@ -251,7 +259,7 @@ def memory_of(pid: int) -> tuple[int, int]:
 
 @asynccontextmanager
 async def _until_done(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Let loops go on until the end of the block."""
+    """Run coroutines until the end of the block."""
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:
         yield

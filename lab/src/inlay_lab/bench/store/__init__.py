@@ -1,1 +1,1 @@
-"""First tokens behind a module that a store on disk has, beside what reading its bytes costs in other ways."""
+"""Time to the first token behind a module stored on disk, beside other ways to read the same bytes."""

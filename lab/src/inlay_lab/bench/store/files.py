@@ -1,4 +1,4 @@
-"""Files that the page cache has, or has not, and what reading them costs."""
+"""Reading files with and without the page cache."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-_BLOCK = 1 << 20  # bytes that are read at once
+_BLOCK = 1 << 20  # bytes of one read
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def drop_pages(file: Path) -> bool:
-    """Have the page cache forget a file; returns whether it did: a file system in memory does not."""
+    """Drop a file from the page cache. Returns False if the pages stay, as in a file system in memory."""
     opened = os.open(file, os.O_RDONLY)
     try:
-        os.fsync(opened)  # pages that wait to be written stay
+        os.fsync(opened)  # unwritten pages would stay
         os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(opened)
@@ -28,21 +28,21 @@ def drop_pages(file: Path) -> bool:
 
 
 def cached_share(file: Path) -> float:
-    """The share of a file's pages that the page cache has, 0 to 1, as mincore(2) says. Raises OSError."""
+    """The share of a file's pages in the page cache, 0 to 1, from mincore(2). Raises OSError."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         begin = np.frombuffer(mapped, np.uint8)
         pages = -(-len(mapped) // mmap.PAGESIZE)
         found = np.zeros(pages, np.uint8)
         sizes = ctypes.c_void_p(begin.ctypes.data), ctypes.c_size_t(len(mapped)), ctypes.c_void_p(found.ctypes.data)
         failed = _libc.mincore(*sizes)
-        del begin  # a mapping that is still looked at cannot be closed
+        del begin  # a mapping with a live view cannot be closed
     if failed:
         raise OSError(ctypes.get_errno(), f"mincore fails for {file}")
     return float((found & 1).mean())
 
 
 def read_through(file: Path) -> None:
-    """Read a file from its beginning to its end, a MiB at a time, into the same memory."""
+    """Read a file from start to end, a MiB at a time, into the same memory."""
     buffer = bytearray(_BLOCK)
     opened = os.open(file, os.O_RDONLY)
     try:
@@ -53,9 +53,9 @@ def read_through(file: Path) -> None:
 
 
 class LikePool:
-    """Memory shaped like a pool's: for each tensor of a file that has keys and values one with more slots.
+    """Memory shaped like a pool's: for each KV tensor of a file, one with more slots.
 
-    Its pages are written once, as those of a pool that is in use.
+    Its pages are written once, like those of a pool in use.
     """
 
     def __init__(self, file: Path, slots: int) -> None:
@@ -66,13 +66,13 @@ class LikePool:
                 self._memory[name] = torch.ones((both, heads, slots, width), dtype=tensor.dtype)
 
     def load(self, file: Path) -> None:
-        """Put a file's keys and values into the first slots, by way of ``safetensors.torch.load_file``."""
+        """Load a file's keys and values into the first slots with ``safetensors.torch.load_file``."""
         tensors = load_file(file)
         for name, memory in self._memory.items():
             memory[:, :, : tensors[name].shape[2]] = tensors[name]
 
     def holds(self, file: Path) -> bool:
-        """Whether the first slots are what a file says."""
+        """True if the first slots equal the file's tensors."""
         tensors = load_file(file)
         return all(
             torch.equal(memory[:, :, : tensors[name].shape[2]], tensors[name]) for name, memory in self._memory.items()

@@ -1,4 +1,4 @@
-"""llama.cpp's slots, which llama-server keeps in files, as rows of the benchmark of the store."""
+"""llama.cpp's slots, which llama-server keeps in files, as rows of the store benchmark."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from inlay_lab.bench.decode.llama import Worker
 
 
 class LlamaSlot:
-    """A process of llama.cpp with a sequence of so many tokens, and the file that it was saved to.
+    """A llama.cpp process with a sequence of ``tokens`` tokens, and the file of its saved slot.
 
-    Seconds are those of a sequence's tokens, or of its file, and of ``new`` tokens behind it up to the first answer.
+    Each method returns seconds to the first token: of the sequence's tokens or its file, then ``new`` tokens behind it.
     """
 
     def __init__(self, worker: Worker, file: Path, tokens: int, new: int) -> None:
         self._worker, self.file = worker, file
         self._asked = {"file": str(file), "tokens": tokens, "new": new}
         self.bytes = int(self._said("save")["bytes"])
-        self.token = -1  # that was the most probable one, the last time
+        self.token = -1  # the most probable token of the last call
 
     def computed(self) -> float:
         return self._said("computed")["seconds"]
@@ -32,7 +32,7 @@ class LlamaSlot:
         return self._said("held")["seconds"]
 
     def loaded(self) -> tuple[float, float]:
-        """Seconds in all, and those of reading the file."""
+        """Seconds in all, and of reading the file."""
         said = self._said("loaded")
         return said["seconds"], said["reading"]
 
@@ -44,7 +44,7 @@ class LlamaSlot:
 
 @contextmanager
 def llama_slot(config: PretrainedConfig, file: Path, tokens: int, new: int) -> Iterator[LlamaSlot]:
-    """A random model of the same shape, in bf16, and a slot of it, saved. Raises ModelError."""
+    """A slot of a random bf16 model of the same shape, saved to ``file``. Raises ModelError."""
     words = (tokens + new, torch.get_num_threads())
     remedy = "leave it out with --baselines disk,safetensors"
     with closing(Worker(config, "inlay_lab.bench.store.llama_worker", words, remedy)) as worker:

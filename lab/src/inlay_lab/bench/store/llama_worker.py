@@ -1,11 +1,12 @@
 """llama.cpp's slots: ``python -m inlay_lab.bench.store.llama_worker FILE LONGEST N``.
 
-A process of its own, as in decode/llama_worker.py; a sequence has at most LONGEST tokens. Every line on standard input
-is a line of JSON, ``{"what": …, "file": …, "tokens": …, "new": …}``, and is answered by one, after N threads did it:
+It is a separate process, as in decode/llama_worker.py. A sequence has at most LONGEST tokens. Every line on standard
+input is JSON, ``{"what": …, "file": …, "tokens": …, "new": …}``. The answer is a line of JSON; N threads compute it:
 
-- ``save``: the bytes of the file that the sequence of ``tokens`` is written to, as llama-server saves a slot,
-- ``computed``, ``held``, ``loaded``: the seconds of ``new`` tokens up to the most probable one behind them, ``token``,
-  the others computed as well, there already, or read from the file before, whose seconds are ``reading``.
+- ``save``: write the sequence of ``tokens`` to the file, as llama-server saves a slot. Returns its bytes.
+- ``computed``, ``held``, ``loaded``: compute ``new`` tokens and return the seconds and the most probable next
+  ``token``. The sequence before them is computed too, already in the cache, or loaded from the file. ``reading`` is
+  the seconds of loading.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main(file: str, longest: int, threads: int) -> None:
     if loaded is None:
         return
     state, vocabulary = loaded
-    decode(state, [0], vocabulary)  # the file is mapped, and read from disk the first time
+    decode(state, [0], vocabulary)  # the file is mapped: the first run reads it from disk
     say({"loaded": True})
     for line in sys.stdin:
         asked = json.loads(line)
@@ -69,7 +70,7 @@ def _load(state: Any, file: str, tokens: int) -> None:
 
 
 def _keep(state: Any, tokens: int) -> None:
-    """Forget what is behind the first so many tokens."""
+    """Remove all but the first ``tokens`` tokens from the cache."""
     llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(state), _SEQUENCE, tokens, -1)
 
 

@@ -1,8 +1,8 @@
-"""Time to the first token of a prompt that reads one module: encoded, read from the store, and in the pool.
+"""Time to the first token of a prompt that reads one module: encoded, read from the store, or already in the pool.
 
-Beside it stand, in the same turns, what the disk gives (a plain read of the same file, or of one as large as what a
-server keeps), what ``safetensors.torch.load_file`` and a copy into memory shaped like a pool cost, and llama.cpp's way
-to keep a sequence in a file. *Cold* is a file that the page cache was made to forget before each reading.
+The same turns time other readings: a plain read of the file, or of one as large as a server's entry;
+``safetensors.torch.load_file`` with a copy into memory shaped like a pool; and llama.cpp's saved slots. *Cold* means
+that the file is dropped from the page cache before each reading.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ BASELINES = ("disk", "safetensors", "llama.cpp")
 
 _GREEDY = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 _PROMPT = Prompt.from_string('<prompt schema="s"><m/>?</prompt>')
-_SLOTS = 2  # of memory shaped like a pool, times the tokens
+_SLOTS = 2  # slots of memory shaped like a pool, times the tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSetting:
-    """What to measure. Raises ParameterError.
+    """Options of the store benchmark. Raises ParameterError.
 
-    tokens: of the module. codec: of the store. address: of a server, which is the store in place of a folder.
-    folder: on the disk that is measured. runs: readings of each; encoding, which takes longer, runs less often.
+    Attributes:
+        tokens: Of the module.
+        codec: Of the store.
+        address: Of a server to use as the store instead of a folder.
+        folder: On the disk to measure.
+        runs: Readings of each row; encoding takes longer and runs less often.
     """
 
     model: str
@@ -63,10 +67,12 @@ class StoreSetting:
 
 @dataclass
 class Reading:
-    """A meter of what reads a file, which notes the seconds of reading alone.
+    """A meter of a file's reading that also records the seconds of reading alone.
 
-    ask: returns the seconds to the first token, and of reading; of what has no model, both are the same. size: in
-    bytes. before: what is done first, and not timed.
+    Attributes:
+        ask: Returns the seconds to the first token and of reading. Without a model, both are equal.
+        size: In bytes.
+        before: Called first each time, untimed.
     """
 
     ask: Callable[[], tuple[float, float]]
@@ -89,7 +95,7 @@ class Reading:
 
 @dataclass
 class Meters:
-    """What is timed, by the name of its row, and why something is not."""
+    """The meters by the name of their row, and the reason for each missing row."""
 
     timed: dict[str, Meter] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -97,7 +103,7 @@ class Meters:
     def add_file(
         self, name: str, ask: Callable[[], tuple[float, float]], file: Path, *, has_model: bool = True
     ) -> None:
-        """Readings of a file: cold, where the page cache can be made to forget it, and from there."""
+        """Add readings of a file from the page cache and, if the cache can drop it, cold."""
         size = file.stat().st_size
         if drop_pages(file):
             self.timed[f"{name}, cold"] = Reading(ask, size, partial(_make_cold, file), has_model)
@@ -106,12 +112,12 @@ class Meters:
         self.timed[name] = Reading(ask, size, partial(read_through, file), has_model)
 
     def add_bare(self, name: str, read: Callable[[], object], file: Path) -> None:
-        """The same of what reads a file and computes nothing behind it."""
+        """Add readings of a file without a model."""
         meter = clocked(read)
         self.add_file(name, lambda: ((seconds := meter()), seconds), file, has_model=False)
 
     def rows(self, runs: int) -> list[dict[str, Any]]:
-        """Time all in turns. Medians of ms; ``mb_s`` is 10^6 bytes a second."""
+        """Time all meters in turns. Returns rows with medians in ms; ``mb_s`` is 10^6 bytes a second."""
         rows = []
         for name, timing in in_turns(self.timed, runs).items():
             row: dict[str, Any] = {"name": name, "first_token_ms": round(timing.ms, 2)}
@@ -130,7 +136,7 @@ def _make_cold(file: Path) -> None:
 
 
 class Stored:
-    """An engine with a store, and a module of so many tokens in it."""
+    """An engine with a store that contains one module of the wanted length."""
 
     def __init__(self, setting: StoreSetting) -> None:
         place = {"store_shared": setting.address} if setting.address else {"store": setting.folder / "store"}
@@ -150,10 +156,10 @@ class Stored:
         llm.generate("Some other text, so that nothing is done for the first time. " * 20, _GREEDY)
         assert isinstance(llm.client, InProcessClient)
         (self.tier,) = llm.client.residency.tiers
-        self.new = 0  # tokens that are computed behind the module
+        self.new = 0  # tokens computed behind the module
 
     def encoded(self) -> float:
-        """Seconds to the first token where nothing is stored; what is encoded is written behind that."""
+        """Seconds to the first token with an empty store. The encoded module is then written."""
         self.llm.store.clear()
         for entry in self.tier.iterate():
             self.tier.delete(entry.key)
@@ -164,7 +170,7 @@ class Stored:
         return _first_token(output)
 
     def read(self) -> tuple[float, float]:
-        """Seconds to the first token where the store alone has the module, and those of reading it."""
+        """Seconds to the first token with the module only in the store, and of reading it."""
         self.llm.store.clear()
         output = self._ask()
         usage = output.usage
@@ -181,7 +187,7 @@ class Stored:
 
     @property
     def file(self) -> Path:
-        """That of the module, in a folder."""
+        """The module's file in the folder."""
         assert isinstance(self.tier, DiskTier)
         return max(self.tier.folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
 
@@ -196,7 +202,7 @@ def _first_token(output: RequestOutput) -> float:
 
 
 def measure_store(setting: StoreSetting) -> dict[str, Any]:
-    """Measure every row; ``{"rows": […], "left_out": {name: why}, …}``. Raises InlayError."""
+    """Measure every row; returns ``{"rows": […], "left_out": {name: why}, …}``. Raises InlayError."""
     stored, meters = Stored(setting), Meters()
     stored.encoded()
     stored.read()
@@ -213,7 +219,7 @@ def measure_store(setting: StoreSetting) -> dict[str, Any]:
             if setting.address:
                 plain = setting.folder / "plain"
                 plain.write_bytes(os.urandom(size))
-            else:  # the very file: where one lies on the disk is some of what reading it costs
+            else:  # the store's file itself: its place on the disk affects the cost of reading
                 plain = stored.file
             meters.add_bare("disk", partial(read_through, plain), plain)
         if "safetensors" in setting.baselines and setting.address:

@@ -1,1 +1,1 @@
-"""Many requests at once: a shared beginning, or modules in any order; inlay, without reuse, and stock transformers."""
+"""Many requests at once that share a prefix or modules: inlay with and without reuse, beside other engines."""

@@ -1,11 +1,10 @@
-"""The columns of the throughput tables: who answers the requests.
+"""The columns of the throughput tables: engines that answer a workload's requests.
 
-- ``Ours``: inlay, an AsyncLLM with a task for every request, and the engine's steps noted.
-- ``Stock``: transformers as it is fastest with its own means: sdpa, a DynamicCache, greedy search written out, in
-  batches that are each decoded to their end. The beginning that all prompts share is computed once and repeated for the
-  rows of every batch; prompts of unequal lengths are padded on the left. A batch takes whoever has arrived, up to its
-  size, and who comes later waits for the next one.
-- ``Continuous``: transformers' own continuous batching, a paged cache with prefix sharing; requests join at any step.
+- ``Ours``: inlay, an AsyncLLM with a task for every request. The engine's steps are recorded.
+- ``Stock``: fast transformers code: sdpa, a DynamicCache and a plain greedy loop, in batches decoded to their end.
+  The common prefix is computed once and repeated for the rows of each batch. Prompts of unequal lengths are padded on
+  the left. A batch takes the requests that have arrived, up to its size; later ones wait for the next batch.
+- ``Continuous``: transformers' continuous batching with a paged cache and prefix sharing. Requests join at any step.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from inlay_lab.bench.throughput.workload import POSITIONS, REUSE, Ask, Workload
 
 
 class Ours:
-    """Runs workloads through an engine that has nothing stored when a run begins, but what the workload says.
+    """Runs workloads through inlay. Before each run the store is emptied, then the workload's resident text is stored.
 
-    reuse: whether anything is shared: prefixes are found as they are, modules are encoded ``isolated``, and what is to
-        be resident is computed beforehand. Otherwise every request computes its whole prompt, for itself
-        (``reuse="off"``).
+    Args:
+        reuse: Share KV: prefixes exactly, modules encoded ``isolated``, and resident text computed before the run.
+            If False, every request computes its whole prompt (``reuse="off"``).
     """
 
     def __init__(self, llm: AsyncLLM, *, reuse: bool) -> None:
@@ -45,11 +44,16 @@ class Ours:
         self._reuse = reuse
 
     def prompt_tokens(self, workload: Workload) -> int:
-        """How many tokens of prompts this computes."""
+        """Number of prompt tokens that a run computes."""
         return workload.prompt_tokens(sharing=self._reuse)
 
     def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
-        """Ask everything, each at its time. Raises InlayError; DeadlineError ``limit_s`` behind the first request."""
+        """Send every request at its time.
+
+        Raises:
+            DeadlineError: The run takes longer than ``limit_s``.
+            InlayError: The engine failed.
+        """
         return asyncio.run(self._run(workload, limit_s))
 
     async def _run(self, workload: Workload, limit_s: float) -> Run:
@@ -84,11 +88,11 @@ class Ours:
             raise limit.passed() from None
 
     async def _at_rest(self) -> None:
-        """Wait until the engine has dropped what was given up: the next column must not run beside its last step."""
+        """Wait until the engine has dropped cancelled requests. The next column must not run beside its last step."""
         await asyncio.wrap_future(self._llm.local.call(lambda: None))
 
     async def _prepare(self, workload: Workload) -> float:
-        """Make the schema known, and with reuse compute what is to be resident; the seconds that took."""
+        """Add the schema and, with reuse, compute the resident text. Returns the seconds this took."""
         started = time.perf_counter()
         if workload.schema is not None:
             await self._llm.add_schema(workload.schema, encode=False, replace=True, reuse=REUSE, positions=POSITIONS)
@@ -105,7 +109,7 @@ class Ours:
 
     async def _answer(self, ask: Ask, workload: Workload, started: float, gate: asyncio.Semaphore) -> Answer:
         async with gate:
-            # A client of several asks when its turn has come; a request with a time of its own is late if it waits.
+            # with clients, a request arrives at its client's turn; otherwise waiting makes it late
             answer = Answer(time.perf_counter() if workload.clients else started + ask.at)
             await asyncio.sleep(max(0.0, answer.arrived - time.perf_counter()))
             params = SamplingParams(max_tokens=workload.completion, temperature=0, ignore_eos=True)
@@ -125,12 +129,12 @@ class Stock:
         self._most = most
 
     def prompt_tokens(self, workload: Workload) -> int:
-        """How many tokens of prompts this computes: what all begin with once, and nothing else is shared."""
+        """Number of prompt tokens that a run computes. Only the common prefix is shared."""
         return workload.prompt_tokens(sharing=workload.schema is None)
 
     @torch.inference_mode()
     def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
-        """Answer all requests, batch by batch in the order of arrival. Raises DeadlineError behind ``limit_s``."""
+        """Answer all requests, batch by batch in the order of arrival. Raises DeadlineError after ``limit_s``."""
         waiting, limit = list(workload.asks), Limit(limit_s)
         run = Run(time.perf_counter(), [], kv_peak=0, peak_batch=0)
         with attention_implementation(self._model, "sdpa"):
@@ -144,7 +148,7 @@ class Stock:
         return run
 
     def _shared(self, ids: Sequence[int]) -> DynamicCache:
-        """The keys and values of what all prompts begin with."""
+        """The keys and values of the common prefix."""
         cache = DynamicCache(config=self._model.config)
         if ids:
             self._model.base_model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
@@ -163,7 +167,7 @@ class Stock:
     def _decode(
         self, batch: list[Ask], cache: DynamicCache, workload: Workload, limit: Limit
     ) -> tuple[list[list[int]], list[float]]:
-        """Every row's answer, and when each of its tokens was there."""
+        """Every row's answer, and the time of each token."""
         ids, mask = padded([ask.ids[workload.prefix :] for ask in batch], workload.prefix)
         positions = None if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)[:, workload.prefix :]
         said: list[Tensor] = []
@@ -188,7 +192,7 @@ class Stock:
 
 
 def padded(texts: Sequence[Sequence[int]], prefix: int) -> tuple[Tensor, Tensor | None]:
-    """Ids (batch, tokens) padded on the left, and a mask (batch, prefix + tokens); None where nothing is padded."""
+    """Ids (batch, tokens) padded on the left, and a mask (batch, prefix + tokens), or None without padding."""
     longest = max(map(len, texts))
     ids = torch.tensor([[*[0] * (longest - len(text)), *text] for text in texts])
     if all(len(text) == longest for text in texts):
@@ -198,29 +202,34 @@ def padded(texts: Sequence[Sequence[int]], prefix: int) -> tuple[Tensor, Tensor 
 
 
 def kv_bytes(cache: DynamicCache) -> int:
-    """Bytes of the keys and values that a cache holds."""
+    """Bytes of a cache's keys and values."""
     layers: list[Any] = cache.layers
     return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in layers if layer.is_initialized)
 
 
-_PAGE = 64  # tokens of a page, as in our pool; its default is 256, which shares less
+_PAGE = 64  # tokens of a page, as in our pool; the default of 256 shares less
 _STEP_TOKENS = 1024  # in a forward pass; its masks are this by all slots of the cache
 
 
 class Continuous:
-    """Runs workloads through ``ContinuousBatchingManager``; a new one for every run, so that nothing is stored."""
+    """Runs workloads through ``ContinuousBatchingManager``. Each run uses a new one, so nothing is stored."""
 
     def __init__(self, model: PreTrainedModel, most: int) -> None:
         self._model = model
         self._most = most
 
     def prompt_tokens(self, workload: Workload) -> int:
-        """How many tokens of prompts this computes: it finds beginnings, and no modules behind other text."""
+        """Number of prompt tokens that a run computes. It finds prefixes, but no modules behind other text."""
         return workload.prompt_tokens(sharing=workload.schema is None)
 
     def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
-        """Answer all requests. Raises ModelError with its own reason where it cannot, DeadlineError behind a limit."""
-        # eos -1: no token ends an answer; sdpa is what it takes where flash kernels are not there.
+        """Answer all requests.
+
+        Raises:
+            DeadlineError: The run takes longer than ``limit_s``.
+            ModelError: It cannot run; the message has transformers' reason.
+        """
+        # eos -1: no token ends an answer. It needs sdpa where no flash kernels are installed.
         make: Any = GenerationConfig
         generation = make(max_new_tokens=workload.completion, do_sample=False, eos_token_id=-1)
         settings = self._settings(workload)
@@ -233,11 +242,11 @@ class Continuous:
                 return _ask(manager, workload, Limit(limit_s))
         except (ModelError, DeadlineError):
             raise
-        except Exception as error:  # whatever its reason is, it is told
+        except Exception as error:  # whatever its reason is, it is reported
             raise ModelError(f"transformers' continuous batching: {_reason(error)}") from error
 
     def _settings(self, workload: Workload) -> ContinuousBatchingConfig:
-        """On a GPU those that it finds by itself, with flash kernels where they are installed."""
+        """On a GPU it chooses the other settings itself, with flash kernels if they are installed."""
         if self._model.device.type == "cuda":
             return ContinuousBatchingConfig(max_requests_per_batch=self._most)
         return ContinuousBatchingConfig(

@@ -1,6 +1,6 @@
-"""Cells that have been measured, kept in a file, so that a benchmark that was ended goes on where it was.
+"""A file of measured cells, so that an interrupted benchmark can go on where it stopped.
 
-A line of JSON each: first the machine, then every cell under all that makes it what it is.
+The file is JSON lines: first the machine, then every cell with the settings that determine it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from inlay import __version__
 from inlay.errors import ParameterError
 
 Cell = dict[str, Any]
-#: What has to be the same for two cells to stand in one table.
+#: Fields that must be equal for two cells to stand in one table.
 _ALIKE = ("cpu", "threads", "torch", "transformers", "inlay")
-#: What cells of older files do not say of their models, since all were loaded so.
+#: Values of fields that older files lack: all models were loaded so then.
 _UNSAID = {"weights": "packed", "quantization": None, "kv_cache_dtype": "auto"}
 
 
 class Ledger:
-    """Cells by what was measured. Raises ParameterError for a file that is not its own, or of another machine.
+    """Measured cells by their settings.
 
-    path: the file; None keeps nothing. machine: as ``describe_machine`` tells it.
+    Args:
+        path: The file; None stores nothing.
+        machine: The result of ``describe_machine``.
+
+    Raises:
+        ParameterError: The file is not a ledger, or is from another machine.
     """
 
     def __init__(self, path: Path | None, machine: Mapping[str, Any]) -> None:
@@ -48,17 +53,17 @@ class Ledger:
             self._file.close()
 
     def get(self, about: Mapping[str, Any]) -> Cell | None:
-        """The cell that was measured under just that, if one was."""
+        """The cell measured with exactly these settings, or None."""
         return self._cells.get(_key(about))
 
     def put(self, about: Mapping[str, Any], cell: Cell) -> None:
-        """Keep a cell."""
+        """Store a cell."""
         self._cells[_key(about)] = cell
         self._write({"about": about, "cell": cell})
 
     def _open(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # a program that was ended may have left half a line
+        whole = text[: text.rfind("\n") + 1]  # an interrupted program may have left half a line
         for number, line in enumerate((whole or text).splitlines(), start=1):
             self._read(line, f"{path}:{number}")
         self._file = path.open("a", encoding="utf-8")

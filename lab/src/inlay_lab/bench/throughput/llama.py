@@ -1,7 +1,7 @@
-"""llama.cpp as a column: sequences that run at once in one unified KV cache, what they begin with computed once.
+"""llama.cpp as a column: sequences run at once in one unified KV cache, and the common prefix is computed once.
 
-A random bf16 model of the same shape, in a process of its own (llama_worker.py). Batches are made as in ``Stock``:
-whoever has arrived, up to the most that run at once, decoded greedily to their end.
+It runs a random bf16 model of the same shape in a separate process (llama_worker.py). Batches are made as in
+``Stock``: requests that have arrived, up to the maximum, are decoded greedily to their end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _REMEDY = "leave it out with --against off,stock"
 class LlamaCpp:
     """Runs workloads through llama.cpp, in batches of at most ``most`` requests of at most ``longest`` tokens.
 
-    shared: how many tokens requests begin with in common at most. token_bytes: of a token's keys and values.
+    Args:
+        shared: Longest common prefix, in tokens.
+        token_bytes: Bytes of one token's keys and values.
     """
 
     def __init__(
@@ -40,11 +42,11 @@ class LlamaCpp:
         self._worker: Worker | None = None
 
     def prompt_tokens(self, workload: Workload) -> int:
-        """How many tokens of prompts this computes: what all begin with once."""
+        """Number of prompt tokens that a run computes. The common prefix counts once."""
         return workload.prompt_tokens(sharing=True)
 
     def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
-        """Answer all requests, batch by batch. Raises ModelError where it cannot, DeadlineError behind a limit."""
+        """Answer all requests, batch by batch. Raises ModelError if it cannot run, DeadlineError after ``limit_s``."""
         if reason := why_not(self._config, self._dtype):
             raise ModelError(reason)
         worker = self._started()

@@ -1,10 +1,10 @@
 """Many sequences in llama.cpp: ``python -m inlay_lab.bench.throughput.llama_worker FILE CELLS MOST N``.
 
-MOST sequences share a unified KV cache of CELLS tokens and N threads. Every line on standard input is JSON:
-``{"prefix": ids}`` empties the cache and computes what all prompts begin with, ``{"prompts": [ids, …], "tokens": n}``
-answers prompts that go on behind it, greedily. The answer is a line of JSON: the tokens of each sequence, and the
-seconds from the question to each step's tokens; ``{"late": true}`` where ``within_s`` is over. The first line says that
-the model is loaded.
+MOST sequences share a unified KV cache of CELLS tokens and N threads. Every line on standard input is JSON.
+``{"prefix": ids}`` empties the cache and computes the common prefix. ``{"prompts": [ids, …], "tokens": n}`` answers
+prompts behind that prefix, greedily. The answer is a line of JSON: the tokens of each sequence, and the seconds from
+the question to each step's tokens, or ``{"late": true}`` after ``within_s``. The first line reports that the model is
+loaded.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-_PREFIX = 0  # the sequence that holds it; prompts are those behind it
+_PREFIX = 0  # sequence of the prefix; prompts use the following numbers
 
 
 class LateError(Exception):
-    """The time that was given is over."""
+    """The time limit has passed."""
 
 
 class Sequences:
-    """A model with its cache. Raises RuntimeError where llama.cpp cannot load it, or fails."""
+    """A model with its cache. Raises RuntimeError if llama.cpp cannot load or run it."""
 
     def __init__(self, file: str, cells: int, most: int, threads: int) -> None:
         silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-        self._silent = silent  # called for as long as the process runs
+        self._silent = silent  # called as long as the process runs
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
@@ -50,14 +50,14 @@ class Sequences:
         self._shared = 0  # tokens of the prefix
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Forget everything, and compute what all prompts begin with."""
+        """Empty the cache and compute the common prefix."""
         llama_cpp.llama_memory_clear(self._memory, True)
         self._shared = len(ids)
         if ids:
             self._decode([(token, at, _PREFIX, False) for at, token in enumerate(ids)])
 
     def answer(self, prompts: list[list[int]], tokens: int, end: float) -> dict[str, Any]:
-        """``tokens`` tokens of each prompt, all sequences in every step. Raises LateError behind ``end``."""
+        """Generate ``tokens`` tokens of each prompt, all sequences in every step. Raises LateError after ``end``."""
         started = time.perf_counter()
         rows = []
         for number, ids in enumerate(prompts, _PREFIX + 1):
@@ -84,7 +84,7 @@ class Sequences:
         return {"ids": said, "seconds": seconds}
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """One batch of (token, position, sequence, whether its successor is wanted); the most probable successors."""
+        """Run one batch of (token, position, sequence, wanted); returns the best next token of each wanted row."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for at, (token, position, sequence, wanted) in enumerate(rows):

@@ -1,6 +1,6 @@
 """The throughput benchmark: every workload through every column, in turns, for each model.
 
-A row of the result is what was asked, every column's cell, and our figures against the others'.
+A row of the result has the request, every column's cell, and the ratios of our figures to the others'.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from inlay_lab.bench.throughput.steps import Cost, summary
 
 
 def row_of(about: Mapping[str, Any], cells: Mapping[str, Cell]) -> dict[str, Any]:
-    """A row. about: what was asked. cells: by column, ours first; one that could not run holds ``skipped``.
+    """A row of the result.
 
-    ratio: our tokens a second over theirs, where a rate of arrivals does not set them; with what was prepared before
-        counted in as ``ratio_prepared``.
-    ttft_ratio: their time to the first token over ours, medians.
-    kv_saved: the share of the unshared column's KV, for as many requests at once, that we do without.
+    ``ratio`` is our tokens a second over theirs, unless arrival rates set them; ``ratio_prepared`` includes the time of
+    preparation. ``ttft_ratio`` is their median time to the first token over ours. ``kv_saved`` is the share of the
+    unshared column's KV per running request that we save.
+
+    Args:
+        about: The settings of the row.
+        cells: By column, ours first. A column that could not run has ``skipped``.
     """
     ran = {name: cell for name, cell in cells.items() if "skipped" not in cell}
     ours = ran.pop("inlay", None)
@@ -60,12 +63,12 @@ def _over(one: float, other: float) -> float:
 
 
 def _prepared(cell: Cell) -> float:
-    """Tokens a second, if what was computed before is counted in."""
+    """Tokens a second including the time of preparation."""
     return float(cell["tokens_s"] * cell["wall_s"] / (cell["wall_s"] + cell["prepare_s"]))
 
 
 def _held(cell: Cell) -> float:
-    """Bytes of KV for each of the requests that run at once: columns may have had fewer of them."""
+    """Bytes of KV per running request. Columns may have run different numbers of them."""
     return float(cell["kv_peak_bytes"] / cell["peak_batch"])
 
 
@@ -74,7 +77,13 @@ _STOCK = {"stock", "transformers"}
 
 @dataclass(frozen=True)
 class News:
-    """The latest cell, of how many by now and in all; about: what it is. kept: whether an earlier run measured it."""
+    """Progress: the latest cell.
+
+    Attributes:
+        done, total: Number of cells by now and in all.
+        about: The settings of the cell.
+        kept: An earlier run measured it.
+    """
 
     done: int
     total: int
@@ -109,7 +118,7 @@ def measure_throughput(setting: ThroughputSetting, tell: Tell | None = None) -> 
 
 @dataclass
 class _Report:
-    """Keeps cells as they come, and tells of them."""
+    """Stores cells as they arrive and reports progress."""
 
     setting: ThroughputSetting
     ledger: Ledger
@@ -125,7 +134,7 @@ class _Report:
         self.total = len(setting.models) * (sum(len(case.columns) for case in cases) + documents)
 
     def kept(self, about: Mapping[str, Any]) -> Cell | None:
-        """The cell, if an earlier run of the benchmark has measured it."""
+        """The cell of an earlier run of the benchmark, or None."""
         cell = self.ledger.get(about)
         if cell is not None:
             self.kept_cells += 1
@@ -144,7 +153,7 @@ class _Report:
 
 
 class _Subject:
-    """One model, and its rows. The stock model is loaded when it is first asked for."""
+    """One model and its rows. The stock model is loaded on first use."""
 
     def __init__(self, setting: ThroughputSetting, name: str, report: _Report) -> None:
         self._setting = setting
@@ -165,7 +174,7 @@ class _Subject:
             "kv_cache_dtype": setting.kv_cache_dtype,
         }
         self._rates = Rates.measured(self._about["dtype"], quick=setting.quick)
-        for part in setting.parts:  # an error now, not behind minutes of measuring
+        for part in setting.parts:  # an error now, not after minutes of measuring
             _kv_bytes(setting, part, self._loaded)
             if _STOCK & {name for group in groups(setting, part) for name in group[0].columns}:
                 model = self._loaded.model
@@ -175,7 +184,7 @@ class _Subject:
         """The rows of all parts, in their order."""
         for part in self._setting.parts:
             yield from self._part(part)
-            gc.collect()  # the part's engine has gone, and its memory goes with it
+            gc.collect()  # frees the memory of the part's engine
 
     def _part(self, part: str) -> Iterator[dict[str, Any]]:
         with ExitStack() as stack:
@@ -230,9 +239,9 @@ class _Subject:
         return self._llama if name == "llama.cpp" else Ours(llm, reuse=name == "inlay")
 
     def _llama_cpp(self, part: str) -> LlamaCpp:
-        """A part's own: its cache is as large as the part needs. Its process starts with its first run."""
+        """A column for one part, with a cache of the size that it needs. Its process starts with its first run."""
         setting, model = self._setting, self._loaded.model
-        size = token_bytes(self._loaded.spec, 2)  # it keeps keys and values in 16 bits
+        size = token_bytes(self._loaded.spec, 2)  # llama.cpp keeps keys and values in 16 bits
         shared = max(setting.prefixes)
         longest = shared + setting.question + setting.completion
         return LlamaCpp(
@@ -244,7 +253,7 @@ class _Subject:
         return load_stock(self._loaded.name, self._about["dtype"])
 
     def _key(self, case: Case, column: str) -> dict[str, Any]:
-        """All that makes a cell what it is."""
+        """All settings that determine a cell."""
         setting = self._setting
         bounds = {"batch": setting.batch, "runs": setting.runs, "budget_s": setting.budget_s, "quick": setting.quick}
         return self._about | case.about | case.sizes | bounds | {"column": column}
@@ -252,9 +261,9 @@ class _Subject:
 
 @contextmanager
 def _engine(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> Iterator[AsyncLLM]:
-    """An engine of its own for every part: memory that another one has touched would count as taken."""
+    """An engine for one part. A shared engine would report memory that another part has touched."""
     room = _kv_bytes(setting, part, loaded)
-    # Between two runs nothing is to be computed that a run would find.
+    # Background work between two runs would leave KV for the next one.
     idle: dict[str, Any] = {"profile": "off", "promotion_memory": 0, "kv_cache_dtype": setting.kv_cache_dtype}
     llm = AsyncLLM(loaded, seed=0, kv_memory=room, chunk_size=CHUNK, max_num_seqs=setting.batch, **idle)
     try:
@@ -264,7 +273,7 @@ def _engine(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> Itera
 
 
 def _kv_bytes(setting: ThroughputSetting, part: str, loaded: LoadedModel) -> int:
-    """Bytes of KV that a part needs. Raises ContextError and CapacityError where it cannot run."""
+    """Bytes of KV that a part needs. Raises ContextError or CapacityError if it cannot run."""
     longest, most = setting.longest(part), loaded.spec.max_positions
     if longest >= most:
         raise ContextError(f"{part}: requests of {longest} tokens do not fit the model's context of {most}")
@@ -284,12 +293,12 @@ def token_bytes(spec: ModelSpec, itemsize: int) -> int:
 
 
 def _when(case: Case) -> dict[str, Any]:
-    """What tells at which hit rate a cell was measured that stands in the rows of all."""
+    """The hit rate of a cell that stands in the rows of all hit rates."""
     return {name: value for name, value in case.about.items() if name == "aimed_hit_rate"}
 
 
 def _cell(run: Run | str, cost: Cost | None, rates: Rates) -> Cell:
-    """A run as it stands in a row, or why there was none."""
+    """A run's figures for a row, or the reason for no run."""
     if isinstance(run, str):
         return {"skipped": run}
     return figures(run) | {"steps": None if cost is None or not run.steps else summary(run.steps, cost, rates)}

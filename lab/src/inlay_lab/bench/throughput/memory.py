@@ -1,4 +1,4 @@
-"""Documents that stay: what each takes of memory, and whether finding one takes longer when there are many."""
+"""The memory of resident documents, and the time to find one among many."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from inlay_lab.bench.throughput.ledger import Cell
 from inlay_lab.bench.throughput.runs import percentiles
 from inlay_lab.bench.throughput.workload import Sizes, random_ids
 
-_QUESTIONS, _COLD = 7, 2  # about documents that are resident; about one that never is
+_QUESTIONS, _COLD = 7, 2  # about resident documents; about one that is never stored
 _LOOKUPS, _ROUNDS = 100, 7
 
 
 class ResidentDocuments:
-    """An engine that nobody else uses, and the documents that are resident in it; questions about them are not kept.
+    """Resident documents in an engine that has no other requests. Questions about them are not kept.
 
-    documents: the token ids of each.
+    Attributes:
+        documents: The token ids of each.
     """
 
     def __init__(self, llm: AsyncLLM, sizes: Sizes) -> None:
@@ -33,24 +34,24 @@ class ResidentDocuments:
         self._sizes = sizes
         self._draw = random.Random(0)
         self.documents: list[list[int]] = []
-        self._bare_rss = 0  # what the process takes without any of the pool
-        self._cold_s = 0.0  # a question about a document that is not there
+        self._bare_rss = 0  # memory of the process without any of the pool
+        self._cold_s = 0.0  # time of a question about a document that is not stored
 
     def seconds_for(self, documents: int) -> float:
-        """About how long it takes until that many documents are resident."""
+        """The estimated seconds until that many documents are resident."""
         self._warm_up()
         return max(0, documents - len(self.documents)) * self._cold_s
 
     def measure(self, documents: int) -> Cell:
-        """Compute documents until so many are resident, and ask about some of them."""
+        """Compute documents until ``documents`` are resident, and ask about some of them."""
         self._warm_up()
         return asyncio.run(self._measure(documents))
 
     def _warm_up(self) -> None:
-        """Once: ask about a document that is not kept, and note what memory is taken."""
+        """On the first call, ask about a document without storing it, and record the memory in use."""
         if not self._cold_s:
             self._cold_s, _ = asyncio.run(self._first_token(self._question(), "off"))
-            # The operating system keeps the pages that this has written, and the documents come to lie in them.
+            # The process keeps the pages written here; the documents will reuse them.
             self._bare_rss = _rss() - self._bytes_of(self._llm.store.pool.peak_chunks)
 
     async def _measure(self, documents: int) -> Cell:
@@ -80,7 +81,7 @@ class ResidentDocuments:
         return time.perf_counter() - started
 
     async def _ask(self) -> tuple[list[float], float]:
-        """Times to the first token of questions about resident documents, or about one that is not where none are."""
+        """Times to the first token of questions about resident documents, or about an absent one if there are none."""
         reuse, count = ("exact", _QUESTIONS) if self.documents else ("off", _COLD)
         asked = [await self._first_token(self._question(), reuse) for _ in range(count)]
         await self._forget_questions()
@@ -94,7 +95,7 @@ class ResidentDocuments:
         return time.perf_counter() - started, usage
 
     async def _lookup_us(self, ids: list[int]) -> float:
-        """Microseconds of finding what is stored of a prompt, on the engine's thread; a median."""
+        """Median microseconds to look up a prompt's stored prefix, on the engine's thread."""
         store, run = self._llm.store, TokenRun(tuple(ids), 0, Context())
 
         def look_up() -> float:
@@ -109,7 +110,7 @@ class ResidentDocuments:
         return await asyncio.wrap_future(self._llm.local.call(look_up))
 
     def _question(self) -> list[int]:
-        """A question about one of the documents, or about one of its own where there are none."""
+        """A question about a resident document, or about a new one if there are none."""
         document = self._draw.choice(self.documents) if self.documents else self._text(self._sizes.document)
         return [*document, *self._text(self._sizes.question)]
 

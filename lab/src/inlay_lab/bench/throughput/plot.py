@@ -1,4 +1,4 @@
-"""A drawing of the workloads: time to the first token over the share of the prompts' tokens that was stored."""
+"""Figures of the workloads: time to the first token over the hit rate."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ _FONT = 9.0
 
 
 def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
-    """Draw a panel for every workload, and a line of them for every model. Raises ParameterError.
+    """Draw a panel for every workload and a row of panels for every model.
 
-    result: of ``measure_throughput``, with rows of ``workloads``.
+    Args:
+        result: The return value of ``measure_throughput``, with rows of ``workloads``.
+
+    Raises:
+        ParameterError: The file cannot be written in that format.
     """
     from matplotlib.figure import Figure
 
@@ -39,7 +43,7 @@ def draw_hit_rates(result: dict[str, Any], path: Path) -> None:
 
 
 def draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """Times to the first token over the share of the prompts that was stored, of one model and workload."""
+    """Draw times to the first token over the hit rate, for one model and workload."""
     cells = [cell for cell in (row["columns"]["inlay"] for row in rows) if "skipped" not in cell]
     points = sorted(((100 * cell["hit_rate"], cell["ttft_ms"]) for cell in cells), key=lambda point: point[0])
     for percentile, style in (("p50", "o-"), ("p90", "^--")):

@@ -1,7 +1,6 @@
-"""Runs of a workload through every column, in turns, and what came of them.
+"""Runs of a workload through every column, in turns, and their figures.
 
-Each run has as many requests as its budget of time allows. What comes of it: when each token of each answer was there,
-what that took of memory, and figures of it all.
+Each run has as many requests as its time budget allows. A run records the time of every token and the memory in use.
 """
 
 from __future__ import annotations
@@ -26,9 +25,12 @@ _PERCENTILES = (50, 90, 99)
 
 @dataclass
 class Answer:
-    """One request's tokens. arrived, times: seconds of ``perf_counter``; one time a token.
+    """One request's tokens.
 
-    usage: where its prompt's keys and values came from; None where a column cannot tell.
+    Attributes:
+        arrived: In seconds of ``perf_counter``.
+        times: The time of each token, in the same clock.
+        usage: The sources of its prompt's KV; None if the column does not report it.
     """
 
     arrived: float
@@ -38,19 +40,21 @@ class Answer:
     usage: Usage | None = None
 
     def say(self, ids: tuple[int, ...], now: float) -> None:
-        """All its tokens so far. Those that are new came together."""
+        """Record all tokens so far. New ones get the time ``now``."""
         self.times += [now] * (len(ids) - len(self.times))
         self.ids = ids
 
 
 @dataclass
 class Run:
-    """One run of a workload.
+    """One run of a workload. A peak is None if the column does not report it.
 
-    started: seconds of ``perf_counter``. prepare_s: what was computed before, once for all requests.
-    kv_peak: the most bytes of KV that running requests held at once, shared ones counted once.
-    pool_peak: the same with what the cache kept for later, and would give up for room.
-    kv_peak, pool_peak, peak_batch: None where a column cannot tell. steps: inlay's forward passes.
+    Attributes:
+        started: In seconds of ``perf_counter``.
+        prepare_s: Seconds of the preparation, once for all requests.
+        kv_peak: Most bytes of KV referenced by running requests at once; shared ones count once.
+        pool_peak: As kv_peak, plus evictable cached KV.
+        steps: inlay's forward passes.
     """
 
     started: float
@@ -63,33 +67,33 @@ class Run:
 
     @property
     def wall_s(self) -> float:
-        """From the start to the last token."""
+        """Seconds from the start to the last token."""
         return max(answer.times[-1] for answer in self.answers) - self.started
 
 
 class Limit:
-    """So many seconds from now, behind which a run ends without a result."""
+    """A time limit, counted from its creation."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._end = time.perf_counter() + seconds
 
     def left(self) -> float:
-        """Seconds that are left of them; infinite where nothing was set."""
+        """The remaining seconds; infinite without a limit."""
         return self._end - time.perf_counter()
 
     def check(self) -> None:
-        """Raise DeadlineError when they are over."""
+        """Raise DeadlineError after the limit."""
         if time.perf_counter() > self._end:
             raise self.passed()
 
     def passed(self) -> DeadlineError:
-        """What ends a run that takes too long."""
+        """The error for a run that takes too long."""
         return DeadlineError(f"not done within {self._seconds:g} s; give a larger --budget-s or fewer --requests")
 
 
 def figures(run: Run) -> dict[str, Any]:
-    """A run as it stands in the JSON; latency is normalized: the mean over requests of their time by their tokens."""
+    """A run's figures for the JSON. Latency is normalized: the mean over requests of their time per token."""
     tokens = sum(len(answer.times) for answer in run.answers)
     latency = [(answer.times[-1] - answer.arrived) / len(answer.times) for answer in run.answers]
     first = [answer.times[0] - answer.arrived for answer in run.answers]
@@ -111,13 +115,13 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def percentiles(seconds: Any) -> dict[str, float]:
-    """Milliseconds of some seconds: the one in the middle, and those that 10 % and 1 % exceed."""
+    """The 50th, 90th and 99th percentile of some seconds, in milliseconds."""
     values = np.percentile(np.asarray(seconds) * 1000, _PERCENTILES)
     return {f"p{q}": round(float(value), 3) for q, value in zip(_PERCENTILES, values, strict=True)}
 
 
 def _hit_rate(run: Run) -> float | None:
-    """The share of all prompts' tokens whose keys and values were stored."""
+    """The share of all prompt tokens with stored keys and values."""
     used = [answer.usage for answer in run.answers if answer.usage is not None]
     if not used:
         return None
@@ -125,10 +129,10 @@ def _hit_rate(run: Run) -> float | None:
 
 
 class Column(Protocol):
-    """Runs a workload. Raises ModelError where it cannot, DeadlineError where it takes longer than ``limit_s``."""
+    """Runs a workload. Raises ModelError if it cannot, DeadlineError after ``limit_s``."""
 
     def prompt_tokens(self, workload: Workload) -> int:
-        """How many tokens of prompts it computes in a run."""
+        """Number of prompt tokens that a run computes."""
         ...
 
     def run(self, workload: Workload, limit_s: float) -> Run: ...
@@ -136,7 +140,7 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class Pace:
-    """What a small run says of a large one: seconds of a prompt's token, and of a step of ``rows`` answers."""
+    """Estimates from a small run: seconds of a prompt's token, and of a step of ``rows`` answers."""
 
     token_s: float
     step_s: float
@@ -144,15 +148,17 @@ class Pace:
 
     @classmethod
     def of(cls, run: Run, prompt_tokens: int) -> Pace:
-        """The pace of a run that computed that many tokens of prompts."""
+        """The pace of a run that computed ``prompt_tokens`` prompt tokens."""
         first = max(answer.times[0] for answer in run.answers) - run.started
         steps = [(answer.times[-1] - answer.times[0]) / max(1, len(answer.times) - 1) for answer in run.answers]
         return cls(first / prompt_tokens, min(steps), len(run.answers))
 
     def seconds(self, workload: Workload, prompt_tokens: int, batch: int) -> float:
-        """The most that a workload should take. A step is taken to be as long as its rows are many, which it rarely is.
+        """An upper estimate of a workload's seconds. It assumes that a step's time is proportional to its rows.
 
-        prompt_tokens: those that are computed. batch: the most requests that run at once.
+        Args:
+            prompt_tokens: Computed prompt tokens.
+            batch: Most requests that run at once.
         """
         requests = len(workload.asks)
         rows = min(requests, workload.clients or batch)
@@ -163,9 +169,12 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """How much is run.
+    """Limits of the runs.
 
-    turns: runs of each column. batch: the most requests that run at once. budget_s, limit_s: see ThroughputSetting.
+    Attributes:
+        turns: Runs of each column.
+        batch: Most requests that run at once.
+        budget_s, limit_s: See ThroughputSetting.
     """
 
     turns: int
@@ -175,7 +184,7 @@ class Bounds:
 
 
 def pace_of(column: Column, workload: Workload, limit_s: float) -> Pace | str:
-    """Warm a column up with a small run; returns the pace of that, or why it cannot run."""
+    """Warm a column up with a small run; returns its pace, or the reason that it cannot run."""
     small = workload.small()
     try:
         return Pace.of(column.run(small, limit_s), column.prompt_tokens(small))
@@ -197,9 +206,9 @@ def affordable(column: Column, workload: Workload, pace: Pace, bounds: Bounds) -
 def in_turns(
     columns: Mapping[str, Column], workload: Workload, paces: Mapping[str, Pace | str], bounds: Bounds
 ) -> Iterator[tuple[str, Run | str]]:
-    """Each column with its run of median time as soon as that is known, or with why it could not run.
+    """Yield each column with its run of median time, or with the reason that it could not run.
 
-    Every turn has an order of its own, since what ran before leaves caches and threads behind in some state.
+    Every turn has its own order, because earlier work leaves caches and threads in some state.
     """
     runs: dict[str, list[Run]] = {}
     for name in columns:

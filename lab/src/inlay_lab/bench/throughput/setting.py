@@ -1,4 +1,4 @@
-"""What the throughput benchmark measures: checked once, here, and told case by case, before any model is loaded."""
+"""The options of the throughput benchmark, and its cases. All are checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -27,29 +27,38 @@ PARTS = ("prefix", "modules", "workloads", "memory")
 COLUMNS = ("inlay", "off", "stock", "transformers", "llama.cpp")
 ARRIVALS = ("batch", "poisson")
 CHUNK = 64
-_REQUESTS, _USERS = 16, 20  # of 20, 95 % are a whole number
-_OVERTIME = 2  # a run that takes so many budgets ends without a result
+_REQUESTS, _USERS = 16, 20  # 95 % of 20 is a whole number
+_OVERTIME = 2  # budgets after which a run ends without a result
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputSetting:
-    """What to measure. Raises ParameterError.
+    """Options of the throughput benchmark. Raises ParameterError.
 
-    parts: of ``PARTS``. columns: who runs; ``inlay`` always does. ``workloads`` are run by ``inlay`` and ``off`` alone,
-        ``memory`` by ``inlay``, and ``llama.cpp`` runs ``prefix`` alone.
-    requests: of a run; None for 16, and for 20 in ``workloads``. batch: the most requests that run at once.
-    arrivals: whether prompts with a shared prefix, and prompts of modules, are there at once or come at random times.
-    rates: requests a second, where they do.
-    prefixes: shared tokens. question: each request's own. completion, module_completion: tokens of an answer.
-    module_tokens: of each of 12 modules, 6 of which stand in a prompt.
-    workloads: of ``KINDS``. hit_rates: that are aimed at, shares of 1. clients: who ask, each one request at a time.
-    users: the sizes of these workloads, and of the documents of ``memory``. documents: how many are resident there.
-    budget_s: seconds that a run may take, beside what is computed before it: a column gets fewer requests where all of
-        them would take longer, by what a small run says, and ends without a result behind twice that. Documents of
-        ``memory`` are left out where computing them would take longer.
-    dtype, weights, quantization: of ours, as in ``load_model``; columns of others have stock weights in its dtype.
-    kv_cache_dtype: of ours; see EngineConfig.
-    out: a file of JSON lines, to which every cell is added, and from which those are taken that are there already.
+    Attributes:
+        parts: From ``PARTS``.
+        columns: Columns to run; ``inlay`` always runs. ``workloads`` has only ``inlay`` and ``off``, ``memory`` only
+            ``inlay``, and ``llama.cpp`` runs only ``prefix``.
+        requests: In a run; None for 16, or 20 in ``workloads``.
+        batch: Most requests that run at once.
+        arrivals: Of the parts prefix and modules: all at once ("batch") or at random times ("poisson").
+        rates: Requests a second for "poisson".
+        prefixes: Lengths of the shared prefix, in tokens.
+        question: Tokens of each request's own text.
+        completion, module_completion: Tokens of an answer.
+        module_tokens: Of each of 12 modules; a prompt has 6 of them.
+        workloads: From ``KINDS``.
+        hit_rates: Target hit rates, 0 to 1.
+        clients: Clients of the workloads, each with one request at a time.
+        users: Sizes of these workloads, and of the documents of ``memory``.
+        documents: Numbers of resident documents in ``memory``.
+        budget_s: Seconds of a run without its preparation. If a small run predicts more, the column gets fewer
+            requests.
+            A run ends without a result after twice the budget. Documents of ``memory`` that take longer to compute are
+            left out.
+        dtype, weights, quantization: Of our model, as in ``load_model``. Other columns have stock weights in its dtype.
+        kv_cache_dtype: Of our engine; see EngineConfig.
+        out: A file of JSON lines. Cells in it are not measured again; new cells are added to it.
     """
 
     models: tuple[str, ...]
@@ -102,7 +111,7 @@ class ThroughputSetting:
             raise ParameterError(f"budget_s is {self.budget_s:g}; it must be a number of seconds above 0")
 
     def small(self) -> ThroughputSetting:
-        """The same questions at a size that takes seconds; such figures say little."""
+        """The same parts at sizes that take seconds. Such figures say little."""
         return replace(
             self,
             requests=4,
@@ -123,15 +132,15 @@ class ThroughputSetting:
 
     @property
     def limit_s(self) -> float:
-        """Seconds behind which a run ends without a result."""
+        """Seconds after which a run ends without a result."""
         return _OVERTIME * self.budget_s
 
     def requests_of(self, part: str) -> int:
-        """How many requests a run of a part has."""
+        """Number of requests in a run of a part."""
         return self.requests or (_USERS if part == "workloads" else _REQUESTS)
 
     def longest(self, part: str) -> int:
-        """Tokens of a part's longest request with its answer, and a few more, since texts do not cut exactly."""
+        """Tokens of a part's longest request with its answer, plus a few, since texts are cut inexactly."""
         return {
             "prefix": max(self.prefixes) + self.question + self.completion,
             "modules": CHOSEN * self.module_tokens + self.question + self.module_completion + 16,
@@ -140,7 +149,7 @@ class ThroughputSetting:
         }[part]
 
     def chunks(self, part: str) -> int:
-        """Chunks of KV for a full batch of a part in which nothing is shared, and for what is resident in it."""
+        """Chunks of KV for a full unshared batch of a part and for its resident text."""
         running = {"workloads": min(self.clients, self.batch), "memory": 1}.get(part, self.batch)
         document = -(-self.users.document // CHUNK) + 1
         passages = self.requests_of(part) * self.users.passages
@@ -155,7 +164,14 @@ class ThroughputSetting:
 
 @dataclass(frozen=True)
 class Case:
-    """A workload for some columns. about: what its row says of it. sizes: what else it depends on."""
+    """A workload for some columns.
+
+    Attributes:
+        about: Fields that identify its row.
+        sizes: Further settings that its cells depend on.
+        columns: Columns to run.
+        make: Makes the workload.
+    """
 
     about: dict[str, Any]
     sizes: dict[str, Any]
@@ -163,12 +179,12 @@ class Case:
     make: Callable[[AsyncLLM], Coroutine[Any, Any, Workload]]
 
 
-#: Cases that one small run of each column stands for; a cell of the first one may stand for all.
+#: Cases that share one small run of each column. A cell of the first case may stand for all.
 Group = tuple[Case, ...]
 
 
 def groups(setting: ThroughputSetting, part: str) -> list[Group]:
-    """The cases of a part; none for ``memory``, which asks nothing but what memory.py does."""
+    """The cases of a part. ``memory`` has none; memory.py measures it."""
     if part == "prefix":
         return [_arrivals(setting, part, prefix) for prefix in setting.prefixes]
     if part == "modules":
@@ -177,7 +193,7 @@ def groups(setting: ThroughputSetting, part: str) -> list[Group]:
 
 
 def _arrivals(setting: ThroughputSetting, part: str, prefix: int | None) -> Group:
-    """All requests at once, and at each rate."""
+    """A case with all requests at once, and one for each rate."""
     return tuple(_arriving(setting, part, prefix, rate) for rate in _rates(setting))
 
 
@@ -203,12 +219,14 @@ def _arriving(setting: ThroughputSetting, part: str, prefix: int | None, rate: f
     about = {"part": part, "prefix": prefix, "rate": rate, "arrivals": "batch" if rate is None else "poisson"}
     about |= {"requests": requests, "completion": completion}
     sizes = {"question": question, "module_tokens": None if prefix is not None else setting.module_tokens}
-    able = COLUMNS if prefix is not None else COLUMNS[:-1]  # llama.cpp knows beginnings alone
+    able = COLUMNS if prefix is not None else COLUMNS[:-1]  # llama.cpp reuses prefixes only
     return Case(about, sizes, _order(setting, able), make)
 
 
 def _hit_rates(setting: ThroughputSetting, kind: str) -> Group:
-    """A sweep over hit rates. Who shares nothing takes equally long at all of them, and runs at the first one alone."""
+    """A sweep over hit rates. A column that shares nothing takes equally long at all of them, so it runs at the
+    first only.
+    """
     return tuple(
         _hitting(setting, kind, rate, ("inlay",) if number else ("inlay", "off"))
         for number, rate in enumerate(setting.hit_rates)

@@ -1,4 +1,4 @@
-"""The engine's steps: an observer that notes them, and afterwards the least time that each could have taken."""
+"""An observer that records the engine's steps, and the least time that each could have taken."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from inlay_lab.bench.stock import bytes_read_per_token
 
 @dataclass
 class Step:
-    """One forward pass, noted on the engine's thread.
+    """One forward pass, recorded on the engine's thread.
 
-    parts: what it computed. rows: how many rows of logits it made. held: slots that running requests held, with those
-    that are reserved for the rest of a prompt. running: how many requests ran.
-    forward_s: the call of the model, with the attention's own planning. seconds: the whole step: scheduling, placing,
-    planning, the call of the model, sampling, detokenizing.
+    Attributes:
+        parts: The computed parts.
+        rows: Rows of logits.
+        held: Slots that running requests reference, with those reserved for the rest of a prompt.
+        running: Number of running requests.
+        forward_s: Seconds of the model call, including attention planning.
+        seconds: Seconds of the whole step, from scheduling to detokenizing.
     """
 
     parts: tuple[Part, ...]
@@ -42,7 +45,7 @@ class Step:
 
 
 class _Recorder(StepObserver):
-    """What it keeps of a step is references to what the engine made anyway."""
+    """Stores only references to objects that the engine made anyway."""
 
     def __init__(self, steps: list[Step]) -> None:
         self._steps = steps
@@ -63,7 +66,7 @@ class _Recorder(StepObserver):
 
 @contextmanager
 def recording(llm: Base) -> Iterator[list[Step]]:
-    """Note every step of an engine within a block."""
+    """Record every step of an engine within a block."""
     steps: list[Step] = []
     end = llm.observe(_Recorder(steps))
     try:
@@ -74,13 +77,16 @@ def recording(llm: Base) -> Iterator[list[Step]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model's steps take at least.
+    """The least work of a model's steps.
 
-    Floating-point operations: two for every weight of a layer and token, two for every weight of the output and row of
-    logits, and those of attention. Bytes: the weights once a step, and every distinct key and value once.
+    Operations: two for every weight of a layer and token, two for every weight of the output layer and row of logits,
+    and
+    those of attention. Bytes: the weights once a step, and every distinct key and value once.
 
-    body, head: weights outside and in the output layer. pair_flops: of one query and one key, in all layers.
-    kv_bytes: of a token's keys and values.
+    Attributes:
+        body, head: Number of weights outside and in the output layer.
+        pair_flops: Operations for one query and one key, in all layers.
+        kv_bytes: Bytes of one token's keys and values.
     """
 
     body: int
@@ -92,10 +98,14 @@ class Cost:
 
     @classmethod
     def of(cls, llm: Base, longest: int) -> Cost | None:
-        """The model that an engine runs.
+        """The costs of an engine's model, or None if they cannot be counted.
 
-        longest: tokens of the longest request. None where a sliding window is shorter: then layers read less than all.
-        None where weights are quantized: they are fewer bytes than counted here, and other products than are measured.
+        A sliding window shorter than the longest request lets layers read fewer keys than counted. Quantized weights
+        have fewer
+        bytes, and products of another kind.
+
+        Args:
+            longest: Tokens of the longest request.
         """
         if llm.loaded.form.quantization is not None:
             return None
@@ -118,7 +128,7 @@ class Cost:
         return rates.floor(flops=self.flops(step), rows=_tokens(step), weight_bytes=weights, kv_bytes=kv)
 
     def floor_of(self, tokens: int, rows: int, keys: int, rates: Rates) -> Floor:
-        """The least time of a step of so many tokens, each of which reads the same ``keys`` keys."""
+        """The least time of a step of ``tokens`` tokens that each read the same ``keys`` keys."""
         flops = self._flops(tokens, rows, tokens * keys)
         weights = self.weight_bytes(rows)
         return rates.floor(flops=flops, rows=tokens, weight_bytes=weights, kv_bytes=keys * self.kv_bytes)
@@ -135,16 +145,16 @@ class Cost:
         return self.weight_bytes(step.rows) + covered(_touched(step)) * self.kv_bytes
 
     def weight_bytes(self, rows: int) -> int:
-        """Bytes of the weights that a step with so many rows of logits reads."""
+        """Bytes of the weights that a step with ``rows`` rows of logits reads."""
         return (self.body + (self.head if rows else 0)) * self.itemsize
 
 
 def summary(steps: Sequence[Step], cost: Cost, rates: Rates) -> dict[str, Any]:
-    """All steps of a run: the sum of their floors, and the share of their time that this is; and the full decode steps.
+    """A run's steps: the sum of their floors, its share of their time, and the full decode steps.
 
-    decode: the steps in which every request had one token, those with the most requests. Medians over them: of their
-    time, of their floor, of its parts, and of the share that the floor is of the time; the fastest of them; and the
-    rates that the floor is made of. None where no step was such a step.
+    ``decode`` covers the steps with one token for every request and the most requests, or is None. It has medians of
+    their
+    time, their floor, the floor's parts and its share of the time, then the fastest time and the floor's rates.
     """
     floors = [cost.floor(step, rates) for step in steps]
     floor, took = sum(each.seconds for each in floors), sum(step.seconds for step in steps)
@@ -181,13 +191,13 @@ def _full_decode(steps: Sequence[Step], floors: Sequence[Floor], rates: Rates) -
 
 
 def held_chunks(step: Step, chunk: int) -> int:
-    """How many chunks the running requests held, shared ones counted once."""
+    """Number of chunks that running requests reference; shared ones count once."""
     runs = chain.from_iterable(step.held)
     return covered(Slots(run.first // chunk, -(-run.end // chunk) - run.first // chunk) for run in runs if run.length)
 
 
 def covered(runs: Iterable[Slots]) -> int:
-    """How many slots lie in at least one of these runs."""
+    """Number of slots in the union of these runs."""
     total = end = 0
     for first, stop in sorted((run.first, run.end) for run in runs):
         total += max(0, stop - max(first, end))

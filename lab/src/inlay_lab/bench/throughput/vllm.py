@@ -1,6 +1,6 @@
-"""vLLM as a column: its continuous batching with automatic prefix caching, over a checkpoint of the same weights.
+"""vLLM as a column: continuous batching with automatic prefix caching, over a checkpoint of the same weights.
 
-It runs in a process of its own (vllm_worker.py), is given token ids, and forgets between runs what it has stored.
+It runs in a separate process (vllm_worker.py), gets token ids, and empties its cache between runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from inlay_lab.bench.throughput.workload import Workload
 from inlay_lab.bench.worker import Worker
 
 WORKER = "inlay_lab.bench.throughput.vllm_worker"
-_MEMORY_SHARE = 0.85  # of the device's, weights included; its own default is 0.9 of a device that nobody else uses
+_MEMORY_SHARE = 0.85  # of the device's memory, weights included; vLLM's default is 0.9 of an otherwise unused device
 
 
 class Vllm:
     """Runs workloads through vLLM, at most ``most`` requests at once, of at most ``longest`` tokens with their answers.
 
-    model: the weights, which are written to a file at once and may go then. Raises ModelError where it cannot run.
+    Args:
+        model: The weights. They are written to a file at once; the caller may drop the model then.
+
+    Raises:
+        ModelError: vLLM cannot run.
     """
 
     def __init__(self, model: PreTrainedModel, *, most: int, longest: int) -> None:
@@ -43,18 +47,18 @@ class Vllm:
             raise
 
     def prompt_tokens(self, workload: Workload) -> int:
-        """How many tokens of prompts this computes: it finds beginnings, and no modules behind other text."""
+        """Number of prompt tokens that a run computes. It finds prefixes, but no modules behind other text."""
         return workload.prompt_tokens(sharing=workload.schema is None)
 
     def run(self, workload: Workload, limit_s: float = math.inf) -> Run:
-        """Answer all requests. Raises ModelError where it cannot, DeadlineError behind a limit."""
+        """Answer all requests. Raises ModelError if it cannot run, DeadlineError after ``limit_s``."""
         worker, limit = self._started(), Limit(limit_s)
         asks = [{"ids": ask.ids, "at": ask.at} for ask in workload.asks]
         started = time.perf_counter()
         said = worker.ask(json.dumps({"asks": asks, "tokens": workload.completion, "within_s": limit.left()}))
         if said.get("late"):
             raise limit.passed()
-        # Its clock begins when it has read what is asked: what that takes is not its own.
+        # Its clock starts after reading the question, so the transfer does not count.
         run = Run(started, [])
         for ask, answer in zip(workload.asks, said["answers"], strict=True):
             times = [started + seconds for seconds in answer["seconds"]]
@@ -62,7 +66,7 @@ class Vllm:
         return run
 
     def close(self) -> None:
-        """End its process, and delete its file."""
+        """End its process and delete its file."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -76,7 +80,7 @@ class Vllm:
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """The reason why vLLM cannot be measured here; None where it can."""
+    """The reason that vLLM cannot be measured here, or None."""
     if importlib.util.find_spec("vllm") is None:
         return "not installed; run: pip install vllm"
     needed = sum(weights.nbytes for weights in model.parameters())

@@ -1,9 +1,9 @@
 """Many requests in vLLM: ``python -m inlay_lab.bench.throughput.vllm_worker FOLDER MOST LONGEST SHARE``.
 
 MOST requests of LONGEST tokens run at once over the checkpoint in FOLDER, in SHARE of the device's memory. Every line
-on standard input is JSON, ``{"asks": [{"ids": …, "at": seconds}, …], "tokens": n, "within_s": …}``, and forgets what is
-stored first. The answer is a line of JSON: the tokens of each request, and the seconds from the question to each of
-them; ``{"late": true}`` where ``within_s`` is over. The first line says that the model is loaded.
+on standard input is JSON, ``{"asks": [{"ids": …, "at": seconds}, …], "tokens": n, "within_s": …}``. It empties the
+prefix cache and answers with a line of JSON: the tokens of each request, and the seconds from the question to each of
+them, or ``{"late": true}`` after ``within_s``. The first line reports that the model is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Requests:
-    """vLLM with a model, stepped here, so that the time of every token is known."""
+    """vLLM with a model, stepped here so that the time of every token is known."""
 
     def __init__(self, folder: str, most: int, longest: int, share: float) -> None:
         self._vllm: Any = import_module("vllm")
@@ -34,7 +34,7 @@ class Requests:
         self._asked = 0
 
     def answer(self, asks: list[dict[str, Any]], tokens: int, within_s: float) -> dict[str, Any]:
-        """``tokens`` tokens of each prompt, greedily."""
+        """Generate ``tokens`` tokens of each prompt, greedily."""
         engine = self._llm.llm_engine
         self._llm.reset_prefix_cache()
         params = self._vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
@@ -65,7 +65,7 @@ class Requests:
 def main(folder: str, most: int, longest: int, share: float) -> None:
     """Serve questions until standard input ends."""
     with os.fdopen(os.dup(1), "w") as said:
-        os.dup2(2, 1)  # vLLM and its processes write their log where answers would be
+        os.dup2(2, 1)  # vLLM's log would mix with the answers on standard output
 
         def say(what: dict[str, Any]) -> None:
             print(json.dumps(what), file=said, flush=True)
@@ -76,7 +76,7 @@ def main(folder: str, most: int, longest: int, share: float) -> None:
             for line in sys.stdin:
                 asked = json.loads(line)
                 say(requests.answer(asked["asks"], asked["tokens"], asked["within_s"]))
-        except Exception as error:  # whatever its reason is, it is told
+        except Exception as error:  # whatever its reason is, it is reported
             say({"error": f"vLLM: {type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0]}"})
 
 

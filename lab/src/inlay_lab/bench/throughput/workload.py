@@ -1,16 +1,15 @@
-"""What is asked: prompts as token ids and as what inlay is given, what of them is stored, and when each arrives.
+"""Workloads: prompts as token ids and in inlay's form, their stored text, and their arrival times.
 
-Behind a shared prefix; over modules, a schema of texts of which prompts import some in an order of their own; and as
-users ask, each kind of them at a hit rate that is aimed at:
+``shared_prefix`` and ``permuted_modules`` share a prefix or modules in random order. User workloads have a target hit
+rate:
 
-- ``documents``: questions about documents that stand in front of them. A hit asks about a document that was computed
-  before; a miss brings a document that nobody has seen.
-- ``passages``: retrieval. Every prompt is a few passages in any order and a question; how often a passage is asked for
-  falls with its rank (Zipf). The most popular passages are warm; one that is not becomes so with its first use.
-- ``summaries``: a text of each request's own behind a system prompt. A hit has the system prompt that was computed
-  before; a miss has one that nobody has seen.
+- ``documents``: questions about documents at the start of the prompt. A hit asks about a stored document; a miss
+  brings a new one.
+- ``passages``: retrieval. Every prompt has a few passages in random order and a question. A passage's frequency falls
+  with its rank (Zipf). The most popular passages are stored before the run, others after their first use.
+- ``summaries``: each request's own text behind a system prompt. A hit has the stored system prompt, a miss a new one.
 
-Hits are spread evenly over the requests, so that the first few of them have about the same rate.
+Hits are spread evenly over the requests, so that the first few have about the same rate.
 """
 
 from __future__ import annotations
@@ -33,9 +32,11 @@ from inlay_lab.bench.stock import exact_text
 class Ask:
     """One request.
 
-    ids: the whole prompt's. prompt: the same as inlay gets it. at: seconds behind the start.
-    shared: how many of its tokens are stored when it comes, where stored text is used: those of what was resident, and
-        of what was asked before it.
+    Attributes:
+        ids: The whole prompt.
+        prompt: The same in inlay's form.
+        at: Seconds after the start.
+        shared: Number of its tokens that are stored when it arrives, from resident text and earlier requests.
     """
 
     ids: tuple[int, ...]
@@ -46,13 +47,13 @@ class Ask:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order of their arrival; every answer has ``completion`` tokens.
+    """Requests in the order of their arrival. Every answer has ``completion`` tokens.
 
-    prefix: how many tokens all prompts begin with in common, as far as a baseline is told of it.
-    schema: what prompts of modules derive from; None where prompts are ids.
-    resident: what is computed before the run, where stored text is used: prompts of which nothing is asked.
-    clients: how many callers take turns, each asking when its last request was answered; None where requests come at
-        their own times, whoever waits.
+    Attributes:
+        prefix: Tokens of the common prefix that baselines may share.
+        schema: Schema of the prompts' modules; None if prompts are ids.
+        resident: Prompts whose KV is computed before a run with reuse.
+        clients: Number of callers that each send a request after their last answer. None if requests have own times.
     """
 
     asks: tuple[Ask, ...]
@@ -68,7 +69,7 @@ class Workload:
         return max(len(ask.ids) for ask in self.asks) + self.completion
 
     def prompt_tokens(self, *, sharing: bool) -> int:
-        """How many tokens of prompts have to be computed, by whom uses what is stored and by whom does not."""
+        """Number of prompt tokens to compute, with or without use of stored text."""
         return sum(len(ask.ids) - (ask.shared if sharing else 0) for ask in self.asks)
 
     def arriving(self, rate: float, seed: int) -> Workload:
@@ -79,22 +80,22 @@ class Workload:
         return replace(self, asks=tuple(replace(ask, at=at) for ask, at in zip(self.asks, times, strict=True)))
 
     def first(self, requests: int) -> Workload:
-        """Its first requests alone."""
+        """A workload of only the first requests."""
         return replace(self, asks=self.asks[:requests])
 
     def small(self) -> Workload:
-        """Its first two requests at once, with short answers: to warm up."""
+        """The first two requests at once, with short answers, to warm up."""
         few = tuple(replace(ask, at=0.0) for ask in self.asks[:2])
         return replace(self, asks=few, completion=min(2, self.completion))
 
 
 def random_ids(draw: random.Random, vocabulary: int, tokens: int) -> list[int]:
-    """Token ids whose meaning does not matter."""
+    """Random token ids."""
     return draw.choices(range(min(256, vocabulary)), k=tokens)
 
 
 def shared_prefix(vocabulary: int, *, requests: int, prefix: int, question: int, completion: int) -> Workload:
-    """``prefix`` tokens that all prompts begin with, then ``question`` tokens of each one's own."""
+    """Prompts with a common prefix of ``prefix`` tokens and ``question`` tokens of their own."""
     draw = random.Random(0)
     first = random_ids(draw, vocabulary, prefix)
     prompts = [[*first, *random_ids(draw, vocabulary, question)] for _ in range(requests)]
@@ -102,18 +103,18 @@ def shared_prefix(vocabulary: int, *, requests: int, prefix: int, question: int,
 
 
 def asked(prompts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[Ask, ...]:
-    """Prompts of token ids, each with how many of its tokens are stored by then."""
+    """Prompts of token ids, each with its number of stored tokens on arrival."""
     return tuple(Ask(tuple(ids), list(ids), shared=stored) for ids, stored in zip(prompts, shared, strict=True))
 
 
-MODULES, CHOSEN = 12, 6  # of the workload of permuted modules: in the schema, and in each prompt
-REUSE, POSITIONS = "isolated", "packed"  # how modules are encoded, and where they are read
-_TOGETHER = 8  # modules that are encoded for one prompt that is not asked
+MODULES, CHOSEN = 12, 6  # of the permuted modules: in the schema, and in each prompt
+REUSE, POSITIONS = "isolated", "packed"  # encoding and positions of modules
+_TOGETHER = 8  # modules that one resident prompt encodes
 
 
 @dataclass(frozen=True)
 class Modules:
-    """A schema of modules ``m0``, ``m1``, … that an engine knows."""
+    """A schema of modules ``m0``, ``m1``, … in an engine."""
 
     llm: AsyncLLM
     schema: Schema
@@ -121,7 +122,7 @@ class Modules:
 
     @classmethod
     async def of(cls, llm: AsyncLLM, texts: Sequence[str]) -> Modules:
-        """Make them of texts, and known, and encode none."""
+        """Add a schema of these texts to the engine without encoding it."""
         modules = "".join(f'<module name="m{number}">{each}</module>' for number, each in enumerate(texts))
         schema = Schema.from_string(f'<schema name="bench">{modules}</schema>', source="bench.xml")
         return cls(
@@ -129,7 +130,11 @@ class Modules:
         )
 
     def ask(self, order: Sequence[int], question: str, stored: Collection[int]) -> Ask:
-        """A prompt of these modules and a question. stored: the modules whose KV is there by then."""
+        """A prompt of these modules and a question.
+
+        Args:
+            stored: The modules with stored KV on arrival.
+        """
         runs = [run.ids for run in self.layout.runs if run.owner]
         encoder = self.llm.encoder
         ids = [*encoder.bos, *(token for number in order for token in runs[number]), *encoder.text(question)]
@@ -137,7 +142,7 @@ class Modules:
         return Ask(tuple(ids), self._prompt(order, question), shared=shared)
 
     def resident(self, numbers: Sequence[int]) -> tuple[Prompt, ...]:
-        """Prompts whose warming encodes these modules, several at a time."""
+        """Prompts that encode these modules, several at a time."""
         parts = (numbers[at : at + _TOGETHER] for at in range(0, len(numbers), _TOGETHER))
         return tuple(self._prompt(part, "") for part in parts)
 
@@ -147,7 +152,7 @@ class Modules:
 
 
 async def permuted_modules(llm: AsyncLLM, *, requests: int, tokens: int, question: int, completion: int) -> Workload:
-    """Prompts of 6 out of 12 modules of ``tokens`` tokens, in an order of their own, and a question behind them."""
+    """Prompts of 6 out of 12 modules of ``tokens`` tokens in random order, and a question."""
     draw = random.Random(0)
     modules = await Modules.of(llm, [exact_text(llm, tokens, draw) for _ in range(MODULES)])
     everything = range(MODULES)
@@ -159,13 +164,13 @@ async def permuted_modules(llm: AsyncLLM, *, requests: int, tokens: int, questio
 
 
 KINDS = ("documents", "passages", "summaries")
-POOL = 1000  # passages, of which a run needs those alone that it asks for
+POOL = 1000  # passages; a run needs only the drawn ones
 ZIPF = 0.8  # web pages have 0.64 to 0.83 (Breslau et al., Web Caching and Zipf-like Distributions, INFOCOM 1999)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of what these workloads are made of; ``passages`` is how many of them a prompt has."""
+    """Lengths in tokens of the user workloads' texts. ``passages`` is the number of passages in a prompt."""
 
     document: int = 2000
     system: int = 1000
@@ -178,7 +183,7 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with its answer, and a few more, since texts do not cut exactly."""
+        """Tokens of the longest prompt with its answer, plus a few, since texts are cut inexactly."""
         passages = self.passages * self.passage + self.question + 16
         return max(self.document + self.question, passages, self.system + self.text) + max(self.answer, self.summary)
 
@@ -186,7 +191,7 @@ class Sizes:
 async def user_workload(
     kind: str, llm: AsyncLLM, sizes: Sizes, *, requests: int, hit_rate: float, clients: int
 ) -> Workload:
-    """Requests of one of ``KINDS``, a share ``hit_rate`` of which finds its text stored."""
+    """Requests of one of ``KINDS``; a share ``hit_rate`` of them finds its text stored."""
     if kind == "passages":
         return await _passages(llm, sizes, requests, hit_rate, clients)
     document, own, answer = {
@@ -197,7 +202,7 @@ async def user_workload(
 
 
 def hits(requests: int, rate: float) -> Iterator[bool]:
-    """Which requests are hits: of the first n, n × rate, rounded."""
+    """Yield whether each request is a hit: round(n × rate) of the first n are."""
     before = 0
     for number in range(1, requests + 1):
         now = int(number * rate + 0.5)
@@ -208,7 +213,7 @@ def hits(requests: int, rate: float) -> Iterator[bool]:
 def _beginnings(
     vocabulary: int, shared: int, own: int, completion: int, requests: int, rate: float, clients: int
 ) -> Workload:
-    """Prompts of ``shared`` tokens, stored ones or new ones, and ``own`` tokens of their own."""
+    """Prompts of ``shared`` tokens, stored or new, and ``own`` tokens of their own."""
     draw = random.Random(0)
     stored = random_ids(draw, vocabulary, shared)
     prompts, known = [], []
@@ -236,7 +241,11 @@ async def _passages(llm: AsyncLLM, sizes: Sizes, requests: int, rate: float, cli
 
 
 def warm_passages(drawn: Sequence[Collection[int]], rate: float) -> set[int]:
-    """The most popular passages, as many as make up this share of those asked for. drawn: ranks, 0 is the first."""
+    """The most popular passages that make up a share ``rate`` of those drawn.
+
+    Args:
+        drawn: Ranks of each prompt; 0 is the most popular.
+    """
     asked_for = Counter(chain.from_iterable(drawn))
     goal, covered = rate * asked_for.total(), 0
     warm: set[int] = set()
@@ -249,7 +258,7 @@ def warm_passages(drawn: Sequence[Collection[int]], rate: float) -> set[int]:
 
 
 def zipf(draw: random.Random, count: int) -> list[int]:
-    """Distinct ranks below ``POOL``, the more popular the likelier, in any order.
+    """Distinct ranks below ``POOL``, in random order; popular ones are more likely.
 
     The largest of u^(1/weight) are a weighted sample without replacement (Efraimidis and Spirakis, 2006).
     """
