@@ -1,8 +1,11 @@
-"""Questions that need sight across documents, beside the five of questions.py.
+"""Questions about several documents, beside the five tasks of questions.py.
 
-``superlative`` (which of several has the highest value), ``sort`` (several, in order of a value),
-``conflict`` (whether two documents on one thing agree on what both state) and ``shared`` (the value that two
-documents state). Documents for the last two have pairs planted in them: two on one thing, or two that share a value.
+- ``superlative``: the one of several documents with the highest value.
+- ``sort``: several documents in order of a value.
+- ``conflict``: whether two documents on one thing agree on a value that both state.
+- ``shared``: the value that two documents state.
+
+Documents for the last two contain planted pairs: two on one thing, or two with a common value.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from inlay_lab.eval.words import Value, Words
 ACROSS_TASKS = ("superlative", "sort", "conflict", "shared")
 ALL_TASKS = (*TASKS, *ACROSS_TASKS)
 
-MOST_RANKED = 3  # documents in an answer: to put three in order takes some seventy tokens
+MOST_RANKED = 3  # documents in an answer: three in order take some seventy tokens
 
 SUPERLATIVES = Wordings(
     (
@@ -77,12 +80,12 @@ Pair = tuple[int, int]
 
 
 def ask(asker: Asker, task: str) -> Question | None:
-    """A question of any task of ALL_TASKS, or None where the documents allow none."""
+    """A question of any task of ALL_TASKS, or None if the documents allow none."""
     return _ASK[task](asker) if task in _ASK else asker.ask(task)
 
 
 def superlative(asker: Asker) -> Question | None:
-    """Which of several has the highest or earliest number: two at a time with it, and then the one."""
+    """The document with the highest or earliest number. The answer compares two at a time, then names the one."""
     found = _ranked(asker)
     return superlative_of(asker, *found) if found else None
 
@@ -95,7 +98,9 @@ def superlative_of(asker: Asker, attribute: Attribute, stating: Sequence[Documen
 
 
 def sort(asker: Asker) -> Question | None:
-    """Several, put in order of a number: who comes first of all, of those left, and so on, and then the order."""
+    """Several documents in order of a number. The answer picks the first of those left, step by step, then the
+    order.
+    """
     found = _ranked(asker)
     return sort_of(asker, *found) if found else None
 
@@ -114,14 +119,16 @@ def sort_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> 
 
 
 def conflict(asker: Asker) -> Question | None:
-    """Whether the two documents on one thing agree in what both state; where any do not, it is asked of such a one."""
+    """Whether two documents on one thing agree on a value. Prefers pairs that disagree."""
     options = stated_twice(asker.documents)
     differing = [option for option in options if not _agree(*option)]
     return conflict_of(asker, *asker.rng.choice(differing or options)) if options else None
 
 
 def conflict_of(asker: Asker, attribute: Attribute, two: Sequence[Document]) -> Question:
-    """The question ``conflict`` on two documents on one thing: what they state, in order, and whether they agree."""
+    """The question ``conflict`` on two documents on one thing. The answer repeats both values and says if they
+    agree.
+    """
     text = asker.wording(CONFLICTS).format(p=asker.rng.choice(attribute.phrases), n=two[0].name)
     stated = ", ".join(document.facts[attribute.key].text for document in two)
     result = " yes" if _agree(attribute, two) else " no"
@@ -129,7 +136,7 @@ def conflict_of(asker: Asker, attribute: Attribute, two: Sequence[Document]) -> 
 
 
 def stated_twice(documents: Sequence[Document]) -> list[tuple[Attribute, list[Document]]]:
-    """The attributes that both of two documents on one thing state, with the two."""
+    """The attributes that both of two documents on one thing state, with the two documents."""
     told: dict[str, list[Document]] = {}
     for document in documents:
         told.setdefault(document.name, []).append(document)
@@ -147,13 +154,13 @@ def _agree(attribute: Attribute, documents: Sequence[Document]) -> bool:
 
 
 def shared(asker: Asker) -> Question | None:
-    """The one value of an attribute that exactly two documents state."""
+    """The value of an attribute that exactly two documents state."""
     options = shareable(asker.documents)
     return shared_of(asker, *asker.rng.choice(options)) if options else None
 
 
 def shareable(documents: Sequence[Document]) -> list[tuple[Kind, Attribute, str]]:
-    """The attributes of which just one value stands in two documents, and in no third, with that value."""
+    """The attributes with exactly one repeated value, which exactly two documents state, with that value."""
     options = []
     for kind in dict.fromkeys(document.kind for document in documents):
         of_kind = [document for document in documents if document.kind is kind]
@@ -184,7 +191,7 @@ def write_paired(
 ) -> tuple[list[Document], list[Pair]]:
     """Documents for ``conflict`` or ``shared``, at least 2, with the numbers of their pairs.
 
-    Of the pairs for ``conflict`` the first contradicts itself in one case of two; the others never do.
+    For ``conflict``, the first pair contradicts itself with a chance of one half; other pairs never do.
     """
     rng = words.rng
     written = write_documents(words, count, facts)
@@ -200,14 +207,14 @@ def write_paired(
 
 
 def import_pair(rng: random.Random, pair: Pair, count: int, imported: int) -> list[int]:
-    """The numbers of ``imported`` out of ``count`` documents, both of a pair among them, in no order."""
+    """The numbers of ``imported`` out of ``count`` documents in random order, among them both of a pair."""
     others = [number for number in range(count) if number not in pair]
     numbers = [*pair, *rng.sample(others, k=imported - 2)]
     return rng.sample(numbers, k=imported)
 
 
 def rankable(documents: Sequence[Document]) -> list[tuple[Attribute, list[Document]]]:
-    """The comparable attributes with the documents that state each, of different things and values, at least two."""
+    """The comparable attributes, each with at least two documents that state different values of it."""
     options = []
     for kind in dict.fromkeys(document.kind for document in documents):
         of_kind = [document for document in documents if document.kind is kind]
@@ -220,7 +227,7 @@ def rankable(documents: Sequence[Document]) -> list[tuple[Attribute, list[Docume
 
 
 def _ranked(asker: Asker) -> tuple[Attribute, list[Document]] | None:
-    """An attribute that many state, with as many of them as an answer may hold, in any order."""
+    """An attribute that many documents state, with up to MOST_RANKED of them in random order."""
     options = rankable(asker.documents)
     if not options:
         return None
@@ -230,7 +237,7 @@ def _ranked(asker: Asker) -> tuple[Attribute, list[Document]] | None:
 
 
 def _ask_rank(asker: Asker, wordings: Wordings, attribute: Attribute, documents: Sequence[Document]) -> str:
-    """A question on some documents, in one direction an attribute: for the earliest year, the highest number."""
+    """A question on some documents. The attribute sets the direction: the earliest year or the highest number."""
     earlier, greater = ("earliest", "latest") if attribute.value.startswith("year") else ("lowest", "highest")
     names = [document.name for document in documents]
     return asker.wording(wordings).format(
@@ -241,7 +248,7 @@ def _ask_rank(asker: Asker, wordings: Wordings, attribute: Attribute, documents:
 
 
 def _choose(attribute: Attribute, documents: Sequence[Document]) -> tuple[str, Document]:
-    """Which of some documents comes first, said as a comparison of the first two, of the better one and the next, …"""
+    """The first of some documents in rank, and the comparisons that lead to it, two documents at a time."""
     best, *others = documents
     said = _stated(best, attribute)
     for other in others:
@@ -260,7 +267,7 @@ def _order(document: Document, attribute: Attribute) -> int:
 
 
 def write_again(words: Words, document: Document, *, contradicting: bool) -> Document:
-    """Another document on the same thing: some of its facts, one of them with another value if need be, and others."""
+    """Another document on the same thing with some of its facts and others. ``contradicting`` changes one value."""
     rng, kind = words.rng, document.kind
     common = rng.sample(list(document.facts), k=rng.randint(1, len(document.facts) - 1 or 1))
     facts = {key: document.facts[key] for key in common}
@@ -273,7 +280,7 @@ def write_again(words: Words, document: Document, *, contradicting: bool) -> Doc
 
 
 def write_sharing(words: Words, document: Document, taken: set[str], numbers: tuple[int, ...] = FACTS) -> Document:
-    """A document on another thing of the kind, which shares one value that would not be drawn twice by chance."""
+    """A document on another thing of the kind, with one common value that is unlikely to repeat by chance."""
     rng, kind = words.rng, document.kind
     name = words.name(kind.names)
     while name in taken:
@@ -282,7 +289,7 @@ def write_sharing(words: Words, document: Document, taken: set[str], numbers: tu
     common = [attribute for attribute in own if attribute.key in document.facts]
     stated = rng.sample(kind.attributes, k=min(rng.choice(numbers), len(kind.attributes) - 1))
     facts = {attribute.key: words.value(attribute.value) for attribute in stated}
-    if common:  # of a document of one fact, it may be the one of a short list
+    if common:  # the only fact of a document may be from a short list
         attribute = rng.choice(common)
         facts.pop(next(iter(facts)) if attribute.key not in facts else attribute.key)
         facts[attribute.key] = document.facts[attribute.key]

@@ -1,4 +1,4 @@
-"""The answers of a run in a file: a run that was broken off, or is asked for more, asks only what is missing."""
+"""A file of a run's answers. A run that was interrupted or extended asks only the missing cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def case_keys(each: Round) -> list[str]:
-    """What tells the cases of a round from all others, of any run: digests of all that is asked, and of its schema."""
+    """Digests that identify the cases of a round in any run: of the schema, the prompt and the right answer."""
     texts = [document.text for document in each.documents]
     instructions = [(form.value, text) for form, text in each.instructions.items()]
     schema = sha256(json.dumps([each.system, instructions, texts]).encode())
@@ -28,10 +28,14 @@ def case_keys(each: Round) -> list[str]:
 
 
 class AnswerLog:
-    """Answers in a file of JSON lines, by mode and case; the first line says what was asked.
+    """Answers in a file of JSON lines, by mode and case. The first line describes the run.
 
-    path: of the file, made if there is none. of: what all answers depend on beside mode and case: the model, its form.
-    Raises ParameterError where the file is of something else, damaged, or cannot be written.
+    Args:
+        path: Created if it does not exist.
+        of: Everything else that answers depend on: the model and its form.
+
+    Raises:
+        ParameterError: The file is from another run, damaged, or cannot be written.
     """
 
     def __init__(self, path: Path, of: Mapping[str, Any]) -> None:
@@ -41,7 +45,7 @@ class AnswerLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = self._read(dict(of)) if path.exists() else 0
             self._file = path.open("a", encoding="utf-8", newline="\n")
-            self._file.truncate(whole)  # of a line that a run was broken off in
+            self._file.truncate(whole)  # an interrupted run may leave half a line
             if whole == 0:
                 self._write([dict(of)])
         except OSError as error:
@@ -54,12 +58,12 @@ class AnswerLog:
         self._file.close()
 
     def find(self, mode: Mapping[str, Any], keys: Sequence[str]) -> list[Row] | None:
-        """What a mode made of some cases, or None where any of them was not asked."""
+        """The answers of a mode to some cases, or None if any is missing."""
         rows = [self._found.get((_named(mode), key)) for key in keys]
         return None if None in rows else [row for row in rows if row is not None]
 
     def add(self, mode: Mapping[str, Any], keys: Sequence[str], rows: Sequence[Row]) -> None:
-        """Keep what a mode made of some cases. Raises ParameterError where it cannot be written."""
+        """Store the answers of a mode to some cases. Raises ParameterError if the file cannot be written."""
         try:
             self._write([{"mode": dict(mode), "case": key, **row} for key, row in zip(keys, rows, strict=True)])
         except OSError as error:
@@ -70,7 +74,7 @@ class AnswerLog:
         self._file.flush()
 
     def _read(self, of: Row) -> int:
-        """Take what the file has; returns the bytes of its whole lines."""
+        """Read the answers; returns the bytes of whole lines."""
         whole = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):

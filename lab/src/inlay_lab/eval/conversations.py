@@ -15,12 +15,17 @@ _MIX = {"single": 0.45, "compare": 0.2, "count": 0.2, "unstated": 0.15}
 _FORM_MIX = {"form": 0.85, "unstated": 0.15}
 _FORMS = {Form.PLAIN: 0.52, Form.CAPITALS: 0.16, Form.WORD: 0.12, Form.SENTENCE: 0.2}
 
-_TRIES = 100  # at documents on which something can be asked
+_TRIES = 100  # at documents that allow a question
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """system: the system message with the instruction, if any. questions: asked one after another."""
+    """A conversation.
+
+    Attributes:
+        system: The system message with the instruction, if any.
+        questions: Asked one after another.
+    """
 
     system: str
     instruction: str | None
@@ -39,11 +44,16 @@ def draw_conversation(
     facts: tuple[int, ...] = FACTS,
     alike: bool = False,
 ) -> Conversation:
-    """Draw documents and questions on them, none twice.
+    """Draw documents and distinct questions on them.
 
-    form: what the instruction asks for, or None to draw it. mix: the weight of each task, or None for that of training.
-    facts: the numbers of facts that a document may state. alike: whether many names begin or end like others.
-    Raises ParameterError where no such question can be asked on so few documents.
+    Args:
+        form: The form that the instruction asks for, or None to draw it.
+        mix: The weight of each task, or None for training's weights.
+        facts: The numbers of facts that a document may state.
+        alike: Make many names begin or end like others.
+
+    Raises:
+        ParameterError: So few documents allow no such question.
     """
     form = form or rng.choices(list(_FORMS), weights=list(_FORMS.values()))[0]
     mix = mix or (_MIX if form is Form.PLAIN else _FORM_MIX)
@@ -61,7 +71,7 @@ def draw_conversation(
 
 
 def _ask(asker: Asker, count: int, mix: dict[str, float]) -> list[Question]:
-    """As many different questions, or as many as there are."""
+    """``count`` different questions, or fewer if the documents allow no more."""
     asked: dict[str, Question] = {}
     for _ in range(8 * count):  # some tasks have no question on some documents
         question = asker.ask(asker.rng.choices(list(mix), weights=list(mix.values()))[0])

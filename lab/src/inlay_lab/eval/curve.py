@@ -1,5 +1,6 @@
-"""Drawings of a report: exact match and divergence against what is computed anew, the time to the first token, and the
-number of documents."""
+"""Figures of a report: exact match and divergence over recomputed tokens, time to first token and number of
+documents.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, and a marker of its own for every line, so that none is told by its colour alone.
+# Okabe and Ito's colours. Each line has its own marker too, so none is told by colour alone.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#000000")
 _MARKERS = ("o", "s", "^", "v", "D", "P", "X", "*")
-_SMALLEST_KL = 1e-4  # below it the axis is linear, so that zero has a place
-_EXACT_KL = 1e-8  # the same of what heals, whose divergence falls to rounding
+_SMALLEST_KL = 1e-4  # the axis is linear below it, so that zero has a place
+_EXACT_KL = 1e-8  # the same for promotion, where the divergence falls to rounding
 _FONT = 8.0
 
 _Style = dict[str, Any]
@@ -50,7 +51,7 @@ def _percent(point: Point) -> float | None:
 
 
 def _against(found: Sequence[Point], x: _X, name: str) -> Figure:
-    """A column for each number of documents: exact match above, divergence below; a line for each family."""
+    """A column for each number of documents: exact match above, divergence below. A line for each family."""
     counts = list(dict.fromkeys(point.documents for point in found))
     figure, panels = _figure(2, len(counts))
     styles = _styles([point.family for point in found])
@@ -76,7 +77,7 @@ def _against(found: Sequence[Point], x: _X, name: str) -> Figure:
 
 
 def _tasks(result: dict[str, Any]) -> Figure:
-    """A row of panels for each task, a column for each number of documents: exact match against what is computed."""
+    """A row of panels for each task, a column for each number of documents: exact match over the recomputed share."""
     counts = list(dict.fromkeys(row["documents"] for row in result["rows"]))
     figure, panels = _figure(len(result["tasks"]), len(counts))
     styles = _styles([point.family for point in points(result)])
@@ -98,7 +99,7 @@ def _tasks(result: dict[str, Any]) -> Figure:
 
 
 def _documents(found: Sequence[Point]) -> Figure:
-    """Exact match and divergence against the number of documents; a line for each mode."""
+    """Exact match and divergence over the number of documents. A line for each mode."""
     figure, panels = _figure(1, 2)
     styles = _styles([point.label for point in found])
     for label, style in styles.items():
@@ -115,7 +116,7 @@ def _documents(found: Sequence[Point]) -> Figure:
 
 
 def _healing(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Exact match and divergence against how often the questions were asked; a line for each number of documents."""
+    """Exact match and divergence over the repetitions of the questions. A line for each number of documents."""
     figure, panels = _figure(1, 2)
     counts = list(dict.fromkeys(row["documents"] for row in rows))
     for documents, style in zip(counts, _styles([f"{count} documents" for count in counts]).values(), strict=True):
@@ -143,15 +144,14 @@ def _match(point: Point) -> float:
 
 
 def _match_bounds(point: Point) -> tuple[float, float]:
-    """How far the bounds of the paired difference lie below and above."""
+    """The distances of the paired difference from its lower and upper bound."""
     difference, low, high = point.difference
     return difference - low, high - difference
 
 
 def _lines(found: Sequence[Point], x: _X) -> dict[str, list[Point]]:
-    """The points of every family, by what they compute anew.
-
-    Where a family is another policy with something added, it begins at that one's point: nothing added yet.
+    """The points of every family, by recomputed share. A family like ``modular+…`` starts at the point of
+    ``modular``.
     """
     placed = [point for point in found if x(point) is not None]
     lines: dict[str, list[Point]] = {}
@@ -176,19 +176,19 @@ def _line(
 ) -> None:
     xs, ys = [x(point) for point in line], [y(point) for point in line]
     errors: Any = None if bounds is None else tuple(zip(*map(bounds, line), strict=True))
-    size = 4 if len(line) > 1 else 7  # a point that lines begin at is seen behind theirs
+    size = 4 if len(line) > 1 else 7  # a larger start point shows behind the lines
     axes.errorbar(xs, ys, yerr=errors, markersize=size, linewidth=1.2, elinewidth=0.6, capsize=2, **style)  # type: ignore[arg-type]
 
 
 def _reference(axes: Axes, point: Point) -> None:
-    """Full prefill's exact match, and what lies noticeably below it."""
+    """Lines of full prefill's exact match and of the noticeable difference below it."""
     axes.axhline(point.reference, color="0.3", linestyle="--", linewidth=0.8, label="full prefill")
     name = f"full prefill, {NOTICED:+.2f}".replace("-", "−")
     axes.axhline(point.reference + NOTICED, color="0.6", linestyle=":", linewidth=0.8, label=name)
 
 
 def _shares(axes: Axes) -> None:
-    """From zero, to five percent at least: there may be nothing that is computed anew."""
+    """Show from zero to at least five percent, since possibly nothing is recomputed."""
     left, right = axes.get_xlim()
     axes.set_xlim(min(left, -0.25), max(right, 5.0))
 
@@ -209,7 +209,7 @@ def _divergences(axes: Axes) -> None:
 
 
 def _styles(names: Sequence[str]) -> dict[str, _Style]:
-    """A look for each name; no pair of colour and marker comes twice in the first 64."""
+    """A style for each name. The first 64 pairs of colour and marker are distinct."""
     styles: dict[str, _Style] = {}
     for name in dict.fromkeys(names):
         number = len(styles)

@@ -1,6 +1,6 @@
-"""Documents that a script writes: about one thing each, a few of its facts, each fact in one of several wordings.
+"""Generated documents. Each is about one thing and states a few of its facts, each in one of several wordings.
 
-What they are about stands in kinds.toml: kinds of things, their attributes, and the wordings.
+kinds.toml has the kinds of things, their attributes, and the wordings.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from inlay_lab.eval.words import Split, Value, Words
 
 @dataclass(frozen=True)
 class Wordings:
-    """Two or more ways to say one thing; the last is held out from inlay_lab.train.
+    """Two or more ways to say one thing. The last one is held out from inlay_lab.train.
 
-    more: further ones that training alone draws, so that what is evaluated stays the same however many there are.
+    Attributes:
+        more: Further wordings for training only, so that evaluations stay the same when more are added.
     """
 
     ways: tuple[str, ...]
@@ -37,17 +38,22 @@ class Wordings:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The wordings that training begins with, and that evaluation mixes in."""
+        """The wordings of first training, which evaluation mixes in."""
         return self.ways[:-1]
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """Something that documents of a kind may state.
+    """An attribute that documents of a kind may state.
 
-    key: unique in its kind. value: the maker of its values (``inlay_lab.eval.words``). phrases: noun phrases for it.
-    statements: with {n} and {v}. compare: questions on {a} and {b}, or none; greatest: which of the two they ask for.
-    count: questions on {v}, or none.
+    Attributes:
+        key: Unique in its kind.
+        value: The maker of its values (``inlay_lab.eval.words``).
+        phrases: Noun phrases for it.
+        statements: Wordings with {n} and {v}.
+        compare: Questions on {a} and {b}, or None.
+        greatest: Comparisons ask for the greater value.
+        count: Questions on {v}, or None.
     """
 
     key: str
@@ -76,9 +82,10 @@ _further: dict[str, Any] = {}  # wordings by kind
 
 
 def add_wordings(further: Mapping[str, Any]) -> None:
-    """Give every kind further wordings, which documents of ``Split.TRAIN`` alone draw; training does so as it starts.
+    """Give every kind further wordings for ``Split.TRAIN``. Training calls this at its start.
 
-    further: by the kind's name, lists under the keys of kinds.toml, and by an attribute's key those of the attribute.
+    Args:
+        further: By the kind's name, lists under the keys of kinds.toml. An attribute's lists are under its key.
     """
     _further.update(further)
     kinds.cache_clear()
@@ -86,7 +93,7 @@ def add_wordings(further: Mapping[str, Any]) -> None:
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """The kinds of kinds.toml, in its order, with the further wordings that there are."""
+    """The kinds of kinds.toml, in its order, with all further wordings."""
     entries = tomllib.loads(files("inlay_lab.eval").joinpath("kinds.toml").read_text(encoding="utf-8"))["kind"]
     return tuple(_kind(entry, _further.get(entry["name"], {})) for entry in entries)
 
@@ -119,7 +126,7 @@ def _wordings(what: str, entry: dict[str, Any], more: Mapping[str, Any]) -> Word
     return Wordings(tuple(entry[what]), tuple(more.get(what, ())))
 
 
-FACTS = (3, 4)  # stated in a document; every kind has more attributes than that or as many, so some stay unstated
+FACTS = (3, 4)  # stated in a document; every kind has at least as many attributes
 FRAMES = Wordings(
     (
         "For {n}, the {p} is {v}.",
@@ -142,13 +149,18 @@ FRAMES = Wordings(
         "{n}: the {p} is {v}.",
     ),
 )
-_FRAMED = 0.35  # the share of statements that take a frame, so that every phrase for an attribute is met in statements
+_FRAMED = 0.35  # share of statements in a frame, so that statements use every phrase for an attribute
 
 
 @dataclass(frozen=True)
 class Document:
-    """One generated document: its kind, the name of its thing, the stated facts and their sentences by attribute key,
-    and its text."""
+    """One generated document.
+
+    Attributes:
+        name: Of its thing.
+        facts: The stated values by attribute key.
+        sentences: The sentence of each fact by attribute key.
+    """
 
     kind: Kind
     name: str
@@ -160,8 +172,9 @@ class Document:
 def write_documents(words: Words, count: int, facts: tuple[int, ...] = FACTS) -> list[Document]:
     """Documents about different things, of one to four kinds, so that comparing and counting make sense.
 
-    words: with them, the split of names and wordings; held-out documents mix in trained wordings of statements.
-    facts: the numbers of facts that a document may state.
+    Args:
+        words: Sets the split of names and wordings. Held-out documents mix in trained wordings of statements.
+        facts: The numbers of facts that a document may state.
     """
     rng = words.rng
     among = rng.sample(kinds(), k=min(count, rng.randint(1, 4)))
@@ -183,7 +196,9 @@ def _write(words: Words, kind: Kind, taken: set[str], numbers: tuple[int, ...]) 
 def describe(words: Words, kind: Kind, name: str, pronoun: str, facts: dict[str, Value]) -> Document:
     """The document on a thing that states these facts, by attribute key, in their order.
 
-    words: with them, the split of wordings. pronoun: what the name may give way to, one of the kind's.
+    Args:
+        words: Sets the split of wordings.
+        pronoun: One of the kind's; may replace the name.
     """
     rng = words.rng
     attributes = {attribute.key: attribute for attribute in kind.attributes}
@@ -204,7 +219,7 @@ def _statement(words: Words, attribute: Attribute) -> str:
 
 
 def _wording(words: Words, wordings: Wordings) -> str:
-    """One of the split; held-out documents take one of training half of the time."""
+    """A wording of the split. Held-out documents take a trained one half of the time."""
     if words.split is Split.HELD_OUT and words.rng.random() < 0.5:
         return words.rng.choice(wordings.known)
     return words.rng.choice(wordings.of(words.split))

@@ -1,6 +1,6 @@
-"""The healing curve: the same prompts asked again and again under ``modular``, with idle time between them.
+"""The promotion curve: the same prompts, asked repeatedly under ``modular`` with idle time between.
 
-Each time, what was asked for again meanwhile has been encoded as full prefill has it, and more of a prompt is read so.
+In idle time the engine encodes repeated combinations exactly, so each repetition reads more exact KV.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ Row = dict[str, Any]
 def measure_healing(llm: LLM, setting: Setting, progress: Callable[[int, int], None] | None = None) -> list[Row]:
     """Ask every question ``setting.healing`` times; returns a row for each number of documents and repetition.
 
-    A repetition asks for each prompt twice, one after the other: for the answer, and for what the model expects at the
-    tokens of full prefill's. When all have been asked there is idle time. progress: as in ``measure_modular_qa``.
+    A repetition sends each prompt twice: for the answer, and for the distributions at the tokens of full prefill's
+    answer.
+    Idle time follows each repetition.
+
+    Args:
+        progress: As in ``measure_modular_qa``.
     """
     rounds = [(documents, each) for documents in setting.counts for each in setting.rounds(documents)]
     total, done = setting.healing * sum(len(each.cases) for _, each in rounds), 0
@@ -39,7 +43,7 @@ def measure_healing(llm: LLM, setting: Setting, progress: Callable[[int, int], N
 
 
 def _repeat(llm: LLM, each: Round, times: int) -> Iterator[list[Row]]:
-    """What comes of a round's cases every time."""
+    """Yield the figures of a round's cases for each repetition."""
     prompts = [each.prompt(case) for case in each.cases]
     params = SamplingParams(temperature=0, max_tokens=modular_qa.MAX_TOKENS)
     reuse = str(BEST)

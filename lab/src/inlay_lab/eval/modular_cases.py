@@ -1,6 +1,6 @@
 """The cases of ``modular-qa``: questions on a few documents out of a schema's many, with the right answers.
 
-Names, wordings and combinations are those that the bundled model never saw in training.
+Names, wordings and combinations do not occur in the bundled model's training.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ SCHEMA = "modular-qa"
 _PER_TASK = 2  # cases of each task over one schema
 _TRIES = 50  # at a question of one task, before other documents are written
 _PLACE = Place(SCHEMA)
-_FORMS = tuple(INSTRUCTIONS)  # those that an instruction asks for
-_PAIRED = (("conflict",), ("shared",))  # their documents have pairs planted in them
-_GROUPS = (TASKS, ("superlative", "sort"), *_PAIRED)  # the tasks that are asked over the same schemas
+_FORMS = tuple(INSTRUCTIONS)  # forms with an instruction
+_PAIRED = (("conflict",), ("shared",))  # their documents contain planted pairs
+_GROUPS = (TASKS, ("superlative", "sort"), *_PAIRED)  # tasks that share schemas
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question: its task and subtask, the form of its answer, and the answer that is right to the letter.
+    """One question: its task and subtask, the form of its answer, and the exact right answer.
 
-    imported: the numbers of the documents that its prompt imports, in its order; it is on these alone.
+    Attributes:
+        imported: The numbers of the documents in its prompt, in order. The question is on these only.
     """
 
     task: str
@@ -43,9 +44,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Round:
-    """One schema, as what it is made of, and the cases that are asked over it.
+    """The parts of one schema, and the cases asked over it.
 
-    system: the sentence of the system turn. instructions: what asks for each form; prompts import at most one.
+    Attributes:
+        system: The sentence of the system turn.
+        instructions: The instruction for each form; prompts import at most one.
     """
 
     system: str
@@ -54,13 +57,14 @@ class Round:
     cases: tuple[Case, ...]
 
     def of(self, tasks: Collection[str]) -> Round:
-        """This round with the cases of these tasks alone."""
+        """This round with only the cases of these tasks."""
         return replace(self, cases=tuple(case for case in self.cases if case.task in tasks))
 
     def schema(self, *, scaffolds: bool = False) -> Schema:
         """A union of instructions in the system turn, and a module for each document in the user turn.
 
-        scaffolds: whether the documents that a case imports are named in a scaffold, case by case.
+        Args:
+            scaffolds: Name the imported documents of each case in a scaffold.
         """
         forms = tuple(_module(form.value, text) for form, text in self.instructions.items())
         texts = tuple(_module(_name(number), document.text) for number, document in enumerate(self.documents))
@@ -89,18 +93,18 @@ def draw_rounds(
     permuted: bool = False,
     per_schema: int = _PER_TASK,
 ) -> list[Round]:
-    """Draw cases: the same ones for the same arguments, as many of each task.
+    """Draw cases, equally many of each task; equal arguments give equal cases.
 
-    A task's cases are the same whichever others are asked, and fewer questions are the beginning of more.
+    A task's cases do not depend on the other tasks. Fewer questions are a prefix of more.
 
-    Arguments:
-        documents: how many documents a prompt imports, at least 2 (or nothing could be compared).
-        spare: how many more its schema holds.
-        questions: how many cases there are over all tasks; rounded up to a multiple of their number.
-        seed: of all that is drawn.
-        tasks: of ALL_TASKS.
-        permuted: whether documents stand in any order in a prompt, or in that of the schema.
-        per_schema: how many cases of each task are asked over one schema.
+    Args:
+        documents: Documents that a prompt imports; at least 2, since tasks compare them.
+        spare: Further documents in its schema.
+        questions: Cases over all tasks, rounded up to a multiple of the number of tasks.
+        seed: Of all random draws.
+        tasks: From ALL_TASKS.
+        permuted: Put a prompt's documents in random order instead of the schema's.
+        per_schema: Cases of each task over one schema.
     """
     each = -(-questions // len(tasks))
     drawn = []
@@ -129,7 +133,7 @@ def _draw_round(
 
 @dataclass(frozen=True)
 class _Draw:
-    """What the cases of a round are drawn from. pairs: of documents that were written as such; each case has one."""
+    """The documents that a round's cases are drawn from. ``pairs`` has the planted pairs; each case uses one."""
 
     rng: random.Random
     written: list[Document]
@@ -138,7 +142,7 @@ class _Draw:
     permuted: bool
 
     def case(self, task: str) -> Case | None:
-        """One on documents of its own choice, or None where these allow no such question."""
+        """A case on randomly chosen documents, or None if they allow no such question."""
         rng, count = self.rng, len(self.written)
         if self.pairs:
             pair = self.pairs[0] if task == "conflict" else rng.choice(self.pairs)
@@ -153,7 +157,7 @@ class _Draw:
 
 
 def _draw_cases(draw: _Draw, tasks: Sequence[str], each: int) -> tuple[Case, ...] | None:
-    """``each`` cases of every task, none twice; None where they fail."""
+    """``each`` different cases of every task, or None if they cannot be found."""
     cases: list[Case] = []
     for task in tasks:
         found: dict[tuple[tuple[int, ...], str], Case] = {}

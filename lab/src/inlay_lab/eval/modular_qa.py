@@ -1,6 +1,6 @@
-"""What reuse does to answers: questions over imported documents, asked in every mode, compared with full prefill.
+"""The effect of reuse on answers: questions over imported documents in every mode, compared with full prefill.
 
-``docs/quality.md`` says what each number means, and how sure one can be of counts of right answers.
+``docs/quality.md`` explains each number and the confidence bounds of counts of right answers.
 """
 
 from __future__ import annotations
@@ -30,18 +30,22 @@ from inlay_lab.eval.modular_cases import Case, Round
 from inlay_lab.eval.oracle import is_oracle, served, true_profiles
 from inlay_lab.eval.setting import REFERENCE, Mode, Setting, modes_of, taken_of
 
-MAX_TOKENS = 128  # of an answer: somewhat more than the longest right one, which puts three in order
+MAX_TOKENS = 128  # of an answer: somewhat above the longest right one, which sorts three documents
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one mode made of one case.
+    """The result of one mode on one case.
 
-    said: the answer, without white space at its ends. kl: nats per token of the reference's answer.
-    cached, tokens: of the prompt. modules, repaired: tokens that were read as they were encoded in another context, and
-    those of modules that were computed anew. ttft_s: the time to the first token, in seconds; requests run one by one.
-    checked: passes of module tokens through the layers, each as the share of them all, that chose what is repaired.
+    Attributes:
+        said: The answer, stripped.
+        kl: Divergence in nats per token of the reference's answer.
+        cached, tokens: Tokens of the prompt that were cached, and all of them.
+        modules: Tokens read as encoded in another context.
+        repaired: Recomputed tokens of modules.
+        ttft_s: Time to the first token in seconds; requests run one by one.
+        checked: Module tokens that passed through layers to select tokens, scaled to a pass through all layers.
     """
 
     case: Case
@@ -59,7 +63,7 @@ class Outcome:
         return self.said == self.case.answer
 
     def kept(self) -> Row:
-        """All but the case."""
+        """All fields except the case."""
         return {name: value for name, value in vars(self).items() if name != "case"}
 
 
@@ -72,11 +76,15 @@ def measure_modular_qa(
 ) -> dict[str, Any]:
     """Ask the same questions in every mode; returns ``{"rows": […], "model": …, "seed": …, "tasks": …}``.
 
-    progress: called with the number of prompts answered and to answer.
-    tell: called with every answer of the modes asked for, as soon as it is there: the mode, the task, the question, its
-    documents and instruction, the right answer and what was ``said``, and the figures of this answer alone.
-    log: a file that keeps the answers; what it has from an earlier run is not asked again.
-    Raises InlayError, before anything runs where the model cannot do what is asked.
+    Args:
+        progress: Called with the number of prompts answered and their total.
+        tell: Called with every answer of the requested modes as soon as it is known. The row has the mode, the
+            question,
+            its documents, the right answer, the answer in ``said``, and this answer's figures.
+        log: A file that stores the answers. Answers in it from an earlier run are not asked again.
+
+    Raises:
+        InlayError: The model cannot run a mode (before anything runs), or the engine failed.
     """
     modes = modes_of(llm, setting)
     _check_turns(llm)
@@ -99,7 +107,7 @@ def measure_modular_qa(
 
 
 def autos(llm: LLM, reuse: Sequence[str]) -> Row:
-    """What ``auto`` is on this model, under the key "auto", where it is among these policies."""
+    """The policy of ``auto`` on this model, under the key "auto", if these policies include it."""
     taken = {name: policy for name, policy in taken_of(llm, reuse).items() if name != policy}
     return {"auto": taken} if taken else {}
 
@@ -114,7 +122,7 @@ def _model(llm: LLM) -> Row:
 
 
 class _Run:
-    """The rounds of all numbers of documents, and what every mode made of their cases."""
+    """The rounds of all numbers of documents, and the results of every mode on their cases."""
 
     def __init__(
         self,
@@ -131,7 +139,7 @@ class _Run:
         self._done = 0
 
     def answer(self, log: AnswerLog | None) -> None:
-        """Answer every case in every mode, but for what the log has."""
+        """Answer every case in every mode, except for those in the log."""
         for documents, each in self._rounds:
             for mode, outcomes in self._round(each, log):
                 self._outcomes.setdefault((documents, mode), []).extend(outcomes)
@@ -160,7 +168,7 @@ class _Run:
                 found[mode] = rows
                 yield mode, [Outcome(case, **row) for case, row in zip(each.cases, rows, strict=True)]
         missing = [mode for mode in self._modes if mode not in found]
-        if missing:  # what the reference said is needed again: the others are measured on it
+        if missing:  # the other modes are compared on the reference's answers, so ask it again
             for mode, outcomes in ask(self._llm, each, list(dict.fromkeys((REFERENCE, *missing)))):
                 if mode in missing:
                     if log is not None:
@@ -184,7 +192,7 @@ def _check_turns(llm: LLM) -> None:
 
 
 def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, list[Outcome]]]:
-    """Answer a round's cases in every mode; the reference comes first."""
+    """Answer a round's cases in every mode. The reference must be first."""
     assert modes[0] == REFERENCE, "what it said is what the others are measured on"
     prompts = [each.prompt(case) for case in each.cases]
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
@@ -193,7 +201,7 @@ def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, li
     for mode in modes:
         schema, reuse, positions = each.schema(scaffolds=mode.scaffold), served(mode.reuse), mode.positions
         llm.add_schema(schema, encode=not mode.scaffold, replace=True, reuse=reuse, positions=positions)
-        if mode.scaffold:  # what prompts read, rather than each document alone
+        if mode.scaffold:  # encode documents together, as prompts read them
             for prompt in prompts:
                 llm.warm(prompt, reuse=reuse, positions=positions)
         if not is_oracle(mode.reuse):
@@ -202,7 +210,7 @@ def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, li
         found: list[Tensor] = []
         for number, prompt in enumerate(prompts):
             with _choosing(llm, prompt, mode):
-                # One by one: the time to the first token is that of the request alone.
+                # One by one, so that the time to the first token is that of the request alone.
                 outputs += llm.generate([prompt], params, reuse=reuse, positions=positions)
                 if is_oracle(mode.reuse):
                     found += llm.distributions([prompt], [said[number]], reuse=reuse, positions=positions)
@@ -218,22 +226,22 @@ def ask(llm: LLM, each: Round, modes: Sequence[Mode]) -> Iterator[tuple[Mode, li
 
 
 def _make_profiles(llm: LLM, prompts: Sequence[Prompt], mode: Mode) -> None:
-    """Have the profiles made that a mode's repair goes by, so that none is of the beginnings of modules."""
+    """Compute the deviation profiles for a mode, so that no module starts without one."""
     policy = llm.policy(served(mode.reuse), mode.positions)
     if policy.profiled:
-        if mode.scaffold:  # no schema was encoded for that ahead
+        if mode.scaffold:  # no schema was encoded before
             read = (llm.processor.segments_of(prompt, policy) for prompt in prompts)
             llm.client.profile(list({spec.key: spec for specs in read for spec in specs}.values()))
         llm.client.finish_profiles()
 
 
 def _choosing(llm: LLM, prompt: Prompt, mode: Mode) -> AbstractContextManager[None]:
-    """What is true of a prompt, where a mode repairs by that."""
+    """A context with the true profiles of a prompt, for an oracle mode."""
     return true_profiles(llm, prompt, mode.reuse, mode.positions) if is_oracle(mode.reuse) else nullcontext()
 
 
 def _checks(mode: Mode) -> bool:
-    """Whether the modules' tokens go through layers only to choose some of them."""
+    """True if module tokens pass through layers only to select some of them."""
     repair = ReusePolicy.parse(served(mode.reuse)).repair
     return repair is not None and repair.by_keys
 
@@ -255,7 +263,7 @@ def _outcome(case: Case, output: RequestOutput, reference: Tensor, found: Tensor
 
 
 def _answer(mode: Mode, each: Round, outcome: Outcome) -> Row:
-    """One answer of one mode, with all that it takes to judge it."""
+    """One answer of one mode, with everything needed to judge it."""
     case = outcome.case
     return {
         **asdict(mode),
@@ -274,7 +282,7 @@ def _answer(mode: Mode, each: Round, outcome: Outcome) -> Row:
 
 
 def _summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
-    """The figures of a row; pairs: of a mode and of the reference, case by case."""
+    """The figures of a row. ``pairs`` are outcomes of a mode and of the reference, case by case."""
     right, expected = (sum(pair[side].right for pair in pairs) for side in (0, 1))
     low, high = wilson_interval(right, len(pairs))
     only_reference = sum(other.right and not this.right for this, other in pairs)
@@ -301,7 +309,7 @@ def _summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> Row:
 
 
 def _recomputed(outcomes: Sequence[Outcome]) -> float | None:
-    """The share of the modules' tokens that was computed anew; None where no module was read."""
+    """The recomputed share of the modules' tokens, or None if no module was read."""
     repaired, modules = (sum(getattr(each, name) for each in outcomes) for name in ("repaired", "modules"))
     checked = sum(each.checked for each in outcomes)
     return round((repaired + checked) / (repaired + modules), 4) if repaired + modules else None

@@ -1,8 +1,7 @@
-"""The choice of repaired tokens that nobody could make beforehand: by how much each one moves in this very prompt.
+"""Token selection by the true deviation of each token in the very prompt, as a reference for real policies.
 
-It knows the full prefill that repairs are to spare, so it is no policy that anybody is served by: it is what others'
-choices are measured on. ``anchored+oracle:0.1`` repairs a tenth of the module tokens, as ``profiled:0.1`` would with
-profiles that are the truth.
+It needs the full prefill that reuse avoids, so no policy for serving uses it. ``anchored+oracle:0.1`` recomputes a
+tenth of the module tokens, as ``profiled:0.1`` would with true profiles.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from inlay.slots import cut
 
 _WRITTEN, _SERVED = "+oracle:", "+profiled:"
 _CHUNK = 512  # tokens of a pass
-_ALIKE = np.ones(1, np.float16)  # the profile of a module whose tokens all move by as much
+_ALIKE = np.ones(1, np.float16)  # the profile of a module with equal deviation of all tokens
 
 
 def is_oracle(reuse: str) -> bool:
-    """Whether a policy is written like one whose choice is the oracle's."""
+    """True if a policy names the oracle's token selection."""
     return _WRITTEN in reuse
 
 
 def served(reuse: str) -> str:
-    """The policy that an engine is asked for: ``profiled`` in place of ``oracle``."""
+    """The policy to request from the engine: ``profiled`` instead of ``oracle``."""
     return reuse.replace(_WRITTEN, _SERVED)
 
 
 @contextmanager
 def true_profiles(llm: LLM, prompt: Prompt, reuse: str, positions: str) -> Iterator[None]:
-    """Let the modules of a prompt have the profiles that are true of it, within a block.
+    """Use true deviation profiles for a prompt's modules within a block.
 
-    The modules are to be stored. Raises CapacityError where the pool has no room for the prompt beside them.
+    The modules must be stored. Raises CapacityError if the pool has no room for the prompt beside them.
     """
     engine = llm.local.engine
     asked = llm.processor.process(prompt, SamplingParams(max_tokens=1), llm.policy(served(reuse), positions))
@@ -57,7 +56,7 @@ def true_profiles(llm: LLM, prompt: Prompt, reuse: str, positions: str) -> Itera
 
 
 def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
-    """Profiles by which the tokens are chosen that move most in this prompt."""
+    """Profiles that select the tokens with the largest deviation in this prompt."""
     known, splice = KnownProfiles(), splice_of(request)
     keys = {part.start: part.spec.lossless.key for part in inexact_modules(splice)}
     alike = expected_moves(splice, dict.fromkeys(keys.values(), _ALIKE))
@@ -67,9 +66,9 @@ def _profiles(engine: Engine, request: EngineRequest) -> KnownProfiles:
 
 
 def true_moves(engine: Engine, request: EngineRequest) -> dict[int, Profile]:
-    """How far each token of a prompt's modules is from what full prefill makes of it, by where these start.
+    """The deviation of each module token from full prefill, by the start of its module.
 
-    The modules are to be stored. Raises CapacityError where the pool has no room for the prompt beside them.
+    The modules must be stored. Raises CapacityError if the pool has no room for the prompt beside them.
     """
     pool = engine.store.pool
     slots = pool.allocate(len(request.ids))

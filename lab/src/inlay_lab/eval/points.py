@@ -1,6 +1,6 @@
-"""The rows of a result as points of a curve: several tasks as one, over those that count.
+"""The rows of a result as points of a curve, with several tasks combined.
 
-Tasks count where full prefill itself gets them right.
+By default only those tasks count that full prefill itself gets right.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from typing import Any
 
 from inlay.check.statistics import difference_interval
 
-COUNTS = 0.7  # exact match of full prefill, from which a task counts
-NOTICED = -0.02  # a difference of exact match; above it is what full prefill answers, for all that matters
+COUNTS = 0.7  # exact match of full prefill from which a task counts
+NOTICED = -0.02  # difference of exact match; a smaller loss is not noticeable
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one mode made of the tasks that count, with so many documents.
+    """The result of one mode over the counted tasks, for one number of documents.
 
-    label: of the mode. family: of policies that differ in a number alone, and of the one that they start from.
-    reference: full prefill's exact match. difference: of exact match to full prefill's, with its 95% bounds.
-    recomputed: share of the modules' tokens, None where no module is read. kl: nats a token. ttft_s: seconds.
+    Attributes:
+        label: Of the mode.
+        family: Of policies that differ only in a number.
+        reference: Full prefill's exact match.
+        difference: Of exact match to full prefill's, with its 95% bounds.
+        recomputed: Share of the modules' tokens; None if no module is read.
+        kl: Divergence in nats a token.
+        ttft_s: In seconds.
     """
 
     label: str
@@ -42,7 +47,8 @@ class Point:
 def points(result: Row, tasks: Sequence[str] | None = None) -> list[Point]:
     """A point for each mode and number of documents, in the order of the rows.
 
-    tasks: those to take; None for those that count, or for all where none does.
+    Args:
+        tasks: Tasks to include; None for those that count, or for all if none does.
     """
     rows = [row for row in result["rows"] if row["task"] != "all"]
     several = len({row["positions"] for row in rows if row["reuse"] != "off"}) > 1
@@ -55,7 +61,7 @@ def points(result: Row, tasks: Sequence[str] | None = None) -> list[Point]:
 
 
 def counting(result: Row, documents: int) -> list[str]:
-    """The tasks that count with so many documents."""
+    """The tasks that count with this number of documents."""
     rows = [row for row in result["rows"] if row["documents"] == documents and row["task"] != "all"]
     return list(dict.fromkeys(row["task"] for row in rows if row["reference"] >= COUNTS))
 
@@ -67,7 +73,7 @@ def _taken(rows: Sequence[Row], tasks: Sequence[str] | None) -> list[Row]:
 
 
 def _point(label: str, family: str, documents: int, rows: Sequence[Row]) -> Point:
-    """The rows of some tasks as one: questions of all of them together."""
+    """The rows of some tasks as one point over all their questions."""
     questions = sum(row["questions"] for row in rows)
 
     def mean(name: str) -> float:

@@ -1,8 +1,10 @@
-"""Questions on a set of documents, with the one right answer of each.
+"""Questions on a set of documents, each with its one right answer.
 
-Tasks: ``single`` (one fact of one document), ``compare`` (two documents: their two facts, and which of the two it is),
-``count`` (all of them), ``unstated`` (what no document says) and ``form`` (one fact, the answer in the form that an
-instruction asks for).
+- ``single``: one fact of one document.
+- ``compare``: two facts of two documents, and the one of the two that is greater or earlier.
+- ``count``: over all documents.
+- ``unstated``: a fact that no document states.
+- ``form``: one fact, in the form that an instruction asks for.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ KIND_COUNTS = Wordings(
 
 
 class Form(Enum):
-    """How an answer is to be given; each but PLAIN is asked for by an instruction. SENTENCE is the document's own."""
+    """The form of an answer. An instruction asks for each but PLAIN. SENTENCE is the document's own sentence."""
 
     PLAIN = "plain"
     CAPITALS = "capitals"
@@ -124,11 +126,14 @@ _UNSTATED = {
 
 @dataclass(frozen=True)
 class Question:
-    """task: one of TASKS. text: the question. answer: what a right answer is, to the letter.
+    """A question and its right answer.
 
-    result: the end of the answer that all before it leads up to, " Bravel" of a comparison; empty where there is none.
-    subtask: of ``count``, whether a "kind" or a "value" is counted; of ``unstated``, whether the "attribute" or the
-    "thing" is missing; of ``form``, which one.
+    Attributes:
+        task: One of TASKS.
+        answer: The exact right answer.
+        result: The end of the answer that follows from the rest, like " Bravel" of a comparison; else empty.
+        subtask: Of ``count``, "kind" or "value". Of ``unstated``, the missing "attribute" or "thing". Of ``form``, the
+            form.
     """
 
     task: str
@@ -139,7 +144,7 @@ class Question:
 
 
 def compared(task: str, text: str, attribute: Attribute, two: list[tuple[str, Value]]) -> Question:
-    """A question on two names with their values of an attribute: both are repeated, then the one asked for follows."""
+    """A question on two names with their values of an attribute. The answer repeats both, then names one."""
     best, _ = max(two, key=lambda each: (each[1].order or 0) * (1 if attribute.greatest else -1))
     stated = ", ".join(f"{name}: {value.text}" for name, value in two)
     return Question(task, text, f"{stated}, so {best}", f" {best}")
@@ -153,7 +158,9 @@ def _count(text: str, counted: int, subtask: str) -> Question:
 class Asker:
     """Asks questions on documents.
 
-    words: as of the documents; with them, the split of wordings. form: what the instruction in force asks for.
+    Attributes:
+        words: As of the documents; sets the split of wordings.
+        form: The form that the current instruction asks for.
     """
 
     words: Words
@@ -165,7 +172,7 @@ class Asker:
         return self.words.rng
 
     def ask(self, task: str) -> Question | None:
-        """A question of a task, or None where these documents allow none."""
+        """A question of a task, or None if these documents allow none."""
         return _ASK[task](self)
 
     def wording(self, wordings: Wordings) -> str:
@@ -188,7 +195,7 @@ class Asker:
 
     def unstated(self) -> Question | None:
         document = self.rng.choice(self.documents)
-        if self.rng.random() < 0.3:  # a thing that no document is about
+        if self.rng.random() < 0.3:  # a thing that no document describes
             name = self.words.name(document.kind.names)
             if any(name == other.name for other in self.documents):
                 return None
@@ -246,20 +253,20 @@ class Asker:
         return _count(self.wording(attribute.count).format(v=value), counted, "value")
 
     def count_of(self, kind: Kind) -> Question:
-        """How many of the documents are about things of a kind."""
+        """The number of documents about things of a kind."""
         counted = sum(document.kind is kind for document in self.documents)
         return _count(self.wording(KIND_COUNTS).format(many=kind.many), counted, "kind")
 
     def _answerable(self, document: Document, attribute: Attribute) -> bool:
-        """Whether the form fits the value, and the pair of attribute and form belongs to the split."""
+        """True if the form fits the value, and the pair of attribute and form belongs to the split."""
         if self.form is Form.WORD and document.facts[attribute.key].word is None:
             return False
         return self._in_split(document.kind.name, attribute)
 
     def _in_split(self, kind: str, attribute: Attribute) -> bool:
-        """Some pairs of attribute and form are kept from inlay_lab.train: one in four that can be inferred from others.
+        """One in four pairs of attribute and form is held out from inlay_lab.train, if it can be inferred from others.
 
-        How a listed word or a unit is written in capitals cannot.
+        Listed words and units in capitals cannot be inferred, so they are not held out.
         """
         if self.form is Form.PLAIN:
             return True

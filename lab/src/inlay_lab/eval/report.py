@@ -1,4 +1,4 @@
-"""The report of ``inlay eval modular-qa``: what a policy costs against what it keeps of full prefill's answers."""
+"""The report of ``inlay eval modular-qa``: the cost of each policy against its agreement with full prefill."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from inlay_lab.eval.points import COUNTS, NOTICED, Point, Row, counting, points
 
 
 def write_report(result: Row, directory: Path) -> None:
-    """Write ``report.json``, ``report.md`` and the drawings that it shows. Raises ParameterError.
+    """Write ``report.json``, ``report.md`` and its figures. Raises ParameterError.
 
-    result: of ``measure_modular_qa``. directory: which is there.
+    Args:
+        result: The return value of ``measure_modular_qa``.
+        directory: An existing directory.
     """
     drawings = draw_curves(result, directory)
     for name, text in (("report.json", json.dumps(result, indent=1)), ("report.md", _markdown(result, drawings))):

@@ -1,4 +1,4 @@
-"""What ``modular-qa`` measures: policies, tasks and numbers of documents, and the modes that follow from them."""
+"""The options of ``modular-qa``, and the modes that follow from them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ _MOST_DOCUMENTS = 1000  # in a schema; made-up names run out somewhere beyond
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is measured; checked once, here. Raises ParameterError.
+    """Options of ``modular-qa``. Raises ParameterError.
 
-    reuse: the policies, in the order of the rows; ``oracle`` in place of ``profiled`` for the choice of oracle.py.
-    positions: the position policies that each is run with; None for the engine's default of each.
-    documents: how many a prompt imports; several numbers are measured one after another. spare: how many more its
-    schema holds; None for as many.
-    questions: over all tasks, rounded up so that each has as many; for each number of documents.
-    scaffold: whether each modular policy is also run with the documents of every prompt in a scaffold.
-    seed: of documents and questions.
-    healing: how often each prompt is asked under ``modular`` for the healing curve (healing.py); 0 for no such curve.
-    tasks: of ALL_TASKS. order: of documents in a prompt, a word of ORDERS: that of the schema, or any.
+    Attributes:
+        reuse: The policies, in the order of the rows. Write ``oracle`` for ``profiled`` to select tokens as in
+            oracle.py.
+        positions: The position policies of each; None for the engine's default.
+        documents: Number of documents in a prompt; several numbers are measured one after another.
+        questions: Over all tasks, for each number of documents. Rounded up to equal numbers for each task.
+        spare: Further documents in the schema; None for as many as in a prompt.
+        scaffold: Also run each modular policy with the documents of every prompt in a scaffold.
+        healing: Repetitions of each prompt under ``modular`` for the curve of healing.py; 0 for no curve.
+        seed: Of documents and questions.
+        tasks: From ALL_TASKS.
+        order: Of documents in a prompt, from ORDERS: the schema's, or random.
     """
 
     reuse: Sequence[str] = ("off", "isolated", "anchored")
@@ -81,15 +84,15 @@ class Setting:
 
     @property
     def permuted(self) -> bool:
-        """Whether documents stand in any order in a prompt."""
+        """True if a prompt's documents stand in random order."""
         return self.order == "permuted"
 
     def spare_of(self, documents: int) -> int:
-        """How many documents a schema holds beside those that a prompt imports."""
+        """The number of documents in a schema beyond those of a prompt."""
         return documents if self.spare is None else self.spare
 
     def rounds(self, documents: int) -> list[Round]:
-        """The schemas and cases with so many documents in a prompt."""
+        """The schemas and cases for prompts of ``documents`` documents."""
         return draw_rounds(
             documents=documents,
             spare=self.spare_of(documents),
@@ -104,7 +107,8 @@ class Setting:
 class Mode:
     """A reuse policy with its positions.
 
-    scaffold: whether the documents of a prompt are encoded seeing each other.
+    Attributes:
+        scaffold: The documents of a prompt are encoded together.
     """
 
     reuse: str
@@ -112,12 +116,12 @@ class Mode:
     scaffold: bool = False
 
 
-#: Full prefill of the whole prompt, without gaps: what every mode is compared with.
+#: Full prefill of the whole prompt, without gaps: the reference for every mode.
 REFERENCE = Mode("off", "packed")
 
 
 def modes_of(llm: LLM, setting: Setting) -> list[Mode]:
-    """The modes asked for, each once. Raises ParameterError where the model refuses one."""
+    """The requested modes, each once. Raises ParameterError if the model refuses one."""
     asked = [
         REFERENCE if reuse == REFERENCE.reuse else Mode(reuse, llm.positions_for(served(reuse), positions), scaffold)
         for reuse in taken_of(llm, setting.reuse).values()
@@ -132,7 +136,7 @@ def modes_of(llm: LLM, setting: Setting) -> list[Mode]:
 
 
 def taken_of(llm: LLM, reuse: Sequence[str]) -> dict[str, str]:
-    """The policies that are asked for, each with the one that it is on this model: another one for ``auto`` alone."""
+    """The requested policies, each with its policy on this model. Only ``auto`` changes."""
     return {name: str(llm.policy(name)) if ReusePolicy.parse(served(name)).auto else name for name in reuse}
 
 

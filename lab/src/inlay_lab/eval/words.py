@@ -1,7 +1,7 @@
-"""Names and values of the generated documents: made of syllables, numbers and short lists, most of them never repeated.
+"""Names and values of generated documents, made of syllables, numbers and short lists. Most never repeat.
 
-A made-up word is held out when a checksum of it says so, wherever it stands (as a town, half of a person's name, a
-company), so no word of an evaluation was ever seen in training.
+A checksum decides whether a made-up word is held out, wherever it stands (as a town, a surname, a company). So training
+never sees a word of an evaluation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _HELD_OUT_SHARE = 8  # one word in eight
 
 
 class Split(Enum):
-    """Which words and wordings are drawn: those of training, or those that training never sees.
+    """The set of words and wordings to draw from: training's, or those held out from it.
 
-    FIRST: as TRAIN, without the further wordings that training meets later.
+    FIRST: as TRAIN, without the further wordings of later training.
     """
 
     FIRST = "first"
@@ -37,8 +37,10 @@ class Split(Enum):
 class Value:
     """A stated value.
 
-    text: as sentences and answers give it, "4,820 people". word: in one word, "4,820", or None where it takes several.
-    order: what comparisons go by, or None.
+    Attributes:
+        text: As in sentences and answers, "4,820 people".
+        word: In one word, "4,820", or None if it takes several.
+        order: The number for comparisons, or None.
     """
 
     text: str
@@ -48,7 +50,7 @@ class Value:
 
 @dataclass
 class Words:
-    """Draws names and values of one split. onsets, vowels: what syllables are made of."""
+    """Draws names and values of one split. ``onsets`` and ``vowels`` are the parts of syllables."""
 
     rng: random.Random
     split: Split
@@ -57,15 +59,15 @@ class Words:
 
     @classmethod
     def alike(cls, rng: random.Random, split: Split) -> Words:
-        """Draws words of nine syllables: many of them begin or end like others."""
+        """A drawer of words from nine syllables, so that many begin or end alike."""
         return cls(rng, split, rng.sample(_ONSETS, k=3), rng.sample(_VOWELS, k=3))
 
     def name(self, maker: str) -> str:
-        """The name of a thing; maker: "place", "person", "company", "component", ..."""
+        """The name of a thing. ``maker`` is "place", "person", "company", "component", ..."""
         return _NAMES[maker](self)
 
     def value(self, maker: str) -> Value:
-        """A value; maker: as in kinds.toml, "year 1100 1900"."""
+        """A value. ``maker`` is as in kinds.toml, "year 1100 1900"."""
         kind, *arguments = maker.split()
         return _VALUES[kind](self, *arguments)
 
@@ -82,7 +84,7 @@ class Words:
 
 
 def held_out(word: str) -> bool:
-    """Whether a made-up word is kept from inlay_lab.train."""
+    """True if a made-up word is held out from inlay_lab.train."""
     return zlib.crc32(word.encode()) % _HELD_OUT_SHARE == 0
 
 

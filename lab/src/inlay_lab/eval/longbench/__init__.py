@@ -1,1 +1,1 @@
-"""LongBench (arXiv 2308.14508) with its documents as modules, as Prompt Cache measures it (section 5)."""
+"""LongBench (arXiv 2308.14508) with its documents as modules, as in the Prompt Cache paper (section 5)."""

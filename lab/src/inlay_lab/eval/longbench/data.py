@@ -1,4 +1,4 @@
-"""The benchmark's files as they are published: rows of JSON, and beside them its templates and limits."""
+"""The benchmark's published files: rows of JSON, templates and limits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ from inlay_lab.eval.longbench.metrics import NUMBERED
 _OWN = Path(__file__).with_name("templates.json")
 _TEMPLATES, _LIMITS = "dataset2prompt.json", "dataset2maxlen.json"
 _FIELDS = ("context", "input")
-_LONGEST_ANSWER = 50_000  # characters of a right one: comparing takes as many steps as both have words, multiplied
+_LONGEST_ANSWER = 50_000  # characters of a right answer: comparing takes steps by the product of both word counts
 _MOST_TOKENS = 100_000  # of an answer
 _GET = "get it with: hf download THUDM/LongBench data.zip --repo-type dataset --local-dir longbench, and unzip it there"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One row. name: its ``_id``, or its line. classes: all that answers may be, where they are classes."""
+    """One row.
+
+    Attributes:
+        name: Its ``_id``, or its line number.
+        answers: The answers that count as right.
+        classes: All possible answers of a classification task.
+    """
 
     name: str
     context: str
@@ -38,14 +44,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Template:
-    """What stands before the context and behind it. Each is text, with the input where there is None."""
+    """The text before and behind the context. None stands for the input."""
 
     before: tuple[str | None, ...]
     behind: tuple[str | None, ...]
 
     @classmethod
     def parse(cls, written: str) -> Template:
-        """A template as Python's ``str.format`` takes it. Raises ValueError for one without a place for the context."""
+        """Parse a template in the syntax of ``str.format``. Raises ValueError unless it has exactly one context."""
         parts: tuple[list[str | None], list[str | None]] = ([], [])
         contexts = 0
         for text, field, form, conversion in string.Formatter().parse(written):
@@ -62,7 +68,7 @@ class Template:
         return cls(tuple(parts[0]), tuple(parts[1]))
 
     def around(self, sample: Sample) -> tuple[str, str]:
-        """What stands before a sample's context, and behind it."""
+        """The text before and behind a sample's context."""
         before, behind = (
             "".join(sample.input if part is None else part for part in side) for side in (self.before, self.behind)
         )
@@ -71,10 +77,13 @@ class Template:
 
 @dataclass(frozen=True)
 class Suite:
-    """The datasets of a folder that are measured.
+    """The measured datasets of a folder.
 
-    files, templates, limits: by dataset, in the benchmark's order; limits are tokens of an answer.
-    own: whose template is in our own words; unlimited: whose limit is not the folder's. absent: not in the folder.
+    Attributes:
+        files, templates, limits: By dataset, in the benchmark's order. Limits are tokens of an answer.
+        own: Datasets with a template of our own.
+        unlimited: Datasets without a limit in the folder.
+        absent: Datasets that the folder lacks.
     """
 
     folder: Path
@@ -90,7 +99,7 @@ class Suite:
         return tuple(DATASETS[name] for name in self.files)
 
     def samples(self, dataset: Dataset, most: int | None = None) -> Iterator[Sample]:
-        """The rows of a dataset, or the first ones of them. Raises ParameterError, naming the line."""
+        """Yield the first ``most`` rows of a dataset. Raises ParameterError with the line of a bad row."""
         path = self.files[dataset.name]
         try:
             with path.open("rb") as file:
@@ -102,9 +111,11 @@ class Suite:
 
 
 def open_suite(folder: Path, names: Sequence[str] | None = None) -> Suite:
-    """What there is in a folder: ``NAME.jsonl`` in it or in its ``data``, and ``config`` in it or beside it.
+    """Open a folder with ``NAME.jsonl`` in it or its ``data``, and ``config`` in it or beside it. Raises
+    ParameterError.
 
-    names: of datasets; None for all that are there. Raises ParameterError.
+    Args:
+        names: Datasets; None for all in the folder.
     """
     for name in names or ():
         if name not in DATASETS:
@@ -135,7 +146,7 @@ def _there(folder: Path, name: str) -> Path | None:
 
 
 def _configuration(folder: Path, name: str) -> dict[str, Any]:
-    """A file of the benchmark's; empty where there is none."""
+    """A configuration file of the benchmark; empty if missing."""
     for place in (folder, folder.resolve().parent):
         path = place / "config" / name
         if path.is_file():

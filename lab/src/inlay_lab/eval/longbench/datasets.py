@@ -1,4 +1,4 @@
-"""The 21 datasets: how each is scored, how long its answers may be, and what its documents begin with."""
+"""The 21 datasets: their metric, their longest answer, and the marker that starts a document."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from types import MappingProxyType
 class Dataset:
     """One dataset of the benchmark.
 
-    title: what tables call it. metric: a name of ``metrics.METRICS``. max_tokens: of an answer, where the benchmark's
-    own file of limits is not there.
-    marker: what the line begins with that a document begins with, a regular expression; with a group for its number,
-    where documents are numbered from 1. "" where the context is one document.
-    chat: whether the prompt goes into the model's chat template; it does not where examples show what to go on with.
-    first_line: whether only the first line of an answer counts. until_newline: whether a line break ends it.
+    Attributes:
+        title: Name in tables.
+        metric: Name in ``metrics.METRICS``.
+        max_tokens: Longest answer, if the benchmark's file of limits is missing.
+        marker: Regular expression for the start of a document's first line. A group matches its number if documents are
+            numbered from 1. "" if the context is one document.
+        chat: Put the prompt into the model's chat template. False if examples show the continuation.
+        first_line: Only the first line of an answer counts.
+        until_newline: A line break ends the answer.
     """
 
     name: str
@@ -31,10 +34,10 @@ class Dataset:
     until_newline: bool = False
 
     def documents(self, context: str) -> tuple[str, ...]:
-        """The context in pieces, one for each document; what stands before the first one belongs to it.
+        """The context in pieces, one for each document. Text before the first document belongs to it.
 
-        A context without markers is one document, and so is what stands between two markers, whatever it holds: where
-        documents are numbered, only the next number begins another.
+        A context without markers is one document. Where documents are numbered, only the next number begins another
+        one.
         """
         starts = [0]
         if self.marker:
@@ -87,4 +90,4 @@ _ALL = (
 )
 
 DATASETS: Mapping[str, Dataset] = MappingProxyType({dataset.name: dataset for dataset in _ALL})
-"""By name, in the benchmark's order."""
+"""Datasets by name, in the benchmark's order."""

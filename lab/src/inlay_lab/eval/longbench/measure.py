@@ -1,4 +1,4 @@
-"""The benchmark's questions, asked with full prefill and under reuse policies, and compared question by question."""
+"""The benchmark's questions under full prefill and reuse policies, compared question by question."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from inlay_lab.eval.modular_qa import autos
 from inlay_lab.eval.setting import REFERENCE, Mode, taken_of
 
 Row = dict[str, Any]
-_LEAST_LENGTH = 64  # tokens of a prompt, where a limit is given
+_LEAST_LENGTH = 64  # tokens of a prompt, if a limit is given
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is measured; checked once, here. Raises ParameterError.
+    """Options of the benchmark. Raises ParameterError.
 
-    reuse: the policies, in the order of the columns; full prefill is asked with or without being named.
-    limit: rows of each dataset, the first ones; None for all. longest: tokens of a prompt, before the chat template is
-    put around it; None for as many as leave room for an answer.
+    Attributes:
+        reuse: The policies, in the order of the columns. Full prefill always runs.
+        limit: First rows of each dataset to use; None for all.
+        longest: Tokens of a prompt without its chat template; None for as many as leave room for an answer.
     """
 
     reuse: Sequence[str] = ("off", "anchored")
@@ -49,7 +50,7 @@ class Setting:
             raise ParameterError(f"max-length is {self.longest}; it must be at least {_LEAST_LENGTH} tokens")
 
     def modes(self, llm: LLM) -> list[Mode]:
-        """Full prefill, and then the others asked for, each once. Raises ParameterError where the model refuses one."""
+        """Full prefill first, then each other policy once. Raises ParameterError if the model refuses one."""
         taken = taken_of(llm, self.reuse).values()
         asked = [Mode(reuse, llm.positions_for(reuse)) for reuse in taken if reuse != REFERENCE.reuse]
         return list(dict.fromkeys((REFERENCE, *asked)))
@@ -57,11 +58,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one mode made of one case.
+    """The result of one mode on one case.
 
-    said: the answer. score: 0 to 1. cached, tokens: of the prompt. modules, repaired: tokens that were read as they
-    were encoded in another context, and those of modules that were computed anew. ttft_s: the time to the first token.
-    documents: how many modules the prompt has. cut: whether its middle was left out.
+    Attributes:
+        said: The answer.
+        score: 0 to 1.
+        cached, tokens: Tokens of the prompt that were cached, and all of them.
+        modules: Tokens read as encoded in another context.
+        repaired: Recomputed tokens of modules.
+        ttft_s: Time to the first token in seconds.
+        documents: Number of modules in the prompt.
+        cut: The middle of the prompt was left out.
     """
 
     said: str
@@ -87,9 +94,12 @@ def measure_longbench(
 ) -> Row:
     """Ask the rows of every dataset in every mode; returns ``{"rows": […], "model": …, …}``.
 
-    progress: called with the number of answers there are, and of those there will be.
-    log: a file that keeps the answers; what it has from an earlier run is not asked again.
-    Raises InlayError; before anything runs for rows that cannot be read, and what cannot be scored.
+    Args:
+        progress: Called with the number of answers done and their total.
+        log: A file that stores the answers. Answers in it from an earlier run are not asked again.
+
+    Raises:
+        InlayError: A row cannot be read or scored (before anything runs), or the engine failed.
     """
     check_packages(suite.datasets)
     run = _Run(llm, suite, setting, progress)
@@ -123,7 +133,7 @@ def _model(llm: LLM) -> Row:
 
 
 class _Run:
-    """The datasets of a suite, and what every mode made of their rows."""
+    """The datasets of a suite, and the results of every mode on their rows."""
 
     def __init__(self, llm: LLM, suite: Suite, setting: Setting, progress: Callable[[int, int], None] | None) -> None:
         self._llm, self._suite, self._setting, self._progress = llm, suite, setting, progress
@@ -138,7 +148,7 @@ class _Run:
         self._done = 0
 
     def answer(self, log: AnswerLog | None) -> None:
-        """Ask every row in every mode, but for what the log has; a row in all modes before the next one."""
+        """Ask every row in every mode, except for those in the log. A row runs in all modes before the next one."""
         for dataset in self._suite.datasets:
             for sample in self._samples(dataset):
                 case = self._fitted(dataset, sample)
@@ -149,7 +159,7 @@ class _Run:
                         self._progress(self._done, self._total)
 
     def rows(self) -> list[Row]:
-        """A row for each dataset and mode, and one for each mode over all datasets, each counting as much."""
+        """A row for each dataset and mode, and one for each mode over all datasets with equal weights."""
         rows: list[Row] = []
         scaled: dict[Mode, list[float]] = {mode: [] for mode in self._modes}
         for dataset in self._suite.datasets:
@@ -204,14 +214,14 @@ def ask(llm: LLM, dataset: Dataset, case: Case, mode: Mode, max_tokens: int) -> 
 
 
 def _ending(llm: LLM, dataset: Dataset) -> dict[str, Any]:
-    """What ends an answer besides the end of the sequence: for some a line break that is not the first token."""
+    """Stop tokens besides the end of the sequence: for some datasets, a line break after the first token."""
     if not dataset.until_newline:
         return {}
     return {"stop_token_ids": [llm.tokenizer.encode("\n", add_special_tokens=False)[-1]], "min_tokens": 1}
 
 
 def _summary(dataset: Dataset, mode: Mode, pairs: Pairs, differences: Sequence[float]) -> Row:
-    """The figures of a row; scores and differences are 0 to 100, as in the paper."""
+    """The figures of a row. Scores and differences are 0 to 100, as in the paper."""
     these = [this for this, _ in pairs]
     tokens = sum(this.tokens for this in these)
     read = sum(this.modules + this.repaired for this in these)
@@ -239,9 +249,13 @@ def _summary(dataset: Dataset, mode: Mode, pairs: Pairs, differences: Sequence[f
 
 
 def _mean(mode: Mode, rows: Sequence[Row], scaled: Sequence[float]) -> Row:
-    """The mean over datasets. scaled: differences, each divided by how many its dataset has."""
+    """The mean over datasets.
+
+    Args:
+        scaled: Differences, each divided by the number of rows of its dataset.
+    """
     of_mode = [row for row in rows if (row["reuse"], row["positions"]) == (mode.reuse, mode.positions)]
-    # As many times what a dataset's share is, so that their mean is that of the datasets.
+    # Scaled so that their mean is the mean over datasets.
     differences = [each * len(scaled) / len(of_mode) for each in scaled]
     low, high = mean_interval(differences)
     return {

@@ -1,7 +1,7 @@
-"""The benchmark's metrics: how right an answer is, 0 to 1, by one of the answers that count as right.
+"""The benchmark's metrics: the score of an answer, 0 to 1, against one right answer.
 
-Values are those of the benchmark's own scripts, with what they make of borderline cases: tables would not compare
-otherwise. ROUGE is the package ``rouge``'s, and Chinese words are ``jieba``'s, as there.
+Values equal those of the benchmark's own scripts, also in borderline cases, so that tables compare. As there, ROUGE is
+from the package ``rouge`` and Chinese words are from ``jieba``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DIGITS = re.compile(r"\d+")
 _NO_CODE = ("`", "#", "//")  # a line with one of them is a comment, or around code
 
-#: What right answers look like, where a number in them is what counts.
+#: Patterns of right answers, for metrics that compare a number in them.
 NUMBERED = {"retrieval": r"Paragraph (\d+)", "retrieval_zh": r"段落(\d+)"}
 
-#: Chinese and typographic punctuation that does not count in answers: first and last character of each range.
+#: Ignored Chinese and typographic punctuation: first and last character of each range.
 _PUNCTUATION_ZH = (
     *((0x2013, 0x2014), (0x2018, 0x2019), (0x201B, 0x201F), (0x2026, 0x2027)),
     *((0x3001, 0x3003), (0x300B, 0x3011), (0x3014, 0x301F), (0x3030, 0x3030), (0x303E, 0x303F), (0xFE4F, 0xFE4F)),
@@ -39,7 +39,7 @@ _NO_PUNCTUATION = _NO_ASCII | {code: None for low, high in _PUNCTUATION_ZH for c
 
 
 def f1(said: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """Words in common, as SQuAD counts them: without case, punctuation and articles."""
+    """F1 of common words, as in SQuAD: without case, punctuation and articles."""
     return _overlap(_words(said), _words(answer))
 
 
@@ -49,9 +49,9 @@ def f1_zh(said: str, answer: str, classes: Sequence[str] = ()) -> float:
 
 
 def rouge_l(said: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """F of the longest common subsequences, sentence by sentence; 0 where one of both is empty.
+    """F of the longest common subsequences, sentence by sentence; 0 if one of both is empty.
 
-    Also 0 where ``rouge`` gives up: at an answer of a thousand words without a full stop.
+    Also 0 if ``rouge`` fails, as for an answer of a thousand words without a full stop.
     """
     try:
         scores: list[Mapping[str, Any]] = _rouge().get_scores([said], [answer])
@@ -66,21 +66,21 @@ def rouge_l_zh(said: str, answer: str, classes: Sequence[str] = ()) -> float:
 
 
 def classification(said: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """One divided by how many classes the answer names, where the right one is among them; 0 where it is not.
+    """1 / (number of classes in the answer) if the right one is among them, else 0.
 
-    A class whose name is a part of the right one's does not count, but where it stands right behind another such one.
+    A class whose name is part of the right one's does not count, unless it directly follows another such class.
     """
     named = [name for name in classes if name in said]
     at = 0
     while at < len(named):
         if named[at] in answer and named[at] != answer:
-            del named[at]  # and the next one is passed over, as in the benchmark's loop
+            del named[at]  # this skips the next class, as in the benchmark's loop
         at += 1
     return 1.0 / len(named) if answer in named else 0.0
 
 
 def count(said: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """Share of the numbers said that are the right one."""
+    """Share of the answer's numbers that equal the right one."""
     numbers = _DIGITS.findall(said)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
@@ -96,9 +96,10 @@ def retrieval_zh(said: str, answer: str, classes: Sequence[str] = ()) -> float:
 
 
 def code(said: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """Similarity of the first line that is code to the right one, in hundredths, as ``fuzzywuzzy`` rounds them.
+    """Similarity of the first line of code to the right one, rounded to hundredths as in ``fuzzywuzzy``.
 
-    It is that of difflib, which fuzzywuzzy uses where python-Levenshtein is not installed; the benchmark asks for none.
+    It is difflib's ratio, which fuzzywuzzy uses without python-Levenshtein. The benchmark does not require that
+    package.
     """
     lines = said.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in _NO_CODE)), "")
@@ -107,7 +108,12 @@ def code(said: str, answer: str, classes: Sequence[str] = ()) -> float:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. label: in tables. packages: what it imports that is not installed with inlay."""
+    """One metric.
+
+    Attributes:
+        label: In tables.
+        packages: Its imports that inlay does not install.
+    """
 
     label: str
     value: Callable[[str, str, Sequence[str]], float]
@@ -130,9 +136,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def score(dataset: Dataset, said: str, answers: Iterable[str], classes: Sequence[str]) -> float:
-    """How right an answer is, 0 to 1: by the one of the right answers that it is nearest to.
+    """The score of an answer, 0 to 1, against the nearest right answer.
 
-    said: as the model said it. answers: at least one. classes: all there are, where answers are classes.
+    Args:
+        said: The model's answer.
+        answers: The right answers, at least one.
+        classes: All possible answers of a classification task.
     """
     if dataset.first_line:
         said = said.lstrip("\n").split("\n")[0]
@@ -141,7 +150,7 @@ def score(dataset: Dataset, said: str, answers: Iterable[str], classes: Sequence
 
 
 def check_packages(datasets: Iterable[Dataset]) -> None:
-    """Raise ParameterError where what scores these datasets is not installed."""
+    """Raise ParameterError if a package for scoring these datasets is not installed."""
     missing: dict[str, list[str]] = {}
     for dataset in datasets:
         for package in METRICS[dataset.metric].packages:
@@ -186,7 +195,7 @@ def _cut(text: str) -> list[str]:
 def _jieba() -> Any:
     import jieba
 
-    jieba.setLogLevel(logging.WARNING)  # it tells of its dictionary
+    jieba.setLogLevel(logging.WARNING)  # it logs the load of its dictionary
     return jieba
 
 

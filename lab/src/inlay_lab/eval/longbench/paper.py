@@ -1,17 +1,17 @@
-"""What the Prompt Cache paper reports (arXiv 2311.04934, Table 3; Table 1 has eight of its rows)."""
+"""Results of the Prompt Cache paper (arXiv 2311.04934, Table 3; Table 1 has eight of its rows)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-#: The columns of the paper's table; each has a baseline and what Prompt Cache came to.
+#: The columns of the paper's table; each has a baseline and Prompt Cache's result.
 MODELS = ("Llama2 7B", "Llama2 13B", "MPT 7B", "Falcon 7B")
 
-#: Above this difference the paper prints the higher one of two figures in bold.
+#: Above this difference the paper prints the higher of two figures in bold.
 OUTLIER = 2.5
 
-#: By dataset: baseline and cached, model by model. The paper does not say which language it means where there are two.
+#: By dataset: baseline and cached, model by model. The paper does not name the language of datasets that have two.
 PUBLISHED: Mapping[str, tuple[tuple[float, float], ...]] = MappingProxyType(
     {
         "narrativeqa": ((19.93, 19.38), (20.37, 19.94), (10.43, 11.33), (7.14, 8.87)),

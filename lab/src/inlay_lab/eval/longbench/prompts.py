@@ -1,6 +1,6 @@
-"""A sample as a schema and a prompt: what stands before the documents, these as modules, and the rest as new text.
+"""A sample as a schema and a prompt: the text before the documents, the documents as modules, and the rest as new text.
 
-Texts too long for the model are cut in the middle, where the benchmark cuts them, before they become modules.
+Too long texts are cut in the middle, as in the benchmark, before they become modules.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _LEAST = 8  # tokens of a prompt
 class Case:
     """A sample as it is asked.
 
-    head, documents, tail: the prompt's text in pieces; head and tail may be empty. chat: whether it is a user turn.
-    cut: whether its middle was left out.
+    Attributes:
+        head, documents, tail: The prompt's text in pieces; head and tail may be empty.
+        chat: The prompt is a user turn.
+        cut: The middle of the prompt was left out.
     """
 
     sample: Sample
@@ -40,7 +42,7 @@ class Case:
     cut: bool
 
     def schema(self) -> Schema:
-        """The text before the documents, always present, and a module for each of them."""
+        """The text before the documents, always present, and a module for each document."""
         head = (Text(self.head, _PLACE),) if self.head else ()
         modules = [
             Module(_name(number), (Text(text, _PLACE),), _PLACE) for number, text in enumerate(self.documents, 1)
@@ -56,13 +58,13 @@ class Case:
         return builder.text(self.tail).build()
 
     def key(self, max_tokens: int) -> str:
-        """What tells it from all others, of any run: a digest of all that is asked, and of how it is scored."""
+        """A digest of the prompt and its scoring, unique among all runs."""
         of = (self.head, self.documents, self.tail, self.chat, max_tokens, self.sample.answers, self.sample.classes)
         return sha256(json.dumps(of).encode()).hexdigest()[:24]
 
 
 def has_turns(llm: LLM) -> bool:
-    """Whether the model has a chat template that a prompt can be put into."""
+    """True if the model has a chat template that fits a prompt."""
     try:
         ChatTemplate(llm.tokenizer).pieces(("user",), generation=True)
     except ModelError:
@@ -75,8 +77,12 @@ def fitted(
 ) -> Case:
     """A sample as a case that leaves room for its answer.
 
-    chat: whether the model has a template for it. longest: tokens of a prompt without that template, at most; None for
-    as many as there is room for. Raises ParameterError where there is no room at all.
+    Args:
+        chat: The model has a chat template.
+        longest: Most tokens of a prompt without that template; None for as many as fit.
+
+    Raises:
+        ParameterError: There is no room for a prompt.
     """
     head, tail = template.around(sample)
     pieces = (head, *dataset.documents(sample.context), tail)
@@ -90,7 +96,7 @@ def fitted(
         over = _tokens(llm, case) - room
         if over <= 0:
             return case
-        limit -= over  # the chat template's tokens, and those that pieces take more than the whole
+        limit -= over  # tokens of the chat template, and more that come from tokenizing in pieces
     raise ParameterError(
         f"{dataset.name}: answers have up to {max_tokens:,} tokens, which leaves no room for a prompt in the model's "
         f"context of {room + max_tokens:,}; give a smaller number in config/dataset2maxlen.json, or leave it out"
@@ -103,7 +109,7 @@ def _tokens(llm: LLM, case: Case) -> int:
 
 
 def _cut_middle(tokenizer: Any, pieces: Sequence[str], limit: int) -> tuple[str, ...]:
-    """Pieces of a text without its middle, so that half of so many tokens are kept of either end."""
+    """Pieces of a text without its middle: about ``limit`` / 2 tokens of either end remain."""
     encoded = tokenizer("".join(pieces), return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     offsets = zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
     ends = [end for (_, end), special in offsets if not special]
@@ -111,7 +117,7 @@ def _cut_middle(tokenizer: Any, pieces: Sequence[str], limit: int) -> tuple[str,
     if len(ends) + specials <= limit:
         return tuple(pieces)
     front, back = max(0, limit // 2 - specials), limit // 2
-    # White space is a part of the token behind it, which begins where the one before ends.
+    # White space belongs to the next token, which starts at the end of the token before.
     first = ends[front - 1] if front else 0
     last = max(first, ends[-back - 1])
     starts = accumulate(map(len, pieces[:-1]), initial=0)

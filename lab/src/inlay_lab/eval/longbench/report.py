@@ -1,4 +1,4 @@
-"""The report of ``inlay eval longbench``: the paper's table, the paired tests, and what the figures rest on."""
+"""The report of ``inlay eval longbench``: the paper's table, the paired tests, and notes on the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ BASELINE = "Baseline"
 def write_report(result: Row, directory: Path) -> None:
     """Write ``report.json`` and ``report.md``. Raises ParameterError.
 
-    result: of ``measure_longbench``. directory: which is there.
+    Args:
+        result: The return value of ``measure_longbench``.
+        directory: An existing directory.
     """
     for name, text in (("report.json", json.dumps(result, indent=1)), ("report.md", markdown(result))):
         try:
@@ -59,7 +61,7 @@ _LEGEND = (
 
 
 def notes(result: Row) -> list[str]:
-    """What the figures rest on, in sentences."""
+    """Sentences on the data and settings behind the figures."""
     rows = [row for row in result["rows"] if row["reuse"] == "off" and row["dataset"] != "all"]
     own, limits, cut = result["own_templates"], result["own_limits"], sum(row["cut"] for row in rows)
     samples = sum(row["samples"] for row in rows)
@@ -114,7 +116,7 @@ def scores(result: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def title(dataset: str) -> str:
-    """What tables call a dataset."""
+    """A dataset's name in tables."""
     return DATASETS[dataset].title if dataset in DATASETS else "Mean of the datasets"
 
 
