@@ -1,4 +1,6 @@
-"""What reuse does to answers: Prompt Cache's tables 1 and 3 on LongBench's files, and a paired test on made-up ones."""
+"""The effect of reuse on answers: Prompt Cache's tables 1 and 3 on LongBench's files, and a paired test on made-up
+ones.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from inlay_lab.eval.setting import Setting
 from inlay_lab.reproduce import published
 from inlay_lab.reproduce.experiment import NotHereError, Outcome, Published, Row, Settings, Table
 
-_REUSE = "isolated"  # the paper's
+_REUSE = "isolated"  # the paper's policy
 
 
 def measure_longbench_quality(settings: Settings) -> Outcome:
-    """Tables 1 and 3, of a model and files that were given."""
+    """Tables 1 and 3, on the given model and files. Raises NotHereError without files."""
     if settings.get("longbench") is None:
         raise NotHereError(
             "it needs LongBench's files and a model that was trained: docs/benchmarks.md says how to get the files; "
@@ -44,7 +46,7 @@ def measure_longbench_quality(settings: Settings) -> Outcome:
 
 
 def measure_paired_quality(settings: Settings) -> Outcome:
-    """The same questions with full prefill and with modules, tested pair by pair, on the model in the package."""
+    """The same questions with full prefill and with modules on the bundled model, tested pair by pair."""
     llm = LLM("demo", promotion_memory=0)
     policies = ("off", _REUSE, "anchored", "anchored+profiled:0.15")
     result = measure_modular_qa(llm, Setting(reuse=policies, questions=settings["questions"]))

@@ -1,4 +1,4 @@
-"""Prompt Cache's applications (§5.6): several source files, a traveller's plan with parameters, a learner's traits."""
+"""Prompt Cache's applications (§5.6): several source files, a travel plan with parameters, a learner's traits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Row, Settings, Table
 from inlay_lab.reproduce.plots import draw_pairs
 
-#: Gives a text of so many tokens.
+#: Returns a text of the given number of tokens.
 Text = Callable[[int], str]
 
 _FILES = ("unit.py", "player.py", "game.py", "database.py")
 _PLACES = ("maldives", "amazon", "sahara", "tokyo", "rome", "capetown", "sydney", "buenosaires")
-#: The features of a learner and the members of each union, of the appendix's schema.
+#: The features of a learner and the members of each union, from the appendix's schema.
 _TRAITS = {
     "grade": ("elementary", "middle-school", "high-school", "college", "graduate-school", "adult-education"),
     "proficiency": ("beginner", "intermediate", "advanced", "expert"),
@@ -45,14 +45,14 @@ _TRAITS = {
 
 
 def code(text: Text, tokens: int) -> tuple[str, str]:
-    """Figure 6: a module for each source file; a schema and a prompt that imports all of them."""
+    """Figure 6: a module for each source file, and a prompt that imports all of them. Returns schema and prompt."""
     modules = "".join(_module(name, text(tokens)) for name in _FILES)
     schema = f"<system>{text(32)}</system><user>{text(16)}{modules}</user>"
     return _pair("code-generation-game", schema, "".join(f"<{name}/>" for name in _FILES) + _user(text(32)))
 
 
 def trip(text: Text, tokens: int) -> tuple[str, str]:
-    """Figure 8: two parameters, one of them in a union of unions."""
+    """Figure 8: two parameters, one of them in a union of unions. Returns schema and prompt."""
     places = "".join(_module(name, text(tokens)) for name in _PLACES)
     domestic = _module("domestic", f'{text(tokens // 4)}<parameter name="city" length="16"/>{text(tokens // 4)}')
     overseas = _module("overseas", f"{text(tokens // 4)}<union>{places}</union>")
@@ -63,7 +63,9 @@ def trip(text: Text, tokens: int) -> tuple[str, str]:
 
 
 def personalization(text: Text, tokens: int) -> tuple[str, str]:
-    """Figure 7: a union for each feature of a learner, and one member of each."""
+    """Figure 7: a union for each feature of a learner, and a prompt with one member of each. Returns schema and
+    prompt.
+    """
     unions = "".join(
         f"{text(8)}<union>{''.join(_module(name, text(tokens)) for name in names)}</union>"
         for names in _TRAITS.values()
@@ -89,7 +91,7 @@ def _pair(name: str, schema: str, prompt: str) -> tuple[str, str]:
 
 
 def measure_applications(settings: Settings) -> Outcome:
-    """Times to the first token of each, beside the stock model's on the same ids."""
+    """Times to the first token of each application, beside the stock model's on the same ids."""
     llm = LLM(
         settings["model"],
         dtype=fast_dtype(),
@@ -160,6 +162,6 @@ def measure_applications(settings: Settings) -> Outcome:
 
 
 def draw_applications(data: Data, path: Path) -> None:
-    """Both times of each."""
+    """Draw both times of each application."""
     names = ("full prefill, stock transformers", "inlay, modules cached")
     draw_pairs(data, path, names=names, axis="time to first token, s")

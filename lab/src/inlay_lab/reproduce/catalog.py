@@ -9,11 +9,11 @@ from inlay_lab.reproduce.experiment import Experiment, Scale, Settings
 from inlay_lab.reproduce.published import CHUNK_ATTENTION, COMMENTARY, PROMPT_CACHE
 
 _SMALL = "random:qwen2.5-0.5b"
-_SHARED = "random:mha-0.4b"  # a key and a value for every head, as the papers' models have
+_SHARED = "random:mha-0.4b"  # a key and a value for every head, as in the papers' models
 
 
 def _scales(quick: Settings, default: Settings, full: Settings) -> dict[Scale, Settings]:
-    """default, full: what differs from the scale before."""
+    """Settings by scale. ``default`` and ``full`` have only the differences from the scale before."""
     middle = {**quick, **default}
     return {Scale.QUICK: dict(quick), Scale.DEFAULT: middle, Scale.FULL: {**middle, **full}}
 

@@ -1,4 +1,4 @@
-"""Prompt Cache's section 5.4 on copies, beside reading in place; and its table 2, what a cached token takes."""
+"""Prompt Cache's section 5.4: copies beside reading in place; and its table 2: memory of a cached token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPE = "bfloat16"
 
 
 def measure_copies(settings: Settings) -> Outcome:
-    """Copying one layer's keys and values of so many tokens, of Llama-2 7B's shape, and attending to them in place."""
+    """Time to copy one layer's keys and values in Llama-2 7B's shape, and to attend to them in place."""
     tokens, layers = settings["tokens"], settings["layers"]
     case = Case(_DTYPE, _LLAMA_HEADS, _LLAMA_HEADS, _LLAMA_WIDTH, batch=1, context=tokens, shared=0, chunk=64)
     size = tokens * case.token_bytes
@@ -66,7 +66,7 @@ def measure_copies(settings: Settings) -> Outcome:
 
 
 def measure_token_memory(_: Settings) -> Outcome:
-    """Table 2, from configurations alone."""
+    """Table 2, computed from configurations."""
     sixteen_bit, rows, lines = codec_named("bf16"), [], []
     for name, one in ARCHITECTURES.items():
         every_head = one.every_head().bytes_per_token(sixteen_bit) / _MIB
@@ -87,6 +87,6 @@ def measure_token_memory(_: Settings) -> Outcome:
 
 
 def draw_token_memory(data: Data, path: Path) -> None:
-    """As ``inlay memory --table2 --plot`` draws it."""
+    """Draw the sizes as ``inlay memory --table2 --plot`` does."""
     sizes = [Sizes(*one) for one in data["sizes"]]
     draw_memory(sizes, path, kept="kept at 16 bit", other="every head counted, as the paper does")

@@ -1,4 +1,4 @@
-"""What an experiment is, and what comes of one: rows of our figure beside the published one, tables, and a drawing."""
+"""Experiments and their outcomes: rows of our figure beside the published one, tables, and a figure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-#: Plain values that JSON holds, so that they can be kept, compared and handed to another process.
+#: Plain JSON values, so that they can be stored, compared and sent to another process.
 Settings = Mapping[str, Any]
 Data = dict[str, Any]
 
-_CLOSE = 0.05  # figures that differ by less are called the same
+_CLOSE = 0.05  # figures that differ by less count as equal
 
 
 class Scale(StrEnum):
-    """How large experiments are: minutes for all of them, a part of a day on a laptop, or a night."""
+    """The size of experiments: minutes for all of them, some hours on a laptop, or a night."""
 
     QUICK = "quick"
     DEFAULT = "default"
@@ -24,19 +24,21 @@ class Scale(StrEnum):
 
 
 class NotHereError(Exception):
-    """An experiment cannot run on this machine, or with what was given; the message says why, and what would help."""
+    """An experiment cannot run on this machine or without an input. The message has the reason and the remedy."""
 
 
 class NotBuiltError(NotHereError):
-    """An experiment is about something that inlay does not have."""
+    """An experiment needs a feature that inlay does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A figure as it was printed.
+    """A published figure.
 
-    value: a number, the two ends of a range, or words where the source says it in words.
-    where: its table, figure or section. on: the hardware it was measured on, or "" where it depends on none.
+    Attributes:
+        value: A number, the two ends of a range, or words.
+        where: Its table, figure or section.
+        on: The hardware of the measurement, or "" if it depends on none.
     """
 
     value: float | tuple[float, float] | str
@@ -44,7 +46,7 @@ class Published:
     on: str = ""
 
     def agrees(self, ours: float | str) -> bool:
-        """Whether ours is as good as the same: within 5 %, inside the range, or the same words."""
+        """True if our figure is within 5 % or inside the range, or if the words are equal."""
         if isinstance(self.value, str) or isinstance(ours, str):
             return self.value == ours
         low, high = self.value if isinstance(self.value, tuple) else (self.value, self.value)
@@ -53,9 +55,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. ours: None where it was not measured. why: the reason where the two differ; "" where nothing is said.
+    """One figure.
 
-    published: None where the source has no such figure.
+    Attributes:
+        ours: None if it was not measured.
+        published: None if the source has no such figure.
+        why: The reason for a difference, or "".
     """
 
     what: str
@@ -65,18 +70,18 @@ class Row:
     why: str = ""
 
     def report(self) -> Data:
-        """As it stands in a record."""
+        """The row as plain values, for a record."""
         return asdict(self)
 
     @property
     def differs(self) -> bool:
-        """Whether there are two figures, and they are not the same."""
+        """True if there are two figures and they do not agree."""
         return self.ours is not None and self.published is not None and not self.published.agrees(self.ours)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """More than what is compared: every case that was measured. Cells are text."""
+    """A table of all measured cases. Cells are text."""
 
     title: str
     header: list[str]
@@ -85,7 +90,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment came to. notes: sentences on how it was measured. data: what it is drawn from."""
+    """The result of an experiment.
+
+    Attributes:
+        notes: Sentences on the measurement.
+        data: Input of its drawing.
+    """
 
     rows: list[Row]
     tables: list[Table] = field(default_factory=list)
@@ -93,12 +103,12 @@ class Outcome:
     data: Data = field(default_factory=dict)
 
     def report(self) -> Data:
-        """As it stands in a record: plain values that JSON holds."""
+        """The outcome as plain JSON values, for a record."""
         return asdict(self)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Outcome:
-        """What ``report`` gave, after JSON. Raises KeyError and TypeError where it is something else."""
+        """The inverse of ``report``, after JSON. Raises KeyError or TypeError for other input."""
         rows = [_row(dict(each)) for each in found["rows"]]
         tables = [Table(**each) for each in found["tables"]]
         return cls(rows, tables, list(found["notes"]), dict(found["data"]))
@@ -116,12 +126,14 @@ def _row(found: Data) -> Row:
 class Experiment:
     """One published experiment.
 
-    name: what ``--only`` calls it. source: the paper and its table, figure or section.
-    settings: of each scale; what a kept result must have been measured with.
-    measure: runs it; raises NotHereError where it cannot run, InlayError where it fails.
-    draw: a drawing of an outcome's data, into a PNG file; None where there is none.
-    given: names of what users may add to its settings.
-    light: whether it takes no time and no memory, so that it runs in this process and nothing of it is kept.
+    Attributes:
+        name: For ``--only``.
+        source: The paper and its table, figure or section.
+        settings: By scale. A stored result must have the same settings.
+        measure: Runs it. Raises NotHereError if it cannot run, InlayError if it fails.
+        draw: Draws an outcome's data into a PNG file; None for no drawing.
+        given: Names of settings that users may add.
+        light: It takes no time or memory, so it runs in this process and is not stored.
     """
 
     name: str

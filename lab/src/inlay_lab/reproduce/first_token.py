@@ -17,8 +17,8 @@ from inlay_lab.reproduce.dtypes import fast_dtype
 from inlay_lab.reproduce.experiment import Data, Outcome, Row, Settings, Table
 from inlay_lab.reproduce.plots import draw_pairs
 
-#: By dataset: the average length of its documents in words, as the benchmark's page has it, and about as many tokens as
-#: its directive and question have, which are not cached. Questions of TriviaQA and PassageRetrieval hold a passage.
+#: By dataset: the average length of its documents in words, from the benchmark's page, and the tokens of its directive
+#: and question, roughly. The latter are not cached. Questions of TriviaQA and PassageRetrieval contain a passage.
 LONGBENCH_SHAPES = {
     "narrativeqa": (18_409, 96),
     "qasper": (3_619, 160),
@@ -33,7 +33,7 @@ LONGBENCH_SHAPES = {
     "passage_count": (11_141, 128),
     "passage_retrieval_en": (9_289, 256),
 }
-#: The paper's samples average 5K tokens, so longer documents are cut there, and more at smaller scales.
+#: The paper's samples average 5K tokens, so longer documents are cut there, and shorter at smaller scales.
 _SAMPLE = 5_000
 
 
@@ -94,13 +94,13 @@ _BASELINE = (
 
 
 def draw_longbench_shapes(data: Data, path: Path) -> None:
-    """Both times of each dataset."""
+    """Draw both times of each dataset."""
     names = ("full prefill, stock transformers", "inlay, documents cached")
     draw_pairs(data, path, names=names, axis="time to first token, s")
 
 
 def measure_growth(settings: Settings) -> Outcome:
-    """Figure 5: everything but a few tokens is cached, over the length of the prompt."""
+    """Figure 5: all tokens but a few are cached, over the length of the prompt."""
     rows = tuple(Setting(tokens, settings["new"]) for tokens in settings["cached"])
     result = _ttft(settings, rows, sweep=True, longest_baseline=settings["longest_baseline"])
     ours, full = (result["fits"][name] for name in ("ttft_ms", "full_prefill_ms"))
@@ -145,7 +145,7 @@ _LEAST_R2 = 0.9
 
 
 def _growth(fit: Data | None) -> str | None:
-    """What a curve of ``bench ttft`` says: its degree, where it explains what was measured and its lead is above 0."""
+    """The degree of a fitted curve, if it explains the measurements and its leading coefficient is above 0."""
     if fit is None:
         return None
     word = {1: "linear", 2: "quadratic"}[fit["degree"]]
@@ -170,7 +170,7 @@ def _coefficients(ours: Data | None, full: Data | None) -> list[Row]:
 
 
 def draw_growth(data: Data, path: Path) -> None:
-    """Points and fits, as ``inlay bench ttft --sweep --plot`` draws them."""
+    """Draw points and fits as ``inlay bench ttft --sweep --plot`` does."""
     draw_ttft(data["result"], path)
 
 
@@ -227,7 +227,7 @@ def measure_later_tokens(settings: Settings) -> Outcome:
 
 
 def measure_model_size(settings: Settings) -> Outcome:
-    """§5.4: what a larger model adds to a full prefill, and with modules cached; layers of Llama-2's two shapes."""
+    """§5.4: the added time of a larger model with full prefill and with cached modules, for two shapes of Llama-2."""
     layers, times = settings["layers"], []
     for shape, of in (("llama-2-7b", 32), ("llama-2-13b", 40)):
         some = {**settings, "model": f"random:{shape}:{layers}"}
@@ -262,7 +262,7 @@ def measure_model_size(settings: Settings) -> Outcome:
 
 
 def _ttft(settings: Settings, rows: tuple[Setting, ...], **more: Any) -> Data:
-    # quick: of the machine's rates, which the report does not need
+    # quick: the report does not need the machine's rates
     return measure_ttft(
         TTFTSetting(model=settings["model"], dtype=fast_dtype(), rows=rows, runs=settings["runs"], quick=True, **more)
     )

@@ -1,4 +1,4 @@
-"""ChunkAttention's microkernel: table 1's roofline, table 3's grid, and how sequences diverge in figures 3 and 4."""
+"""ChunkAttention's microkernel: table 1's roofline, table 3's grid, and diverging sequences of figures 3 and 4."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ON_CPU = "a CPU, where the paper has an A100"
 
 
 def measure_roofline(settings: Settings) -> Outcome:
-    """Table 1: operations and bytes of a layer's parts in a decode step, by their formulas, and their times here."""
+    """Table 1: operations and bytes of a layer's parts in a decode step, by formula, and their times here."""
     rows, lines = [], []
     for batch in settings["batches"]:
         took = _layer_times(batch, settings["runs"])
@@ -69,7 +69,7 @@ def measure_roofline(settings: Settings) -> Outcome:
 
 
 def complexity(batch: int) -> list[tuple[int, int]]:
-    """Operations and bytes of the three parts of a layer, in a decode step of so many sequences."""
+    """Operations and bytes of a layer's three parts, in a decode step of ``batch`` sequences."""
     keys = _CONTEXT + 1  # and the token itself
     projections = 3 * _WIDTH * _WIDTH
     forward = 3 * _WIDTH * _INNER
@@ -82,7 +82,7 @@ def complexity(batch: int) -> list[tuple[int, int]]:
 
 
 def _layer_times(batch: int, runs: int) -> dict[str, float]:
-    """Seconds of the parts, medians."""
+    """Median seconds of the parts."""
     case = Case(fast_dtype(), _HEADS, _HEADS, _HEAD_DIM, batch, _CONTEXT, 0, 64)
     x, inner = (torch.randn(batch, width).to(DTYPES[case.dtype]) for width in (_WIDTH, _INNER))
     project, up, down = (
@@ -135,7 +135,7 @@ def measure_grid(settings: Settings) -> Outcome:
 
 
 def measure_divergence(settings: Settings) -> Outcome:
-    """Figure 3: sequences share a prompt and go their own ways; the rate over a whole answer."""
+    """Figure 3: sequences share a prompt and diverge. Compares rates over a whole answer."""
     setting = _setting(
         settings, "figure3", figure_prompt=settings["shared"], completions=tuple(settings["completions"])
     )
@@ -152,7 +152,7 @@ def measure_divergence(settings: Settings) -> Outcome:
             if settings["shared"] == 2048 and settings["batch"] == 32:
                 why = f"{_ON_CPU}; own tokens cost as much with any kernel that waits for memory, and more of it here"
                 rows.append(Row(f"{tokens:,} tokens of answer: times {name}'s rate", "×", times, printed, why))
-    if not rows:  # a smaller scale, which has no published figure
+    if not rows:  # a smaller scale has no published figure
         rows = [Row("first and last answer: times PagedAttn*'s rate", "×", f"{lines[0][4]} to {lines[-1][4]}")]
     header = ["tokens of answer", "ours, ms", "PagedAttn*, ms", "PagedAttn, ms", "times PagedAttn*", "times PagedAttn"]
     return Outcome(
@@ -164,7 +164,7 @@ def measure_divergence(settings: Settings) -> Outcome:
 
 
 def measure_batches(settings: Settings) -> Outcome:
-    """Figure 4: all share everything, over the batch."""
+    """Figure 4: all tokens are shared, over the batch size."""
     batches = tuple(settings["batches"])
     result = measure_attention(_setting(settings, "figure4", figure_prompt=settings["shared"], batches=batches))
     rate = {row["batch"]: row["columns"]["ours"]["tokens_s"] for row in result["figure4"]}
@@ -209,7 +209,7 @@ def _ms(row: Data) -> dict[str, float | None]:
 
 
 def _mean_step(steps: dict[int, dict[str, float | None]], name: str, tokens: int) -> float:
-    """Milliseconds of the mean step of an answer of so many tokens."""
+    """Milliseconds of the mean step of an answer of ``tokens`` tokens."""
     points = [(at, ms[name]) for at, ms in steps.items() if at <= tokens]
     return sum((one + other) / 2 * (b - a) for (a, one), (b, other) in pairwise(_known(points))) / tokens
 
@@ -219,10 +219,10 @@ def _known(points: Iterable[tuple[int, float | None]]) -> list[tuple[int, float]
 
 
 def _drawn(result: Data, part: str) -> Data:
-    """What its drawing needs."""
+    """The part of a result that its drawing needs."""
     return {part: result[part]}
 
 
 def draw_kernels(data: Data, path: Path) -> None:
-    """As ``inlay bench attention --plot`` draws it."""
+    """Draw the result as ``inlay bench attention --plot`` does."""
     draw_attention(data["result"], path)

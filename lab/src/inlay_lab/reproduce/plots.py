@@ -1,4 +1,4 @@
-"""Drawings of the report: pairs, and lines. Others are those of the benchmarks that experiments run."""
+"""Figures of the report: pairs and lines. Other experiments use their benchmark's figures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from inlay.advice.plot.figure import save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, and a marker of its own for each line.
+# Okabe and Ito's colours, with a different marker for each line.
 _ONE, _OTHER = ("#D55E00", "s"), ("#0072B2", "o")
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#999999", "x"))
 _FONT = 9.0
 
 
 def draw_pairs(data: Mapping[str, Any], path: Path, *, names: tuple[str, str], axis: str) -> None:
-    """Two marks for each label, on a logarithmic scale, with how many times the first is the second.
+    """Draw two marks for each label on a logarithmic scale, with the ratio of the first to the second.
 
-    data: ``labels``, ``one`` and ``other``, as many values of each, and ``title``.
+    Args:
+        data: ``labels``, ``one`` and ``other`` of equal length, and ``title``.
+        names: Legends of both marks.
+        axis: Label of the axis.
     """
     from matplotlib.figure import Figure
 
@@ -52,9 +55,9 @@ def draw_pairs(data: Mapping[str, Any], path: Path, *, names: tuple[str, str], a
 
 
 def draw_lines(panels: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel each of ``lines`` (name → points of two numbers), with ``title``, ``x`` and ``y`` as labels.
+    """Draw panels of ``lines`` (name → points of two numbers) with ``title``, ``x`` and ``y`` as labels.
 
-    ``log``: whether its upright axis is logarithmic, else it begins at 0.
+    A panel's vertical axis is logarithmic with ``log``, else it begins at 0.
     """
     from matplotlib.figure import Figure
 

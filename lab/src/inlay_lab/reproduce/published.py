@@ -1,10 +1,9 @@
-"""The published figures that experiments are compared with, each with its table, figure or section.
+"""Published figures to compare experiments with, each with its table, figure or section.
 
-Of Prompt Cache (Gim et al., arXiv 2311.04934): what figures 3, 4 and 9 to 13 show is printed as ranges only, so these
-stand here. Of ChunkAttention (Ye et al., arXiv 2402.15220): tables as printed, and what its text says of its figures.
-The commentary is an article in Japanese on Prompt Cache (論文解説: Prompt Cache), whose tables are in no version of the
-paper. The figures of tables 1 and 3 of Prompt Cache stand in quality/longbench/paper.py, those of table 2 in
-advice/memory/estimate.py.
+Prompt Cache (Gim et al., arXiv 2311.04934) prints the results of figures 3, 4 and 9 to 13 as ranges only; these are
+here. ChunkAttention (Ye et al., arXiv 2402.15220): tables as printed, and the text's numbers on its figures.
+The commentary is an article in Japanese on Prompt Cache (論文解説: Prompt Cache); its tables are in no version of the
+paper. Tables 1 and 3 of Prompt Cache are in eval/longbench/paper.py.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COPY_HOST_TO_HOST = Published(COPY_HOST_TO_HOST_MS, "§5.4", "i9-13900K")
 COPY_HOST_TO_DEVICE = Published(5.34, "§5.4", "RTX 4090 or A40")
 COPY_DEVICE_TO_DEVICE = Published(0.23, "§5.4", "RTX 4090 or A40")
 
-#: §5.4: what going from 7B to 13B adds at 3K tokens, in milliseconds.
+#: §5.4: added milliseconds from 7B to 13B at 3K tokens.
 LARGER_ADDS_FULL = Published(220.0, "§5.4", "a GPU")
 LARGER_ADDS_CACHED = Published(30.0, "§5.4", "a GPU")
 LARGER_ADDS_RATIO = Published(round(220 / 30, 1), "§5.4, 220 ms by 30 ms", "a GPU")
@@ -77,20 +76,20 @@ KERNELS = {
 }
 KERNEL_ON = _A100
 
-#: §4.1 on figure 3, 2,048 shared tokens: by tokens of each answer, times PagedAttn*'s rate and times PagedAttn's.
+#: §4.1 on figure 3, 2,048 shared tokens: by tokens of each answer, the rate over PagedAttn*'s and over PagedAttn's.
 DIVERGED = {
     512: (Published(2.0, "§4.1, figure 3", _A100), Published(3.6, "§4.1, figure 3", _A100)),
     2048: (Published(1.5, "§4.1, figure 3", _A100), Published(2.3, "§4.1, figure 3", _A100)),
 }
-#: §4.1 on figure 4, 2,048 shared tokens: how the rate grows from a batch of 16 to one of 96 (155K to 224K tokens/s).
+#: §4.1 on figure 4, 2,048 shared tokens: growth of the rate from a batch of 16 to 96 (155K to 224K tokens/s).
 BATCH_GROWS = Published(round(224 / 155, 2), "§4.1, figure 4, 155K to 224K tokens/s", _A100)
 
-#: §4.2 on figure 5: rate of requests at 40 ms a token, times vLLM's, by shared tokens.
+#: §4.2 on figure 5: rate of requests at 40 ms a token over vLLM's, by shared tokens.
 THROUGHPUT_TIMES = {
     1024: Published(1.6, "§4.2, figure 5, 2.9 by 1.8 requests/s", _A100),
     2048: Published(2.3, "§4.2, figure 5, 2.3 by 1.0 requests/s", _A100),
 }
-#: Table 4, prompts that are shared whole: vLLM's normalized latency over ChunkLlama's, and the KV that is saved.
+#: Table 4, fully shared prompts: vLLM's normalized latency over ChunkLlama's, and the saved KV.
 LATENCY_TIMES = {
     1024: Published(round(20.80 / 14.07, 2), "table 4, 20.80 by 14.07 ms/token", _A100),
     2048: Published(round(21.61 / 15.20, 2), "table 4, 21.61 by 15.20 ms/token", _A100),
@@ -102,7 +101,7 @@ KV_SAVED = {
     4096: Published(round(100 * (1 - 4.00 / 35.42)), "table 4, 35.42 to 4.00 GB", _A100),
 }
 
-#: The commentary: times as fast to the first token, questions about documents, by the share of hits in percent.
+#: The commentary: speedup of the first token, for questions about documents, by hit rate in percent.
 HIT_RATE_TIMES = {
     0: Published(1.0, "hit rates", _COMMENTED),
     25: Published(1.3, "hit rates", _COMMENTED),
@@ -111,13 +110,13 @@ HIT_RATE_TIMES = {
     90: Published(3.9, "hit rates", _COMMENTED),
     95: Published(4.5, "hit rates", _COMMENTED),
 }
-#: The commentary: requests a second, times those without a cache, and the overlap in percent that it gives for each.
+#: The commentary: ratio of requests a second to those without a cache, with the overlap in percent.
 WORKLOAD_TIMES = {
     "documents": (95, Published(round(7.9 / 2.1, 1), "throughput, document QA, 7.9 by 2.1", _COMMENTED)),
     "passages": (65, Published(round(10.3 / 2.8, 1), "throughput, RAG, 10.3 by 2.8", _COMMENTED)),
     "summaries": (95, Published(round(28.5 / 4.2, 1), "throughput, summaries, 28.5 by 4.2", _COMMENTED)),
 }
-#: The commentary: gigabytes in all with so many documents of 2,000 tokens stored, Llama-2 7B.
+#: The commentary: total gigabytes by number of stored documents of 2,000 tokens, Llama-2 7B.
 DOCUMENTS_GB = {0: 13.2, 10: 14.1, 50: 16.8, 100: 19.3}
 DOCUMENT_MB = Published(round(1000 * (19.3 - 13.2) / 100), "memory, 13.2 to 19.3 GB with 100", _COMMENTED)
 EXACT_MATCH_BASE = Published(42.3, "quality, NaturalQuestions", _COMMENTED)

@@ -1,6 +1,6 @@
-"""Results that are kept: a JSON file for each experiment and scale, with all that it was measured with.
+"""Stored results: a JSON file for each experiment and scale, with the conditions of the measurement.
 
-A file is used where settings, machine and versions are the same, and its digest holds; else the experiment runs again.
+A file is used if settings, machine and versions are equal and its digest is right. Otherwise the experiment runs again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ _MACHINE = ("cpu", "cpu_capability", "threads", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Kept:
-    """A result. conditions: the machine as it was, and how busy. took_s: seconds. on: the day, in UTC."""
+    """A stored result.
+
+    Attributes:
+        conditions: The machine and its load.
+        took_s: Seconds of the measurement.
+        on: The day, in UTC.
+    """
 
     outcome: Outcome
     conditions: Data
@@ -39,9 +45,12 @@ class Kept:
 class Record:
     """The results of one scale in a folder.
 
-    make: whether the folder is made where there is none; who only reads needs none.
-    machine: as ``describe_machine`` tells it; what decides of it, and the version of inlay, must be the same again.
-    Raises ParameterError where the folder cannot be used.
+    Args:
+        machine: The result of ``describe_machine``. Its main fields and inlay's version must match a stored result.
+        make: Create the folder if needed.
+
+    Raises:
+        ParameterError: The folder cannot be created.
     """
 
     def __init__(self, folder: Path, scale: Scale, machine: Mapping[str, Any], *, make: bool = True) -> None:
@@ -58,9 +67,9 @@ class Record:
         return self._folder / f"{experiment.name}.{self._scale}.json"
 
     def find(self, experiment: Experiment, settings: Settings) -> Kept | None:
-        """What is kept of an experiment with these settings; None where there is nothing, or of something else.
+        """The stored result of an experiment with these settings, or None.
 
-        A damaged file is nothing, and a warning.
+        A damaged file counts as none, with a warning.
         """
         path = self.path(experiment)
         try:
@@ -84,9 +93,9 @@ class Record:
             return None
 
     def keep(self, experiment: Experiment, settings: Settings, kept: Kept) -> None:
-        """Write a result, whole or not at all. Raises ParameterError."""
+        """Write a result atomically. Raises ParameterError."""
         found = {"format": FORMAT, "of": self._of(experiment, settings), **asdict(kept)}
-        found = json.loads(json.dumps(found))  # tuples as lists, as they will be read
+        found = json.loads(json.dumps(found))  # tuples become lists, as they will be read
         found["sha256"] = _digest(found)
         path = self.path(experiment)
         try:
@@ -97,7 +106,7 @@ class Record:
             ) from None
 
     def _of(self, experiment: Experiment, settings: Settings) -> Data:
-        """All that a result depends on."""
+        """Everything that a result depends on."""
         of = {"experiment": experiment.name, "scale": self._scale, "settings": dict(settings), "machine": self._machine}
         plain: Data = json.loads(json.dumps(of))
         return plain

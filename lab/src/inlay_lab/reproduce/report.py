@@ -1,4 +1,4 @@
-"""The report: every experiment with the published figure beside ours, and the reason where they differ."""
+"""The report: every experiment with the published figure beside ours, and the reason for a difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCALES = {
 
 
 def write_report(entries: Sequence[Entry], scale: Scale, machine: Data, folder: Path) -> None:
-    """Write ``report.md``, ``report.json`` and drawings into a folder that is there. Raises ParameterError."""
+    """Write ``report.md``, ``report.json`` and drawings into an existing folder. Raises ParameterError."""
     drawn = _draw(entries, folder)
     texts = {
         "report.md": markdown(entries, scale, machine, drawn),
@@ -37,7 +37,7 @@ def write_report(entries: Sequence[Entry], scale: Scale, machine: Data, folder: 
 
 
 def _draw(entries: Sequence[Entry], folder: Path) -> dict[str, str]:
-    """A drawing for every result that has one; by experiment, as the report names it."""
+    """Draw every result that has a drawing; returns file names by experiment."""
     drawn = {}
     for entry in entries:
         draw, outcome = entry.experiment.draw, entry.outcome
@@ -50,13 +50,13 @@ def _draw(entries: Sequence[Entry], folder: Path) -> dict[str, str]:
             drawn[entry.experiment.name] = name
         except OSError as error:
             raise ParameterError(f"--out: {folder / name} cannot be written: {error.strerror}") from None
-        except Exception:  # of data that cannot be drawn: the figures stand in the tables all the same
+        except Exception:  # the tables still have the figures
             logger.warning("%s could not be drawn", entry.experiment.name, exc_info=True)
     return drawn
 
 
 def markdown(entries: Sequence[Entry], scale: Scale, machine: Data, drawn: dict[str, str]) -> str:
-    """The report as Markdown. drawn: by experiment, the file of its drawing."""
+    """The report as Markdown. ``drawn`` has the file of each experiment's drawing."""
     sections = [
         "# Published experiments, run again",
         f"inlay {__version__}, scale {_SCALES[scale]}. {describe(machine)}",
@@ -149,5 +149,5 @@ def _digits(value: float) -> str:
 
 
 def failed(entries: Sequence[Entry]) -> list[str]:
-    """The names of those that failed."""
+    """The names of failed experiments."""
     return [entry.experiment.name for entry in entries if entry.status is Status.FAILED]

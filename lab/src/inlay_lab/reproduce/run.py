@@ -1,4 +1,4 @@
-"""Runs experiments one after the other: what is kept is taken, what fails is noted, and the next one follows."""
+"""Runs experiments one after the other. Stored results are used, and a failure does not stop the rest."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from inlay_lab.reproduce.experiment import Data, Experiment, NotBuiltError, NotH
 from inlay_lab.reproduce.record import Kept, Record
 from inlay_lab.reproduce.worker import FailedError, in_own_process, in_this_process
 
-#: Seconds that one experiment may take.
+#: Most seconds of one experiment.
 LIMITS = {Scale.QUICK: 600.0, Scale.DEFAULT: 7200.0, Scale.FULL: 28800.0}
 
 
 class Status(StrEnum):
-    """What became of an experiment."""
+    """The state of an experiment after a run."""
 
     MEASURED = "measured"
     KEPT = "kept"
@@ -33,7 +33,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """An experiment and what became of it. kept: its result; None where there is none, for ``reason``."""
+    """An experiment and its state.
+
+    Attributes:
+        kept: Its result; None without one.
+        reason: The reason for no result.
+    """
 
     experiment: Experiment
     status: Status
@@ -42,13 +47,13 @@ class Entry:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Its result's figures."""
+        """The figures of its result."""
         return None if self.kept is None else self.kept.outcome
 
 
 @dataclass(frozen=True)
 class News:
-    """An experiment begins (entry is None) or has ended; which of how many it is."""
+    """Progress: experiment ``number`` of ``total`` begins (entry is None) or has ended."""
 
     number: int
     total: int
@@ -58,10 +63,12 @@ class News:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to run. Raises ParameterError.
+    """The experiments to run. Raises ParameterError.
 
-    only: names of experiments; None for all. given: what users add to settings: ``longbench``, ``model``, ``stored``.
-    again: whether what is kept is measured anew.
+    Attributes:
+        only: Names of experiments; None for all.
+        given: Settings from the user: ``longbench``, ``model``, ``stored``.
+        again: Measure again even if a result is stored.
     """
 
     scale: Scale = Scale.DEFAULT
@@ -75,16 +82,16 @@ class Plan:
                 raise ParameterError(f"there is no experiment '{name}'; use one of {', '.join(EXPERIMENTS)}")
 
     def settings(self, experiment: Experiment) -> Settings:
-        """Those of the scale, with what was given."""
+        """The settings of the scale, with those from the user."""
         given = {name: (self.given or {}).get(name) for name in experiment.given}
         return {**experiment.settings[self.scale], **given}
 
     def asks(self, experiment: Experiment) -> bool:
-        """Whether it is one of those to run."""
+        """True if the experiment is one of those to run."""
         return self.only is None or experiment.name in self.only
 
 
-#: Measures one. Raises NotHereError and FailedError.
+#: Measures an experiment within a limit of seconds. Raises NotHereError and FailedError.
 Runner = Callable[[Experiment, Settings, float], Outcome]
 
 
@@ -96,10 +103,12 @@ def run_experiments(
     experiments: Iterable[Experiment] = tuple(EXPERIMENTS.values()),
     run: Runner = in_own_process,
 ) -> None:
-    """Run what is asked for and not kept, and add an entry for every experiment, as each of them ends.
+    """Run the planned experiments without stored results, and add an entry for every experiment as it ends.
 
-    tell: called before and after each that is asked for. entries: is added to, so that who is interrupted has some.
-    run: measures an experiment that is not light.
+    Args:
+        tell: Called before and after each planned experiment.
+        entries: The list to extend, so that an interrupted run leaves some.
+        run: Measures an experiment that is not light.
     """
     every = list(experiments)
     total, number = sum(plan.asks(each) for each in every), 0
@@ -120,7 +129,7 @@ def run_experiments(
 
 
 def _unasked(experiment: Experiment, settings: Settings, record: Record, run: Runner, limit_s: float) -> Entry:
-    """What is kept of it; what costs nothing is there in any case."""
+    """The stored result of an experiment that is not planned. Light ones run in any case."""
     if experiment.light:
         return _measured(experiment, settings, record, run, limit_s)
     kept = record.find(experiment, settings)
@@ -147,7 +156,7 @@ def _measured(experiment: Experiment, settings: Settings, record: Record, run: R
 
 
 def summary(entries: Iterable[Entry], scale: Scale, machine: Data) -> Data:
-    """All of it as one JSON object."""
+    """All entries as one JSON object."""
     return {
         "scale": str(scale),
         "machine": machine,

@@ -17,7 +17,7 @@ _COLUMNS = {"inlay": "inlay", "off": "nothing shared", "stock": "stock transform
 
 
 def measure_rates(settings: Settings) -> Outcome:
-    """Prompts that are shared whole, all at once and at rates of arrival."""
+    """Fully shared prompts, all at once and at arrival rates."""
     setting = ThroughputSetting(
         models=(settings["model"],),
         parts=("prefix",),
@@ -30,7 +30,7 @@ def measure_rates(settings: Settings) -> Outcome:
         completion=settings["completion"],
         dtype=fast_dtype(),
         budget_s=settings["budget_s"],
-        quick=True,  # of the machine's rates, which the report does not need
+        quick=True,  # the report does not need the machine's rates
     )
     result = measure_throughput(setting)
     model = f"{settings['model'].removeprefix('random:')} in {fast_dtype()}"
@@ -101,12 +101,12 @@ def _rate_panels(result: Data) -> list[Data]:
 
 
 def draw_rates(data: Data, path: Path) -> None:
-    """Normalized latency over the rate of arrival, as figure 5 has it."""
+    """Draw normalized latency over the arrival rate, as in figure 5."""
     draw_lines(data["panels"], path)
 
 
 def measure_hit_rates(settings: Settings) -> Outcome:
-    """Documents, passages and summaries at shares of hits."""
+    """Documents, passages and summaries at several hit rates."""
     setting = ThroughputSetting(
         models=(settings["model"],),
         parts=("workloads",),
@@ -117,7 +117,7 @@ def measure_hit_rates(settings: Settings) -> Outcome:
         clients=settings["clients"],
         dtype=fast_dtype(),
         budget_s=settings["budget_s"],
-        quick=True,  # of the machine's rates, which the report does not need
+        quick=True,  # the report does not need the machine's rates
     )
     result = measure_throughput(setting)
     rows, lines = [], []
@@ -173,12 +173,12 @@ _WORKLOADS_WHY = (
 
 
 def draw_hits(data: Data, path: Path) -> None:
-    """As ``inlay bench throughput --part workloads --plot`` draws it."""
+    """Draw the result as ``inlay bench throughput --part workloads --plot`` does."""
     draw_hit_rates(data["result"], path)
 
 
 def measure_documents(settings: Settings) -> Outcome:
-    """What resident documents take, and what finding one costs."""
+    """The memory of resident documents, and the cost of a lookup."""
     setting = ThroughputSetting(
         models=(settings["model"],),
         parts=("memory",),
@@ -187,7 +187,7 @@ def measure_documents(settings: Settings) -> Outcome:
         users=Sizes(document=settings["tokens"]),
         dtype=fast_dtype(),
         budget_s=settings["budget_s"],
-        quick=True,  # of the machine's rates, which the report does not need
+        quick=True,  # the report does not need the machine's rates
     )
     result = measure_throughput(setting)
     lines, rows = [], []

@@ -1,7 +1,7 @@
-"""What needs a GPU: read from runs of ``lab/benchmarks/gpu`` that were stored, with the device's name.
+"""GPU experiments, read from stored runs of ``lab/benchmarks/gpu`` with the device's name.
 
-A folder holds one for each device, with ``attention.json`` and ``prompt_cache.json``, as ``lab/benchmarks/gpu/run.sh``
-leaves them.
+A folder has one subfolder for each device, with ``attention.json`` and ``prompt_cache.json`` from
+``lab/benchmarks/gpu/run.sh``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_BYTES = 64 * 2**20  # of a file
 
 
 def measure_gpu_first_token(settings: Settings) -> Outcome:
-    """Prompt Cache, figures 3 and 9 to 11 and §5.4: modules in device memory, and copied up from the host's."""
+    """Prompt Cache, figures 3 and 9 to 11 and §5.4: modules in device memory, and copied from the host's."""
     rows, lines, devices = [], [], []
     for device, found in _runs(settings, "prompt_cache"):
         devices.append(device)
@@ -71,7 +71,7 @@ def _copies(device: str, found: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def measure_gpu_kernels(settings: Settings) -> Outcome:
-    """ChunkAttention, table 3 on a GPU; figures 3 and 4 stand in the table."""
+    """ChunkAttention, table 3 on a GPU; the table includes figures 3 and 4."""
     rows, lines, devices = [], [], []
     for device, found in _runs(settings, "attention"):
         devices.append(device)
@@ -107,7 +107,7 @@ def _stored(settings: Settings, devices: list[str]) -> str:
 
 
 def _runs(settings: Settings, script: str) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Device and rows of every stored run. Raises NotHereError where there is none, ParameterError for damage."""
+    """Device and rows of every stored run. Raises NotHereError without one, ParameterError for a damaged one."""
     folder = settings.get("stored")
     files = [] if folder is None else sorted(Path(folder).glob(f"*/{script}.json"))
     read = [(path, _read(path)) for path in files]
@@ -152,7 +152,7 @@ def _rows(path: Path, found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def not_built(_: Settings) -> Outcome:
-    """§6 of Prompt Cache: modules that are chosen by the request."""
+    """§6 of Prompt Cache: modules chosen by the request. Raises NotBuiltError."""
     raise NotBuiltError(
         "cache-driven retrieval, which the paper names as future work and has no figures of, is not built; prompts say "
         "themselves which modules they import"

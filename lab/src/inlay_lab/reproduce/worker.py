@@ -1,7 +1,7 @@
-"""One experiment in a process of its own: memory that another one took does not count, and a crash ends it alone.
+"""One experiment in a separate process, so that its memory is its own and a crash ends only it.
 
-``python -m inlay_lab.reproduce.worker NAME RESULT`` reads settings as JSON from its input and writes the
-outcome to a file.
+``python -m inlay_lab.reproduce.worker NAME RESULT`` reads settings as JSON from its input and writes the outcome to a
+file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _CLASSES: dict[str, type[Exception]] = {"not built": NotBuiltError, "not here": 
 
 
 class FailedError(Exception):
-    """An experiment that ran and came to nothing; the message says why."""
+    """An experiment failed; the message has the reason."""
 
 
 def in_this_process(experiment: Experiment, settings: Settings) -> Outcome:
-    """Measure. Raises NotHereError, and FailedError whatever went wrong."""
+    """Run an experiment. Raises NotHereError, or FailedError for any other failure."""
     try:
         return experiment.measure(settings)
     except NotHereError:
@@ -41,7 +41,7 @@ def in_this_process(experiment: Experiment, settings: Settings) -> Outcome:
 
 
 def in_own_process(experiment: Experiment, settings: Settings, limit_s: float) -> Outcome:
-    """The same in a process that ends with it, after limit_s seconds at the latest; it raises as that one does."""
+    """As ``in_this_process``, in a separate process that is killed after ``limit_s`` seconds."""
     with tempfile.TemporaryDirectory(prefix="inlay-reproduce-") as folder:
         path = Path(folder) / "outcome.json"
         command = [sys.executable, "-m", "inlay_lab.reproduce.worker", experiment.name, str(path)]
@@ -67,7 +67,7 @@ def _ending(status: int) -> str:
 
 
 def main(name: str, path: str) -> None:
-    """Measure one experiment of the catalog, and write what it came to."""
+    """Run one experiment of the catalog and write its outcome."""
     from inlay_lab.reproduce.catalog import EXPERIMENTS
 
     settings = json.load(sys.stdin)
@@ -84,4 +84,4 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="inlay: %(message)s", stream=sys.stderr)
     main(*sys.argv[1:])
     sys.stderr.flush()
-    os._exit(0)  # its result is written; threads of engines and libraries have nothing to say any more
+    os._exit(0)  # the result is written; do not wait for threads of engines and libraries

@@ -1,1 +1,1 @@
-"""A cluster as a discrete-event simulation: the router itself over replicas that only count. ``inlay simulate``."""
+"""A cluster as a discrete-event simulation: the real router over replicas that only count. ``inlay simulate``."""

@@ -1,4 +1,4 @@
-"""Measures on this machine, with a model, what simulated replicas count with."""
+"""Measures the costs of a simulated replica on this machine with a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calibrate(model: str) -> Costs:
 
 
 def _prefill_s(llm: LLM, ids: list[int]) -> float:
-    """Seconds to the first token of a prompt of which nothing is stored."""
+    """Seconds to the first token of a prompt without stored tokens."""
     params = SamplingParams(max_tokens=1, temperature=0)
     times = []
     for _ in range(_RUNS):
@@ -50,7 +50,7 @@ def _prefill_s(llm: LLM, ids: list[int]) -> float:
 
 
 def _decode_s(llm: LLM, ids: list[int], batch: int) -> float:
-    """Seconds of a pass in which so many answers get a token each."""
+    """Seconds of a pass that generates a token for each of ``batch`` answers."""
     params = SamplingParams(max_tokens=_ANSWER, temperature=0, ignore_eos=True)
     times = []
     for _ in range(_RUNS):

@@ -1,4 +1,4 @@
-"""What things cost on one machine: the numbers that a simulated replica counts with, measured or given in a file."""
+"""The costs of a simulated replica, measured on one machine or given in a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from inlay.errors import ParameterError
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of one replica. Raises ParameterError.
+    """Costs of one replica. Raises ParameterError.
 
-    machine: where it was measured. prefill_s: of one token that is computed. pass_s: of a pass beside its tokens.
-    decode_s: of one answer's token in a pass. chunk: prompt tokens in a pass. pool: tokens that its pool holds.
-    below: tokens that a tier of its own below the pool holds, and below_s what reading one takes; 0 for none.
-    shared_s: of reading a token from a tier that all share, which holds all; None where there is none.
+    Attributes:
+        machine: The measured machine.
+        prefill_s: Seconds to compute one prompt token.
+        pass_s: Fixed seconds of a pass.
+        decode_s: Seconds of one answer's token in a pass.
+        chunk: Most prompt tokens in a pass.
+        pool: Tokens that fit in the pool.
+        below: Tokens that fit in the replica's own tier below the pool; 0 for none.
+        below_s: Seconds to read a token from that tier.
+        shared_s: Seconds to read a token from a shared tier that stores everything; None without one.
     """
 
     machine: str = "an accelerator of middle size and an 8B model, by rule of thumb"
@@ -44,7 +50,7 @@ class Costs:
 
     @classmethod
     def from_file(cls, path: Path) -> Costs:
-        """What ``inlay simulate --calibrate`` wrote. Raises ParameterError."""
+        """Read a file of ``inlay simulate --calibrate``. Raises ParameterError."""
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -60,5 +66,5 @@ class Costs:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def service_s(self, tokens: float, answer: float) -> float:
-        """About what a request takes of a replica where nothing of it is stored, many running together."""
+        """A replica's seconds for a request with nothing stored, among many running together."""
         return tokens * self.prefill_s + answer * self.decode_s

@@ -1,4 +1,4 @@
-"""A drawing of simulated clusters: the time to the first token over the load, a panel for each kind of traffic."""
+"""Figures of simulated clusters: the time to the first token over the load, a panel for each kind of traffic."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from inlay.advice.plot.figure import save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours.
 _COLOURS = {"module": "#0072B2", "prefix": "#D55E00", "power-of-two": "#009E73", "round-robin": "#999999"}
 _FONT = 9.0
 
 
 def draw_simulation(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw means and 99th percentiles of every router into a PNG, SVG or PDF file. Raises ParameterError.
+    """Draw means and 99th percentiles of every router into a PNG, SVG or PDF file.
 
-    rows: of ``inlay simulate --json``.
+    Args:
+        rows: The rows of ``inlay simulate --json``.
+
+    Raises:
+        ParameterError: The file cannot be written in that format.
     """
     from matplotlib.figure import Figure
 

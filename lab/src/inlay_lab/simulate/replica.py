@@ -1,9 +1,8 @@
-"""A replica that only counts: passes over prompts in chunks and over answers together, and a store that forgets.
+"""A simulated replica: passes over prompt chunks and answers together, and a store that evicts.
 
-A pass takes ``pass_s``, the decode of each answer under way, and up to a chunk of the prompts that wait, in order; at
-its end prompts that are through have their first token, and every answer has one more. Who comes meanwhile waits for
-that end. Answers share a clock that counts passes, on which each ends where it began and its length; so passes without
-prompts need no step each.
+A pass takes ``pass_s``, the decode of each running answer, and up to a chunk of the queued prompts in order. At its end
+complete prompts get their first token and every answer gets one more. New requests wait for that end. All answers share
+a clock that counts passes, and each ends at its start plus its length. So passes without prompts need no single steps.
 """
 
 from __future__ import annotations
@@ -21,15 +20,17 @@ from inlay.kv.changes import StoreChanges
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.traces import SimulatedRequest
 
-_NOTHING = 1e-6  # of a pass: what rounding leaves
+_NOTHING = 1e-6  # of a pass: tolerance for rounding
 
 
 @dataclass(eq=False, slots=True)
 class Job:
     """A request on a replica.
 
-    found, read: tokens that were in its pool when its prefill began, and in tiers below. left: what is still to compute
-    of it, in tokens, with what reading takes; None before its prefill has begun.
+    Attributes:
+        found: Tokens in the pool when its prefill began.
+        read: Tokens in tiers below at that time.
+        left: Remaining work in tokens, including the cost of reading; None before its prefill begins.
     """
 
     request: SimulatedRequest
@@ -41,7 +42,7 @@ class Job:
 
 
 class TokenStore:
-    """Pieces that fit into so many tokens, the least recently used going first."""
+    """Pieces of at most ``tokens`` tokens together; the least recently used one is evicted first."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens
@@ -55,7 +56,7 @@ class TokenStore:
         return len(self._pieces)
 
     def put(self, key: int, tokens: int) -> list[int]:
-        """Keep a piece, or note that it was used; returns what had to go."""
+        """Store a piece or mark its use; returns the evicted keys."""
         if key in self._pieces:
             self._pieces.move_to_end(key)
             return []
@@ -72,9 +73,15 @@ class TokenStore:
 
 
 class Replica:
-    """One replica. first_token, end: called when a job is that far.
+    """One replica.
 
-    busy_s: for how long it has computed. running: requests under way. now: how far it has come.
+    Attributes:
+        busy_s: Seconds of computation so far.
+        running: Running requests.
+        now: The simulated time.
+
+    Args:
+        first_token, end: Called with a job at its first token and at its end.
     """
 
     def __init__(self, name: str, costs: Costs, first_token: Callable[[Job], None], end: Callable[[Job], None]) -> None:
@@ -87,12 +94,12 @@ class Replica:
         self.now = 0.0
         self._first_token = first_token
         self._end = end
-        self._clock = 0.0  # passes so far: whole at the end of each
-        self._until: float | None = None  # when the pass ends that prompts wait for, or are in
+        self._clock = 0.0  # passes so far; whole at the end of each
+        self._until: float | None = None  # end of the pass that prompts are in or wait for
         self._in_pass: list[tuple[Job, int]] = []  # prompts, and tokens of each
         self._answers: list[tuple[float, int, Job]] = []  # by the clock at their ends
         self._prompts: deque[Job] = deque()
-        self._coming: Counter[int] = Counter()  # keys that prompts which have begun will leave
+        self._coming: Counter[int] = Counter()  # keys of prompts that have begun
         self._count = 0
         self._changed: dict[int, bool] = {}
         self._number = 0
@@ -110,7 +117,7 @@ class Replica:
                 self._begin()
 
     def next_event(self) -> float:
-        """When something happens next; infinity for never."""
+        """The time of the next event; infinity for none."""
         if self._until is not None:
             return self._until
         if not self._answers:
@@ -118,7 +125,7 @@ class Replica:
         return self.now + max(0.0, self._answers[0][0] - self._clock) * self._decode_s()
 
     def advance(self, now: float) -> None:
-        """Let time go on until then."""
+        """Advance the simulated time to ``now``."""
         while (until := self.next_event()) <= now:
             self._run(until)
             if until == self._until:
@@ -130,7 +137,7 @@ class Replica:
             self._run(now)
 
     def changes(self) -> StoreChanges:
-        """What has changed since the last time, as a replica tells it."""
+        """The changes of the store since the last call, as a replica reports them."""
         added = array("Q", (key for key, here in self._changed.items() if here))
         removed = array("Q", (key for key, here in self._changed.items() if not here))
         first, self._number = self._number, self._number + len(self._changed)
@@ -142,7 +149,7 @@ class Replica:
         return self.costs.pass_s + self.costs.decode_s * len(self._answers)
 
     def _begin(self) -> None:
-        """A pass with the prompts in front."""
+        """Begin a pass with the first prompts of the queue."""
         room = self.costs.chunk
         for job in self._prompts:
             if not room:
@@ -163,7 +170,7 @@ class Replica:
         self.now = until
 
     def _finish(self) -> None:
-        """The end of a pass that prompts were in, or waited for."""
+        """End a pass with prompts, or one that they waited for."""
         self._clock = math.floor(self._clock + _NOTHING) + 1.0
         self._until, ran, self._in_pass = None, self._in_pass, []
         for job, tokens in ran:
@@ -173,7 +180,7 @@ class Replica:
                 self._answer(self._prompts.popleft())
 
     def _answer(self, job: Job) -> None:
-        """A prompt is through."""
+        """A prompt is complete."""
         job.ttft_s = self.now - job.request.at
         self._keep(job.request.wanted)
         self._count += 1
@@ -181,13 +188,13 @@ class Replica:
         self._first_token(job)
 
     def _settle(self) -> None:
-        """Answers that have come to their ends."""
+        """End the answers that are complete."""
         while self._answers and self._answers[0][0] <= self._clock + _NOTHING:
             self.running -= 1
             self._end(heapq.heappop(self._answers)[2])
 
     def _look_up(self, job: Job) -> None:
-        """A prompt's turn has come: what is there of it, or comes no later than itself."""
+        """Begin a prompt: count its stored tokens, including those that running prompts will store."""
         costs, behind, reading = self.costs, True, 0.0
         for piece in job.request.wanted.pieces:
             key, behind = piece.keys[-1], behind or not piece.chained
@@ -203,7 +210,7 @@ class Replica:
         self._coming.update(piece.keys[-1] for piece in job.request.wanted.pieces)
 
     def _keep(self, wanted: Wanted) -> None:
-        for piece in reversed(wanted.pieces):  # so that the beginning of a chain goes last
+        for piece in reversed(wanted.pieces):  # so that the start of a chain is evicted last
             key = piece.keys[-1]
             self._coming[key] -= 1
             if not self._coming[key]:

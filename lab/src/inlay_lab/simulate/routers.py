@@ -1,4 +1,4 @@
-"""Routers for a simulated cluster: module affinity as it is, and what others do, to compare it with."""
+"""Routers for a simulated cluster: the real module affinity, and common alternatives."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from inlay.kv.changes import StoreChanges
 from inlay_lab.simulate.costs import Costs
 from inlay_lab.simulate.replica import Job, Replica
 
-_TOGETHER = 8  # answers that share the fixed part of a pass, about
+_TOGETHER = 8  # typical number of answers that share a pass's fixed cost
 
 
 class Router(Protocol):
-    """Chooses one of the replicas. tells: whether it wants to hear what replicas hold."""
+    """Chooses a replica for each request. ``tells`` is true if it needs the changes of replicas' stores."""
 
     tells: bool
 
@@ -34,7 +34,7 @@ class Router(Protocol):
 
 
 class _Deaf:
-    """A router that needs no news."""
+    """A router that needs no store changes."""
 
     tells = False
 
@@ -57,7 +57,7 @@ class RoundRobin(_Deaf):
 
 
 class PowerOfTwo(_Deaf):
-    """Of two at random, the one with fewer requests under way."""
+    """The one with fewer running requests of two random replicas."""
 
     def __init__(self, replicas: Sequence[Replica], seed: int) -> None:
         self._replicas = replicas
@@ -69,9 +69,9 @@ class PowerOfTwo(_Deaf):
 
 
 class PrefixAffinity(_Deaf):
-    """Where the longest contiguous beginning of the prompt was sent before, by SGLang's rules and defaults.
+    """The replica that was sent the longest prefix of the prompt before, by SGLang's rules and defaults.
 
-    Where less than half of it was, or loads are out of balance, the replica with the fewest requests under way.
+    If less than half of the prompt matches, or loads are out of balance, the replica with the fewest running requests.
     """
 
     _LEAST_MATCH = 0.5
@@ -81,7 +81,7 @@ class PrefixAffinity(_Deaf):
         self._replicas = replicas
         self._sent: list[OrderedDict[int, int]] = [OrderedDict() for _ in replicas]  # chain → tokens, by replica
         self._tokens = [0] * len(replicas)
-        self._where: dict[int, int] = {}  # chain → replicas, a bit each
+        self._where: dict[int, int] = {}  # chain → bit mask of replicas
 
     def choose(self, wanted: Wanted, now: float) -> Decision:
         chains = _chains(wanted)
@@ -97,7 +97,7 @@ class PrefixAffinity(_Deaf):
         return decision_for(self._replicas[at])
 
     def _longest(self, chains: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """The tokens of the longest beginning that anybody was sent, and to whom."""
+        """The tokens of the longest prefix sent before, and the bit mask of its replicas."""
         matched, mask = 0, 0
         for chain, tokens in chains:
             here = self._where.get(chain, 0)
@@ -124,7 +124,7 @@ class PrefixAffinity(_Deaf):
 
 
 class ModuleAffinity:
-    """The cluster's own router, with its map of what replicas hold."""
+    """The cluster's own router, with its map of the replicas' stores."""
 
     tells = True
 
@@ -157,7 +157,7 @@ class ModuleAffinity:
 
 
 class Timed:
-    """A router, and what its decisions took of this thread's time: microseconds each."""
+    """A router that records the thread time of each decision, in microseconds."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
@@ -171,7 +171,7 @@ class Timed:
 
 
 def make_router(name: str, replicas: Sequence[Replica], costs: Costs, seed: int) -> Router:
-    """The router of a name of ROUTERS."""
+    """The router of this name from ROUTERS."""
     if name == "module":
         return ModuleAffinity(replicas, costs)
     if name == "prefix":
@@ -187,7 +187,7 @@ def decision_for(replica: Replica) -> Decision:
 
 
 def _chains(wanted: Wanted) -> list[tuple[int, int]]:
-    """A prompt's pieces as a contiguous beginning: what names it up to each, and the tokens of that one."""
+    """The prefixes of a prompt at each piece: a hash of the prefix, and the tokens of the piece."""
     chains, before = [], 0
     for piece in wanted.pieces:
         before = hash((before, piece.keys[-1]))

@@ -1,4 +1,4 @@
-"""One run of a simulated cluster: events in the order of time, and what came of them."""
+"""One run of a simulated cluster: events in the order of time, and the results."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ from inlay_lab.simulate.replica import Job, Replica
 from inlay_lab.simulate.routers import ModuleAffinity, Timed, make_router
 from inlay_lab.simulate.traces import SimulatedRequest
 
-_PUBLISHED_S = 1.0  # how often replicas tell what has changed
-_WARM = 0.25  # of the requests, the first ones, count for nothing: stores begin empty
+_PUBLISHED_S = 1.0  # interval at which replicas report store changes
+_WARM = 0.25  # share of requests at the start that do not count, since stores begin empty
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What came of a run, without the requests that warmed it up.
+    """The result of a run, without the requests that warmed it up.
 
-    hit_share: of prompt tokens, those that were found in pools; below_share: those that were read from tiers below.
-    ttft_mean_s …: seconds to the first token. imbalance: the busiest replica's work beside the mean. utilization: the
-    part of the time that replicas computed. predicted_share: what the router thought hit_share to be. moves: the part
-    of the requests that did not go where most of them was. second_homes: the part of which pieces got another home.
-    least_p99_s: the 99th percentile of prefill alone, had each request gone where most of it was, and nobody waited.
-    decision_us: microseconds of a decision, median and 99th percentile. router_bytes: of what the router knows.
+    Attributes:
+        hit_share: Share of prompt tokens found in pools.
+        below_share: Share of prompt tokens read from tiers below.
+        ttft_mean_s, ttft_p50_s, ttft_p99_s: Seconds to the first token.
+        imbalance: The busiest replica's work over the mean.
+        utilization: Share of the time that replicas computed.
+        predicted_share: The router's prediction of hit_share.
+        moves: Share of requests that went to a replica with fewer of their tokens.
+        second_homes: Share of requests whose pieces got another home.
+        least_p99_s: The 99th percentile of prefill time if each request ran at once where most of it is stored.
+        decision_us: Median microseconds of a decision; decision_us_p99 is the 99th percentile.
+        router_bytes: Memory of the router's map.
     """
 
     router: str
@@ -64,9 +70,10 @@ def simulate(
     seed: int = 0,
     measure_memory: bool = False,
 ) -> SimulationResult:
-    """Run a cluster over requests, which are in the order of time.
+    """Run a cluster over requests in the order of time.
 
-    measure_memory: whether the memory of the router is measured, which takes several times as long.
+    Args:
+        measure_memory: Measure the router's memory, which takes several times as long.
     """
     if measure_memory:
         tracemalloc.start()
@@ -92,7 +99,7 @@ class _Run:
         self._timed = Timed(self._router)
         self._jobs: list[Job] = []
         self._first = int(len(requests) * _WARM)
-        self._busy: dict[str, float] = {}  # seconds, between the first request that counts and the last one
+        self._busy: dict[str, float] = {}  # seconds between the first counted request and the last one
 
     def result(self) -> SimulationResult:
         began, ended = self._run()
@@ -122,8 +129,8 @@ class _Run:
         )
 
     def _run(self) -> tuple[float, float]:
-        """All events; returns when the requests that count begin, and when the last one had come."""
-        events: list[tuple[float, int, int]] = []  # when, which replica, and of which of its states
+        """Run all events; returns the start of the counted requests and the arrival of the last one."""
+        events: list[tuple[float, int, int]] = []  # time, replica, and version of its state
         states = [0] * len(self._replicas)
         places = {replica.name: at for at, replica in enumerate(self._replicas)}
         published = began = 0.0
@@ -175,7 +182,7 @@ class _Run:
 
 
 def _least_s(job: Job, costs: Costs) -> float:
-    """Seconds of a request's prefill alone, where most of it is."""
+    """Seconds of a request's prefill alone, at the replica with most of it."""
     tokens = max(1, job.request.wanted.tokens - job.decision.best)
     return math.ceil(tokens / costs.chunk) * costs.pass_s + tokens * costs.prefill_s
 
@@ -186,7 +193,7 @@ def _share(said: Any) -> float:
 
 
 def _memory() -> int:
-    """What the map of the router takes, by the files that made it."""
+    """Bytes of the router's map, by the files that allocated them."""
     gc.collect()
     snapshot = tracemalloc.take_snapshot()
     mine = snapshot.filter_traces(

@@ -1,4 +1,4 @@
-"""What comes to a simulated cluster: a trace that is read, or requests over modules drawn by Zipf's law."""
+"""Requests of a simulated cluster: a trace from a file, or random ones over modules by Zipf's law."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ _MS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """at: seconds from the start. wanted: what it reads and computes. answer: tokens that it will say."""
+    """One request.
+
+    Attributes:
+        at: Seconds from the start.
+        wanted: The pieces and tokens of its prompt.
+        answer: Tokens of its answer.
+    """
 
     at: float
     wanted: Wanted
@@ -31,10 +37,13 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ZipfTraffic:
-    """Prompts of several modules in any order, and new text. Raises ParameterError.
+    """Prompts of several modules in random order, and new text. Raises ParameterError.
 
-    modules: how many there are. exponent: of Zipf's law, by which they are drawn. each: how many a prompt takes.
-    module_tokens, new_tokens, answer_tokens: means; the first and the last vary by a factor of two.
+    Attributes:
+        modules: Number of modules.
+        exponent: Of Zipf's law, which sets the modules' popularity.
+        each: Modules in a prompt.
+        module_tokens, new_tokens, answer_tokens: Means; module and answer lengths vary by a factor of two.
     """
 
     modules: int = 10_000
@@ -54,7 +63,7 @@ class ZipfTraffic:
             raise ParameterError(f"each prompt takes {self.each} of {self.modules} modules; take 0 to all of them")
 
     def requests(self, count: int, seed: int) -> list[SimulatedRequest]:
-        """So many, a second apart; see ``arrivals``."""
+        """``count`` requests, a second apart; see ``arrivals``."""
         draws = np.random.default_rng([seed, 1])
         weights = 1 / np.arange(1, self.modules + 1) ** self.exponent
         sums = np.cumsum(weights / weights.sum())
@@ -75,7 +84,7 @@ class ZipfTraffic:
 
 
 def arrivals(requests: list[SimulatedRequest], rate: float, seed: int) -> list[SimulatedRequest]:
-    """The same requests as a Poisson process. rate: requests a second."""
+    """The same requests as a Poisson process of ``rate`` requests a second."""
     gaps = np.random.default_rng([seed, 2]).exponential(1 / rate, len(requests))
     return [
         SimulatedRequest(float(at), request.wanted, request.answer)
@@ -84,11 +93,12 @@ def arrivals(requests: list[SimulatedRequest], rate: float, seed: int) -> list[S
 
 
 def read_trace(path: Path, *, block_tokens: int = 512) -> list[SimulatedRequest]:
-    """A trace of JSON lines, in the order of time. Raises ParameterError, with the line.
+    """A trace of JSON lines, in the order of time. Raises ParameterError with the line.
 
-    Ours: ``{"at": seconds, "modules": [["name", tokens], …], "new": tokens, "answer": tokens}``. That of Mooncake and
-    vLLM: ``{"timestamp": milliseconds, "input_length": …, "output_length": …, "hash_ids": […]}``, each id a block of
-    ``block_tokens`` that is found only behind the blocks before it.
+    Our format: ``{"at": seconds, "modules": [["name", tokens], …], "new": tokens, "answer": tokens}``. The format of
+    Mooncake and vLLM: ``{"timestamp": milliseconds, "input_length": …, "output_length": …, "hash_ids": […]}``. Each of
+    its
+    ids is a block of ``block_tokens`` tokens that is found only behind the blocks before it.
     """
     try:
         with path.open(encoding="utf-8") as file:
