@@ -1,4 +1,4 @@
-"""``inlay bench eviction``: which policy keeps in a full pool what is asked for again."""
+"""``inlay bench eviction``: hit ratios of eviction policies in a full pool."""
 
 from __future__ import annotations
 

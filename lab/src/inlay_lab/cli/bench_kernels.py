@@ -120,7 +120,7 @@ def _plans(rows: list[dict[str, Any]]) -> tuple[str, Table]:
 
 
 def _steps(rows: list[dict[str, Any]], part: str, about: str) -> tuple[str, Table]:
-    """Milliseconds of each column; how far ours is from its ceiling; and how much faster than the two that matter."""
+    """Milliseconds of each column, our share of the ceiling, and our speedup over the two main alternatives."""
     columns, batch, shared = (rows[0][name] for name in ("columns", "batch", "shared"))
     titles = {
         "table3": f"table 3, ms: batch of {batch}; {about}",
@@ -135,7 +135,7 @@ def _steps(rows: list[dict[str, Any]], part: str, about: str) -> tuple[str, Tabl
 
 
 def _times(row: dict[str, Any]) -> Iterator[str]:
-    """A row's milliseconds; ours as a share of its ceiling; PagedAttn*'s and the best stock kernel's time over ours."""
+    """A row's milliseconds, our share of the ceiling, and PagedAttn*'s and the best stock kernel's time over ours."""
     ms = {name: cell.get("ms") for name, cell in row["columns"].items()}
     yield from (number(each) for each in ms.values())
     share = row["columns"].get("ours", {}).get("of_ceiling")

@@ -1,4 +1,4 @@
-"""How the bench commands print their results: tables, what the machine can do at best, and JSON."""
+"""Output of the bench commands: tables, the machine's peak rates, and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show(result: dict[str, Any], tables: Iterable[tuple[str, Table]], as_json: bool) -> None:
-    """Print titled tables and what the machine could do at best; or, where it is asked for, JSON alone."""
+    """Print titled tables and the machine's peak rates, or with ``as_json`` only JSON."""
     from inlay.cli.output import stdout_console
 
     if as_json:
@@ -37,7 +37,7 @@ def make_table(headings: Sequence[str]) -> Table:
 
 
 def number(value: float | None) -> str:
-    """A cell: a whole number, three digits of another one, or a dash for nothing."""
+    """A cell: a whole number, three digits of a fraction, or a dash for None."""
     if value is None:
         return "—"
     if isinstance(value, int) or abs(value) >= 100:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from inlay_lab.bench.throughput.measure import News
 
 _WAYS = "off,stock,transformers,llama.cpp"
-#: Which parts an option is for; given without any of them it would change nothing.
+#: The parts that an option is for. It is refused if none of them is measured.
 _USES = {
     "against": ("prefix", "modules", "workloads"),
     "arrivals": ("prefix", "modules"),
@@ -49,11 +49,11 @@ _USES = {
     "plot": ("workloads",),
 }
 
-#: Times in milliseconds: of a request by its tokens, to the first token, between two of them; KV in MiB; the share of
-#: the floor that all steps reach, and full decode steps.
+#: Times in milliseconds: of a request per token, to the first token, between two tokens. KV in MiB. The share of the
+#: floor that all steps reach, and full decode steps.
 _HEADINGS = ("who", "n", "tok/s", "ms/tok", "first p50", "p99", "next p50", "p99", "KV", "floor", "decode", "×")
 _HITS = ("aimed", "hits", "who", "n", "first p50", "p90", "p99", "req/s", "tok/s", "floor", "first ×", "×")
-#: Full decode steps: what they take, and max(weights, products) + KV, in milliseconds, with the rates that was made of.
+#: Full decode steps: their time, and max(weights, products) + KV, in milliseconds, with the rates behind it.
 _FLOOR = ("who", "rows", "step", "fastest", "weights", "at GB/s", "products", "at GFLOP/s", "KV", "floor", "of floor")
 _MEMORY = ("documents", "RSS", "KV", "KV each", "RSS each", "first p50", "found, µs", "not, µs")
 
@@ -136,7 +136,7 @@ def throughput(
 
 
 def _check_uses(given: Mapping[str, Any], parts: tuple[str, ...]) -> None:
-    """Raise ParameterError for an option that none of the parts would look at."""
+    """Raise ParameterError for an option that none of the parts uses."""
     for option, value in given.items():
         if value is not None and not set(parts) & set(_USES[option]):
             raise ParameterError(
@@ -163,7 +163,7 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _tell(news: News) -> None:
-    """A line on stderr for every cell, on a terminal or not: this takes a while, and is often left alone."""
+    """Print a line on stderr for every cell, with or without a terminal: a run takes long and often runs unattended."""
     kept = ", kept" if news.kept else ""
     line = f"[{news.done}/{news.total}{kept}] {_cell_title(news.about)}: {_gist(news.about, news.cell)}"
     print(line, file=sys.stderr, flush=True)
@@ -188,7 +188,7 @@ def _gist(about: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
 
 
 def _tables(result: dict[str, Any]) -> Iterator[tuple[str, Table]]:
-    """Titled tables of a result, and one of what was left out."""
+    """Titled tables of a result, and one of the cells that were left out."""
     skipped = make_table(("what", "because"))
     for (part, _), group in groupby(result["rows"], key=_table_of):
         rows = list(group)
@@ -260,7 +260,7 @@ def _floors(rows: list[dict[str, Any]]) -> Table:
 
 
 def _hits(rows: list[dict[str, Any]]) -> Table:
-    """A line for every hit rate; the column that shares nothing ran once, so it has one line."""
+    """A line for every hit rate. The column without reuse ran once, so it has one line."""
     table = make_table(_HITS)
     for at, row in enumerate(rows):
         for name, cell in row["columns"].items():

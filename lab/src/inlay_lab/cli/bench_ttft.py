@@ -1,4 +1,4 @@
-"""``inlay bench ttft`` and ``encode``: time to first token with cached modules, and how fast modules are encoded."""
+"""``inlay bench ttft`` and ``encode``: time to first token with cached modules, and the speed of encoding modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``inlay eval longbench``: the benchmark's rows with full prefill and under reuse, in the form of a paper's table."""
+"""``inlay eval longbench``: the benchmark's scores with full prefill and with reuse, in the form of the paper's
+table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay eval``: what reuse does to answers."""
+"""``inlay eval``: the effect of reuse on answers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def modular_qa(
     if report is not None:
         report_folder(report)
         check_plot(report / "recomputed.png")
-    # Nothing is encoded between questions, but for the curve that shows what this does.
+    # No promotion between questions, except for the promotion curve.
     idle: dict[str, Any] = {} if healing else {"promotion_memory": 0}
     llm = LLM(
         model, dtype=dtype, quantization=quantization, weights=weights, seed=seed, kv_cache_dtype=kv_cache_dtype, **idle
@@ -178,7 +178,12 @@ def _healing_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _title(of_all: dict[str, Any], several: bool) -> str:
-    """What a mode is, and what it answered, by its row of all tasks. several: whether numbers of documents differ."""
+    """A mode's title and figures, from its row of all tasks.
+
+    Args:
+        of_all: The row.
+        several: The result has several numbers of documents.
+    """
     mode = f"{of_all['reuse']}, {of_all['positions']}{', scaffold' if of_all['scaffold'] else ''}"
     mode += f", {of_all['documents']} documents" if several else ""
     return f"{mode}: {of_all['questions']:,} questions, {of_all['cached']:.0%} of the prompts' tokens cached"

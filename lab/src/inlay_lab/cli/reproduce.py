@@ -74,7 +74,7 @@ def reproduce(
     entries: list[Entry] = []
     try:
         run_experiments(plan, record, _Teller(), entries)
-    finally:  # also where it is interrupted: what was measured by then is in the report
+    finally:  # an interrupted run reports its results too
         write_report(entries, scale, machine, out)
     if as_json:
         print(json.dumps(summary(entries, scale, machine), ensure_ascii=False))
@@ -95,7 +95,7 @@ def _folder_there(path: Path) -> str | None:
 
 
 class _Teller:
-    """A line on stderr as each experiment begins and ends, on a terminal or not: this takes a while."""
+    """Prints a line on stderr as each experiment begins and ends, with or without a terminal."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

@@ -1,4 +1,4 @@
-"""``inlay simulate``: many replicas and a router, as a simulation that counts with the costs of one machine."""
+"""``inlay simulate``: a simulated cluster of many replicas and a router, with the costs of one machine."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _timed(
     costs: Costs,
     seed: int,
 ) -> Iterator[tuple[str, float | None, list[SimulatedRequest]]]:
-    """Each kind of traffic at each load: a trace in its own rhythm, what is drawn as a Poisson process."""
+    """Each kind of traffic at each load: a trace in its own rhythm, random traffic as a Poisson process."""
     from inlay_lab.simulate.traces import SimulatedRequest, arrivals
 
     for kind, made in drawn.items():

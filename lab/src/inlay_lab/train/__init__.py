@@ -1,6 +1,6 @@
-"""How the bundled model is trained: its tokenizer, what it learns in which order, and how it is written for ``demo``.
+"""Training of the bundled model: its tokenizer, its curriculum, and its export for ``demo``.
 
-Not in the package that is installed; ``python -m inlay_lab.train.train --out DIRECTORY`` runs it from a checkout.
+It is not in the installed package. Run ``python -m inlay_lab.train.train --out DIRECTORY`` from a checkout.
 """
 
 import tomllib

@@ -1,7 +1,7 @@
-"""Exercises on what needs sight across documents: the tasks of inlay_lab.eval.across, and steps towards them.
+"""Exercises across documents: the tasks of inlay_lab.eval.across, and steps towards them.
 
-A conversation of the tasks themselves has one question, as evaluation asks it: behind the first answer a second
-question on the same pair would be answered by copying. The steps ask several that don't tell each other's answers.
+A conversation of a task has one question, as in evaluation. A second question on the same pair could be answered by
+copying from the first answer. The steps ask several questions with independent answers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from inlay_lab.eval.documents import Attribute, Document, kinds, write_documents
 from inlay_lab.eval.questions import Asker, Question
 from inlay_lab.eval.words import Words
 
-#: Documents, and what is asked on them.
+#: Documents and the questions on them.
 Drawn = tuple[list[Document], list[Question]]
 
 
 def one_question(words: Words, task: str, documents: int) -> Drawn:
-    """One question of a task, and documents for it, with pairs among them where the task has them."""
+    """One question of a task, and documents for it, with planted pairs if the task needs them."""
     while True:  # some documents allow no such question
         if task in ("conflict", "shared"):
             written, _ = write_paired(words, documents, task)
@@ -43,7 +43,7 @@ def one_question(words: Words, task: str, documents: int) -> Drawn:
 
 
 def contradictions(words: Words, documents: int, questions: int) -> Drawn:
-    """All documents are two on one thing, which contradict each other in one case of two; asked thing by thing."""
+    """Pairs of documents on one thing; half of the pairs contradict themselves. One question for each thing."""
 
     def second(first: Document, taken: set[str]) -> Document:
         return write_again(words, first, contradicting=words.rng.random() < 0.5)
@@ -57,7 +57,7 @@ def contradictions(words: Words, documents: int, questions: int) -> Drawn:
 
 
 def sharings(words: Words, documents: int, questions: int) -> Drawn:
-    """All documents are two that share a value; asked value by value."""
+    """Pairs of documents that share a value. One question for each value."""
     while True:
         written = _in_pairs(words, documents, lambda first, taken: write_sharing(words, first, taken))
         options = shareable(written)
@@ -68,7 +68,7 @@ def sharings(words: Words, documents: int, questions: int) -> Drawn:
 
 
 def rankings(words: Words, documents: int, questions: int) -> Drawn:
-    """``superlative`` or ``sort``, of as many attributes as allow it, each asked once."""
+    """``superlative`` or ``sort`` questions on different attributes."""
     while True:
         written = write_documents(words, documents)
         options = rankable(written)
@@ -79,7 +79,7 @@ def rankings(words: Words, documents: int, questions: int) -> Drawn:
 
 
 def ranked_numbers(words: Words, questions: int) -> list[Question]:
-    """The same of things and numbers that the question itself states, drawn for each."""
+    """As ``rankings``, on things and numbers that the question itself states."""
     comparable = [(kind, attribute) for kind in kinds() for attribute in kind.attributes if attribute.compare]
     asked = []
     for _ in range(questions):
@@ -103,7 +103,7 @@ def _rank(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> Qu
 
 
 def _in_pairs(words: Words, count: int, second: Callable[[Document, set[str]], Document]) -> list[Document]:
-    """Documents in any order, every two of them a pair; the last one of an odd number stands alone."""
+    """Documents in random order in pairs; the last one of an odd number stands alone."""
     written = write_documents(words, count)
     for index in range(0, count - 1, 2):
         written[index + 1] = second(written[index], {document.name for document in written})

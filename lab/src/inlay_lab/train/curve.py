@@ -14,7 +14,12 @@ _APART = 0.024  # of the whole run, between the names of two stages
 
 
 def draw(lines: Iterable[str], out: Path) -> None:
-    """Plot loss, and exact match on held-out questions by task, over steps. lines: of a ``log.jsonl``."""
+    """Plot loss and exact match on held-out questions by task, over steps.
+
+    Args:
+        lines: Lines of a ``log.jsonl``.
+        out: The image file.
+    """
     from matplotlib import pyplot
 
     notes = _last_of_each_step(json.loads(line) for line in lines)
@@ -36,7 +41,7 @@ def draw(lines: Iterable[str], out: Path) -> None:
 
 
 def name_stages(axes: Any, losses: list[dict[str, Any]]) -> None:
-    """A line where each stage begins, its name beside it; names of short stages give way to the right."""
+    """Draw a line and a name where each stage begins. Names of short stages move to the right."""
     apart = losses[-1]["step"] * _APART
     previous, free = None, 0.0
     for note in losses:
@@ -48,7 +53,7 @@ def name_stages(axes: Any, losses: list[dict[str, Any]]) -> None:
 
 
 def _last_of_each_step(notes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In the order of steps; a resumed run notes those after its last checkpoint once more."""
+    """The last note of each step, in the order of steps. A resumed run repeats those after its last checkpoint."""
     last = {(note["step"], "loss" in note): note for note in notes}
     return [last[key] for key in sorted(last)]
 

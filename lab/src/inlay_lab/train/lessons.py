@@ -1,14 +1,13 @@
-"""What the model learns from: conversations over documents, exercises between them, and batches of both.
+"""Training data: conversations over documents, exercises between them, and batches of both.
 
-An exercise is one step of a task, without what leads up to it. Which of two numbers is larger decides a token or two of
-an answer of twenty, and the documents that state the numbers take most of a conversation; in an exercise comparisons
-stand alone, their numbers drawn on the spot: thirty tokens each, and only the result counts. And documents are repeated
-whole. Else no answer of training would have the words of those pairs of attribute and form that are kept from it, and a
-model that has never said a word does not say it either when it should copy it.
+An exercise is one step of a task without its preparation. A comparison of two numbers decides a token or two of an
+answer of twenty, and its documents take most of a conversation. In an exercise comparisons stand alone: random numbers,
+thirty tokens each, and only the result counts. Repetitions of whole documents train the words of held-out pairs of
+attribute and form. A model that never generated a word does not copy it either.
 
-A batch is token ids, positions, and how much each next token counts. Attention is plain causal throughout. Positions
-start anywhere in the context, and in some conversations jump between documents, as they do for models that have seen
-long texts.
+A batch is token ids, positions, and the weight of each next token. Attention is plain causal throughout. Positions
+start
+anywhere in the context, and in some conversations jump between documents, as if the model had seen long texts.
 """
 
 from __future__ import annotations
@@ -37,24 +36,28 @@ _REPEAT = (
     "Say again what is written about {n}.",
     "Repeat all that is said about {n}.",
 )
-COMPARING = "comparing"  # the task of these questions: what is stated in the answer stands in no document
-_ANY_FACTS = (1, 2, 3, 4)  # of documents whose kinds are counted: how many there are must not be told from their length
-_FAR = 8  # of so many numbers, the furthest from the first is taken for an easy comparison
-_TRIES = (1, 1, 1, 4)  # of so many second numbers, one, the closest to the first is taken: some differ late only
+COMPARING = "comparing"  # the task of comparisons of numbers that no document states
+_ANY_FACTS = (1, 2, 3, 4)  # of documents whose kinds are counted: their length must not reveal the number
+_FAR = 8  # easy comparisons take the number furthest from the first, of this many
+_TRIES = (1, 1, 1, 4)  # second numbers to draw; the closest to the first is used, so that some differ late only
 
-_TEXT_WEIGHT = 0.01  # of a token that is not part of an answer, beside 1 for one that is: most of them are made up
-_TEXT_SHARE = 0.1  # of such tokens that count at all
-_RESULT_WEIGHT = 4.0  # of the tokens of a result: few, and all before them leads up to it
-_CONCLUDED = re.compile(r", so( [^:,;]+)")  # a result on the way to the end of an answer, or there
-_ROUND = 32  # the width of a batch is a multiple of this: libraries keep code and memory for every size they meet
-_GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap, in positions
+_TEXT_WEIGHT = 0.01  # of a token outside answers, beside 1 for one inside: most of them are random
+_TEXT_SHARE = 0.1  # share of such tokens that count at all
+_RESULT_WEIGHT = 4.0  # of the tokens of a result: few, but all others lead up to them
+_CONCLUDED = re.compile(r", so( [^:,;]+)")  # a result within or at the end of an answer
+_ROUND = 32  # the width of a batch is a multiple of this: libraries cache code and memory for every size
+_GAPPED, _GAP = 0.3, 60  # the share of conversations with gaps, and the longest gap in positions
 
 
 class Exercise(Enum):
-    """COMPARISONS: of two numbers that stand in no document, drawn for each question. EASY_COMPARISONS: questions for
-    the larger of two, of as many digits and far apart: mostly, the first digits tell. REPETITIONS: of whole documents.
-    KIND_COUNTS: how many documents there are of each kind. CONTRADICTIONS, SHARINGS, RANKINGS, RANKED_NUMBERS: steps
-    of ``across`` towards SUPERLATIVES, SORTS, CONFLICTS and SHARED, the tasks of ``inlay_lab.eval.across``.
+    """Kinds of exercises.
+
+    - COMPARISONS: of two random numbers that no document states.
+    - EASY_COMPARISONS: of two numbers far apart with equally many digits, so that mostly the first digits decide.
+    - REPETITIONS: of whole documents.
+    - KIND_COUNTS: the number of documents of each kind.
+    - CONTRADICTIONS, SHARINGS, RANKINGS, RANKED_NUMBERS: steps of ``across`` towards the following tasks.
+    - SUPERLATIVES, SORTS, CONFLICTS, SHARED: the tasks of ``inlay_lab.eval.across``.
     """
 
     COMPARISONS = "comparisons"
@@ -83,7 +86,7 @@ TASKS = {
 def draw_exercise(
     exercise: Exercise, rng: random.Random, split: Split, *, documents: int, questions: int
 ) -> Conversation:
-    """A conversation of one exercise. documents: how many it has, but for comparisons, which have none."""
+    """A conversation of one exercise. ``documents`` is their number; comparisons have none."""
     words = Words(rng, split)
     written: list[Document] = []
     match exercise:
@@ -167,8 +170,12 @@ Row: TypeAlias = tuple[list[int], list[int], list[float]]  # ids, positions and 
 
 @dataclass(frozen=True)
 class Batch:
-    """ids, positions: (sequences, tokens), int64. weights: the same, float32: what predicting each token counts; the
-    first token of a row and padding count nothing."""
+    """A batch of conversations.
+
+    Attributes:
+        ids, positions: (sequences, tokens), int64.
+        weights: (sequences, tokens), float32: the weight of predicting each token; 0 for a row's first and for padding.
+    """
 
     ids: Tensor
     positions: Tensor
@@ -177,12 +184,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the conversations of a batch are like.
+    """The kind of conversations in a batch.
 
-    documents: the least and most that they have; a batch's have as many as one another. questions: of each, at most.
-    mix: the weight of each task, or None for the usual one. form: of the answers, or None for any.
-    facts: the numbers of facts that a document may state. alike: whether many names begin or end like others.
-    exercise: what is asked instead of all that, if anything; comparisons have no documents.
+    Attributes:
+        documents: Least and most documents; all conversations of a batch have equally many.
+        questions: Most questions of each.
+        mix: The weight of each task, or None for the usual one.
+        form: Of the answers, or None for any.
+        facts: The numbers of facts that a document may state.
+        alike: Make many names begin or end like others.
+        exercise: An exercise to ask instead, or None. Comparisons have no documents.
     """
 
     documents: tuple[int, int]
@@ -199,7 +210,7 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._fast: Any = tokenizer.backend_tokenizer  # less work around it, which counts for short texts
+        self._fast: Any = tokenizer.backend_tokenizer  # less overhead, which matters for short texts
         marks = (BOS, END, SYSTEM_TURN, USER_TURN, ASSISTANT_TURN)
         ids: Any = tokenizer.convert_tokens_to_ids(list(marks))
         self.bos, self.end, self.system, self.user, self.assistant = ids
@@ -221,7 +232,7 @@ class Encoder:
         return runs, turns
 
     def weights(self, question: Question) -> list[float]:
-        """What each token of a question's answer counts, its end of turn included."""
+        """The weight of each token of a question's answer, and of its end of turn."""
         said = self._fast.encode(question.answer, add_special_tokens=False)
         results = [match.span(1) for match in _CONCLUDED.finditer(question.answer)]
         results.append((len(question.answer) - len(question.result), len(question.answer)))
@@ -230,7 +241,7 @@ class Encoder:
         return [_RESULT_WEIGHT if each else before for each in concluded] + [1.0]
 
     def flat(self, drawn: Conversation) -> list[int]:
-        """All of a conversation's ids in a row."""
+        """All ids of a conversation in a row."""
         runs, turns = self.conversation(drawn)
         return [i for run in (*runs, *(part for turn in turns for part in turn)) for i in run]
 
@@ -244,9 +255,10 @@ def answering(
     tokens: int,
     gapped: float = _GAPPED,
 ) -> tuple[Batch, list[Conversation]]:
-    """Conversations of about ``tokens`` tokens together, padded to the longest and a round width, with what was drawn.
+    """Conversations of about ``tokens`` tokens together, padded to a common rounded width, as a batch and as drawn.
 
-    gapped: the share of conversations with gaps between documents.
+    Args:
+        gapped: Share of conversations with gaps between documents.
     """
     documents = rng.randint(*lesson.documents)
     drawn: list[Conversation] = []

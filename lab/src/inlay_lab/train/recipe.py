@@ -1,4 +1,4 @@
-"""What the bundled model learns, in which order: the stages of its training, and the exercises between."""
+"""The curriculum of the bundled model: the stages of its training, and the exercises between."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from inlay_lab.train.lessons import Exercise, Lesson
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training.
+    """A stage of training.
 
-    tokens: of a batch, over all processes. rate: the learning rate at its start and end.
-    drills: what some batches are instead of the lesson, and drilled: the share of those.
-    split: whose words and wordings are drawn.
+    Attributes:
+        tokens: Of a batch, over all processes.
+        rate: The learning rate at its start and end.
+        drills: Lessons of some batches, instead of ``lesson``.
+        drilled: The share of those batches.
+        split: Of words and wordings.
     """
 
     name: str
@@ -81,7 +84,7 @@ RECIPE = (
     Stage("telling apart", 3850, 6144, (0.0013, 0.00001), _TWELVE, _TOLD_APART, 0.5),
 )
 
-#: What a model of RECIPE learns when it is trained on: questions across documents, and what it knew.
+#: Further training of a model of RECIPE: questions across documents, and its earlier tasks.
 FURTHER = (
     Stage(
         "across few documents",

@@ -1,7 +1,7 @@
 """The bundled model's tokenizer: byte-level BPE, trained on the generated text.
 
-Before BPE, capitalised words fall into syllables and every other word stays whole. So a name that nobody has seen is a
-row of tokens that each were seen, and writing it in capitals replaces token by token.
+Before BPE, capitalised words are split into syllables; every other word stays whole. So a new name is a row of known
+tokens, and writing it in capitals replaces token by token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SYLLABLE = rf"{_CONSONANT}*{_VOWEL}+(?:{_CONSONANT}+(?![A-Za-z]))?"
 _PIECES = "|".join(
     (
         rf"(?<=[A-Za-z]){_SYLLABLE}",  # further syllables of a capitalised word
-        rf" ?(?=[A-Z]){_SYLLABLE}",  # its first one
+        rf" ?(?=[A-Z]){_SYLLABLE}",  # its first syllable
         r" ?[A-Z]+",
         r" ?[a-z]+",
         r" ?\d",

@@ -1,8 +1,8 @@
 """Train the bundled model: ``python -m inlay_lab.train.train --out DIRECTORY``.
 
-Everything that training sees is generated, from seeds. Progress goes to the terminal and to ``log.jsonl`` in the
-directory; a checkpoint is written every few minutes, and the same command goes on from it. At the end the model is in
-``model`` in the directory, as a Hugging Face checkpoint: what ``demo`` loads, and any other program can.
+All training data is generated from seeds. Progress goes to the terminal and to ``log.jsonl`` in the directory. A
+checkpoint is written every few minutes, and the same command resumes from it. At the end ``model`` in the directory is
+a Hugging Face checkpoint, which ``demo`` and other programs can load.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from inlay_lab.train.tokenizer import train_tokenizer
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Write configuration, bf16 weights, tokenizer and chat template into a directory, made if need be."""
+    """Write configuration, bf16 weights, tokenizer and chat template into a directory; create it if needed."""
     config = model.config.to_dict()
     copy = LlamaForCausalLM(type(model.config).from_dict(config))
     copy.load_state_dict(model.state_dict())
@@ -54,17 +54,18 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, director
 WARMUP = 50
 _CHECKPOINT_S = 240
 LOOK = 50  # steps between two lines of progress
-EXAMINE = 250  # steps between two looks at held-out questions
-_ROUND = 64  # a step predicts a multiple of so many tokens: libraries keep code and memory for every size they meet
+EXAMINE = 250  # steps between two evaluations on held-out questions
+_ROUND = 64  # a step predicts a multiple of this many tokens: libraries cache code and memory for every size
 
 
 class Training:
-    """Model, optimizers and place in the recipe; saved and restored as one.
+    """Model, optimizers and position in the recipe, saved and restored together.
 
-    Every process holds one, learns from its own conversations, and averages gradients with the others: on a few cores,
-    processes of one thread each get through more tokens than one process of several threads.
+    Every process has one, learns from its own conversations, and averages gradients with the others. On a few cores,
+    processes of one thread each train on more tokens than one process of several threads.
 
-    model: the directory of a model that was exported before, to train on; None to start anew.
+    Args:
+        model: The directory of an exported model to train further; None to start from new weights.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Training:
         self.seconds = 0.0
 
     def run(self) -> None:
-        """Learn to the end of the recipe, noting and saving on the way."""
+        """Train to the end of the recipe; log and save on the way."""
         begun, saved = time.monotonic() - self.seconds, time.monotonic()
         lately: list[tuple[float, float, int, float]] = []
         while (at := self._at(self.step)) is not None:
@@ -134,9 +135,9 @@ class Training:
         return (first + (last - first) * share) * min(1.0, (self.step + 1) / WARMUP)
 
     def batch(self, stage: Stage) -> Batch:
-        """What the step at hand learns from."""
+        """The batch of the current step."""
         tokens = stage.tokens // self.processes
-        # drawn from the step, so that a resumed run sees what an unbroken one does
+        # drawn from the step, so that a resumed run sees the same batches
         count = random.Random(f"{self.seed} {self.step}").randint(*stage.lesson.documents)
         rng = random.Random(f"{self.seed} {self.step} {self.rank}")
         lesson = replace(stage.lesson, documents=(count, count))
@@ -146,7 +147,7 @@ class Training:
         return batch
 
     def learn(self, batch: Batch, rate: float) -> tuple[float, float]:
-        """One step at a learning rate; returns the loss, and the share of answers that were right."""
+        """Make one step at a learning rate; returns the loss, and the share of right answer tokens."""
         logits, targets, weights = predict(self.model, batch)
         losses = cross_entropy(logits.float(), targets, reduction="none")
         loss = (losses * weights).sum() / weights.sum()
@@ -180,7 +181,7 @@ class Training:
             log.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """Write the checkpoint beside the last one, then take its place."""
+        """Write the checkpoint, replacing the last one atomically."""
         if self.rank != 0:
             return
         state = {
@@ -195,7 +196,7 @@ class Training:
         os.replace(self.out / "checkpoint.new", self.out / "checkpoint.pt")
 
     def resume(self) -> None:
-        """Go on from the directory's checkpoint, if there is one. Raises ModelError where it is of another run."""
+        """Load the directory's checkpoint, if there is one. Raises ModelError if it is of another run."""
         state = read_checkpoint(self.out, self.recipe, self.seed)
         if state is None:
             return
@@ -206,14 +207,14 @@ class Training:
 
 
 def read_checkpoint(out: Path, recipe: tuple[Stage, ...], seed: int) -> dict[str, Any] | None:
-    """What a run saved in its directory, or None before it did. Raises ModelError where it is of another run."""
+    """The checkpoint in a directory, or None without one. Raises ModelError if it is of another run."""
     path = out / "checkpoint.pt"
     if not path.is_file():
         return None
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         of = (state["seed"], state["recipe"])
-    except Exception as error:  # torch raises whatever the damaged byte leads to
+    except Exception as error:  # torch raises different errors for damaged bytes
         raise ModelError(f"{path} is damaged; delete it to begin anew") from error
     if of != (seed, [repr(stage) for stage in recipe]):
         raise ModelError(f"{path} was made with another seed or recipe; use another directory, or delete it")
@@ -221,7 +222,7 @@ def read_checkpoint(out: Path, recipe: tuple[Stage, ...], seed: int) -> dict[str
 
 
 def kept_tokenizer(out: Path, model: Path | None = None) -> PreTrainedTokenizerBase:
-    """The run's tokenizer: trained once, or taken from a model, then kept: its token ids belong to the checkpoint."""
+    """The run's tokenizer, trained or taken from a model once, then stored: the checkpoint depends on its token ids."""
     directory = out / "tokenizer"
     if not directory.is_dir():
         made = train_tokenizer() if model is None else AutoTokenizer.from_pretrained(model)
@@ -241,7 +242,7 @@ def predict(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tens
 
 
 def examined(recipe: tuple[Stage, ...]) -> tuple[Exercise | None, ...]:
-    """What ``examine`` is to ask behind a recipe: the five tasks, and of those across documents what it drills."""
+    """The exercises for ``examine`` after a recipe: the five tasks (None), and the drilled ones across documents."""
     drilled = {drill.exercise for stage in recipe for drill in stage.drills}
     return (None, *(exercise for exercise in TASKS if exercise in drilled))
 
@@ -254,9 +255,12 @@ def examine(
     exercises: tuple[Exercise | None, ...] = (None,),
     tokens: int = 12_000,
 ) -> dict[str, float]:
-    """The share of held-out answers whose every token is the most probable one, by documents and task.
+    """The share of held-out answers with every token predicted as most probable, by documents and task.
 
-    counts: of documents. exercises: what is asked; None is for the five tasks. tokens: of each, about.
+    Args:
+        counts: Numbers of documents.
+        exercises: Exercises to ask; None stands for the five tasks.
+        tokens: Of each, roughly.
     """
     scores: dict[str, list[bool]] = {}
     for count, exercise in product(counts, exercises):
@@ -307,10 +311,10 @@ def _recipe(model: Path | None) -> tuple[Stage, ...]:
 
 
 def _work(rank: int, out: Path, seed: int, processes: int, meeting: str, model: Path | None) -> None:
-    # sent to all when the command ends, however it does; what a script runs in the background would ignore it
+    # all get SIGINT when the command ends; background processes of a script would ignore it by default
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
-    if hasattr(os, "sched_setaffinity"):  # processes wait for each other: none should wait for a core
+    if hasattr(os, "sched_setaffinity"):  # processes wait for each other, so each gets its own core
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=processes)
