@@ -2,10 +2,9 @@
 
     python lab/benchmarks/adapters.py --model random:qwen2.5-0.5b --rank 16
 
-Random adapters of all linear layers, or of those that ``--layers`` names. Batches of 1 and 16 answers are decoded
-without an adapter, with one, and with four among the answers, turn by turn, so that a machine that others use is slow
-for all of them. The last line of stdout is one JSON object: medians of a step in milliseconds, and their ratios to a
-step without an adapter.
+Random adapters cover all linear layers, or those of ``--layers``. Batches of 1 and 16 answers are decoded without an
+adapter, with one, and with four among the answers. These run in turns, so that other load slows all of them. The last
+line of stdout is one JSON object: median milliseconds of a step, and their ratios to a step without an adapter.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _PROMPT, _ADAPTERS = 64, 4
 
 
 class _Steps(StepObserver):
-    """Seconds of the passes that decode alone."""
+    """Records the seconds of pure decode passes."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -66,7 +65,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _adapter(folder: Path, model: Any, arguments: argparse.Namespace) -> Path:
-    """A random adapter, as PEFT writes them."""
+    """Write a random adapter in PEFT's format."""
     folder.mkdir()
     named = None if arguments.layers == "all" else arguments.layers.split(",")
     weights, rank = {}, arguments.rank
@@ -82,7 +81,7 @@ def _adapter(folder: Path, model: Any, arguments: argparse.Namespace) -> Path:
 
 
 def _measured(llm: LLM, batch: int, runs: int, tokens: int) -> dict[str, Any]:
-    """Medians of a step, by how many adapters answer."""
+    """Median times of a step, by the number of adapters in the batch."""
     cases: dict[str, list[str | None]] = {
         "none": [None] * batch,
         "one": ["0"] * batch,

@@ -1,4 +1,4 @@
-"""How long does attention take when sequences share their beginning, and how far is that from the machine's limits?
+"""How long does attention take when sequences share a prefix, and how far is that from the machine's limits?
 
     python lab/benchmarks/attention.py --part table3 --dtype float32
 

@@ -3,12 +3,12 @@
     python lab/benchmarks/cluster.py routers --requests 300 --rate 6
     python lab/benchmarks/cluster.py faults --minutes 10
 
-``routers`` asks the same questions over the same documents, in any order, at the same times, of each router, and prints
-what it measured beside what the simulator says of the same traffic, with costs that were measured before and after:
-the share of prompt tokens that was found, and the time to the first token as clients see it. ``ray-prefix`` is the
-prefix-aware router of Ray Serve LLM. ``faults`` kills replicas, the ingress and the server of a shared tier with
-SIGKILL under load, and compares every answer with that of one engine: wrong answers, requests that never end, and what
-clients were told. The last line is JSON.
+``routers`` sends the same questions over the same documents at the same times through each router. It prints the share
+of cached prompt tokens and the clients' time to the first token, beside the simulator's values for the same traffic.
+The simulator's costs are measured before and after. ``ray-prefix`` is the prefix-aware router of Ray Serve LLM.
+
+``faults`` kills replicas, the ingress and the server of a shared tier with SIGKILL under load. It compares every answer
+with one engine's, and counts wrong answers, requests that never end, and error responses. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from inlay_lab.simulate.traces import SimulatedRequest
 RAY_PREFIX = "ray-prefix"
 ROUTERS = ("module", "prefix", RAY_PREFIX, "power-of-two", "round-robin")
 FIGURES = ("hit_share", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms")
-IDLE = 15  # requests that an idle cluster is asked, to calibrate
-WARM = 4  # one request in so many, those that come first, counts for nothing
+IDLE = 15  # requests to an idle cluster, to calibrate
+WARM = 4  # the first requests, one in this many, do not count
 
 
 def routers(args: argparse.Namespace) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def routers(args: argparse.Namespace) -> dict[str, Any]:
 def measured(
     args: argparse.Namespace, router: str, asked: Sequence[Question], times: Sequence[float]
 ) -> tuple[dict[str, Any], Costs]:
-    """What came of the questions under one router, and what things cost meanwhile.
+    """The results of the questions under one router, and the costs of its replicas.
 
-    Costs are means of what was measured before and after, on one thread, as replicas have, while the cluster was idle.
-    front_ms: what a request takes beside its engine, for HTTP and the ingress.
+    Costs are means of measurements before and after, on one thread as replicas have, while the cluster is idle.
+    ``front_ms`` is the time of a request outside its engine, for HTTP and the ingress.
     """
     ours = router != RAY_PREFIX
     program = ["-m", "inlay"] if ours else [str(Path(__file__).with_name("cluster_ray_prefix.py"))]
@@ -111,7 +111,7 @@ def measured(
 
 
 def calibrated(cluster: Deployed, folder: Path) -> dict[str, float]:
-    """Seconds, as ``Costs`` has them, and front_s: what a request of the idle cluster takes beside its engine."""
+    """Seconds, as in ``Costs``, and front_s: the time of an idle cluster's request outside its engine."""
     path = folder / "costs.json"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "inlay", "simulate", "--calibrate", str(path), "--force", "--model", "demo"]
@@ -125,7 +125,7 @@ def calibrated(cluster: Deployed, folder: Path) -> dict[str, float]:
 
 
 def first_token(cluster: Deployed, question: Question, **fields: Any) -> tuple[float, tuple[int, int]]:
-    """Seconds until the only token of an answer; the prompt tokens that were found, and all of them."""
+    """Seconds to the only token of an answer, the cached prompt tokens, and all prompt tokens."""
     body = {"model": "demo", "messages": question.messages, **GREEDY, "max_tokens": 1, **fields}
     began = time.perf_counter()
     status, answer = cluster.call("POST", "/v1/chat/completions", body, timeout=120)
@@ -141,7 +141,7 @@ def share(cluster: Deployed, part: str, whole: str) -> float:
 
 
 def pieces_of(asked: Sequence[Question], kv_memory: str) -> tuple[list[Wanted], int]:
-    """What an ingress makes of each question, and how many tokens a replica's pool holds."""
+    """The ingress's view of each question, and the number of tokens in a replica's pool."""
     llm = LLM("demo", kv_memory=kv_memory, seed=0, reuse=str(GREEDY["reuse"]))
     client = llm.client
     made: list[Wanted] = []
@@ -159,7 +159,7 @@ def pieces_of(asked: Sequence[Question], kv_memory: str) -> tuple[list[Wanted], 
 
 
 def simulated(said: SimulationResult, front_ms: float) -> dict[str, float]:
-    """The simulator's figures as clients would see them."""
+    """The simulator's figures from the clients' view."""
     return {
         "hit_share": said.hit_share,
         "ttft_mean_ms": 1000 * said.ttft_mean_s + front_ms,
@@ -170,7 +170,7 @@ def simulated(said: SimulationResult, front_ms: float) -> dict[str, float]:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """A router's figures, and behind each what the simulator says, and by how much that is too high."""
+    """A router's figures, each with the simulator's value and its error."""
     said = [f"{row['router']:>12}"]
     for name in FIGURES:
         measured_, unit = row[name], "" if name == "hit_share" else " ms"

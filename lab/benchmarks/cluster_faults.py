@@ -1,7 +1,7 @@
-"""Processes of a cluster killed in a loop, under load: every answer is right, every request ends.
+"""Kills processes of a cluster in a loop, under load: every answer must be right, every request must end.
 
-``python lab/benchmarks/cluster.py faults`` runs it. Replicas, the ingress and the server of a shared tier are killed
-with SIGKILL, and every answer is compared with that of one engine.
+``python lab/benchmarks/cluster.py faults`` runs it. It kills replicas, the ingress and the server of a shared tier with
+SIGKILL, and compares every answer with that of one engine.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from inlay import LLM, SamplingParams
 from inlay_lab.bench.deployed import Deployed
 from inlay_lab.bench.shared_server import RealServer, server_program
 
-READY_S = 600.0  # that a cluster may take to answer again, on a busy machine
-VICTIMS = {"engine": 0.5, "ingress": 0.2, "shared": 0.3}  # and how often each is killed
+READY_S = 600.0  # longest time until a cluster answers again, on a busy machine
+VICTIMS = {"engine": 0.5, "ingress": 0.2, "shared": 0.3}  # relative frequency of each victim
 
 
 class Pauses:
-    """Notes when this process does not run, as on a machine that is suspended: what times out then says nothing.
+    """Detects pauses of this process, as on a suspended machine. Timeouts during a pause mean nothing.
 
-    seconds: so far, of those of more than LEAST_S.
+    ``seconds`` is the sum of pauses longer than LEAST_S.
     """
 
     LEAST_S = 5.0
@@ -49,7 +49,9 @@ class Pauses:
 
 
 class SharedTier:
-    """The server of a shared tier, which may be killed, and what it was asked for. Without a program, none."""
+    """The server of a shared tier, which can be killed, and its number of reads. Without a server program there is
+    none.
+    """
 
     def __init__(self, folder: Path) -> None:
         program = server_program()
@@ -58,11 +60,11 @@ class SharedTier:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of an engine."""
+        """Engine settings for the tier."""
         return {} if self._server is None else {"store_shared": self._server.address, "store_private": True}
 
     def kill(self, away_s: float) -> bool:
-        """Kill it, and start it again, empty, so much later. Returns whether there is one."""
+        """Kill the server and restart it empty after ``away_s`` seconds. Returns False if there is none."""
         if self._server is None:
             return False
         self._count()
@@ -105,7 +107,7 @@ def faults(args: argparse.Namespace) -> dict[str, Any]:
                     asked_at, paused = time.monotonic(), pauses.seconds
                     said = ask_one(cluster, asked[number], wanted[number])
                     if time.monotonic() - asked_at > Pauses.LEAST_S:
-                        time.sleep(0.5)  # until a pause has been noted, if it was one
+                        time.sleep(0.5)  # until a pause would be detected
                     if pauses.seconds > paused:
                         said += ", over a pause"
                     else:
@@ -137,13 +139,13 @@ def faults(args: argparse.Namespace) -> dict[str, Any]:
         "paused_s": pauses.seconds,
         "longest_s": longest,
         "shared_reads": shared.reads,
-        "ready_s": ready_s,  # behind the last kill, at the end
+        "ready_s": ready_s,  # after the last kill
         "at the end": last,
     }
 
 
 def kill_one(cluster: Deployed, shared: SharedTier, draws: random.Random) -> Counter[str]:
-    """Kill a process that is drawn; returns what it was, if there was any."""
+    """Kill a random process; returns its kind, or nothing if there was none."""
     (what,) = draws.choices(list(VICTIMS), list(VICTIMS.values()))
     if what == "shared":
         return Counter([what] if shared.kill(draws.uniform(0.5, 5.0)) else [])
@@ -155,7 +157,7 @@ def kill_one(cluster: Deployed, shared: SharedTier, draws: random.Random) -> Cou
 
 
 def ask_one(cluster: Deployed, question: Question, wanted: str) -> str:
-    """What came of a question, in a word or two."""
+    """Ask a question; returns the outcome in a word or two."""
     body = {"model": "demo", "messages": question.messages, **GREEDY}
     try:
         status, answer = cluster.call("POST", "/v1/chat/completions", body, timeout=150)

@@ -1,9 +1,9 @@
-"""``inlay`` with the prefix-aware router of Ray Serve LLM in the place of ours, for ``benchmarks/cluster.py``.
+"""``inlay`` with the prefix-aware router of Ray Serve LLM instead of ours, for ``benchmarks/cluster.py``.
 
     python lab/benchmarks/cluster_ray_prefix.py deploy CONFIG.yaml
 
-Ray's router reads the text of a prompt out of the arguments of a call. Ours carries token ids, which become characters
-for it, one each: it finds the same prefixes, to the token.
+Ray's router reads the text of a prompt from the arguments of a call. Our calls have token ids. Each becomes a character
+for the router, so it finds the same prefixes, to the token.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from inlay.cluster import application
 from inlay.cluster.links import ASK
 from inlay.cluster.ray_router import ModuleAffinityRouter
 
-_FIRST = 0x10000  # of a plane of Unicode: what is below has surrogates in it
+_FIRST = 0x10000  # start of a plane of Unicode; lower planes contain surrogates
 
 
 class RayPrefixRouter(ModuleAffinityRouter, PrefixCacheAffinityRouter):
-    """Requests go where Ray's router has them go, with its defaults; calls for one replica to that one."""
+    """Routes requests by Ray's router with its defaults; calls for one replica go to that replica."""
 
     def initialize_state(self, **_: Any) -> None:
         ModuleAffinityRouter.initialize_state(self)
@@ -45,7 +45,7 @@ class RayPrefixRouter(ModuleAffinityRouter, PrefixCacheAffinityRouter):
 
 
 if __name__ == "__main__":
-    from cluster_ray_prefix import RayPrefixRouter as Router  # by its name: Ray's processes import it
+    from cluster_ray_prefix import RayPrefixRouter as Router  # by its module name, because Ray's processes import it
 
     application.ModuleAffinityRouter = Router  # type: ignore[misc]
     sys.exit(main(sys.argv[1:]))

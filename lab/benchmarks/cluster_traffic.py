@@ -1,4 +1,4 @@
-"""What ``benchmarks/cluster.py`` asks, and of whom: questions over documents in any order, and replicas of the demo."""
+"""Traffic of ``benchmarks/cluster.py``: questions over documents in random order, and replicas of the demo model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ GREEDY = {"temperature": 0, "max_tokens": 8, "reuse": "anchored"}
 
 @dataclass(frozen=True)
 class Question:
-    """chosen: the documents of its prompt, in order."""
+    """A question. ``chosen`` has the documents of its prompt, in order."""
 
     chosen: tuple[int, ...]
     messages: list[dict[str, Any]]
 
 
 def document(number: int) -> str:
-    """About 175 tokens, the same for the same number."""
+    """A document of about 175 tokens, the same for the same number."""
     draws = random.Random(number)
     names = ["".join(draws.choices("abdegiklmnoprstuv", k=6)).capitalize() for _ in range(12)]
     told = [f"The {draws.choice(['mayor', 'host', 'owner', 'keeper'])} of {names[0]} is {name}." for name in names[1:]]
@@ -34,7 +34,7 @@ def document(number: int) -> str:
 
 
 def questions(count: int, exponent: float, seed: int) -> list[Question]:
-    """Questions over documents that are drawn by Zipf's law, in any order."""
+    """Questions over documents in random order, drawn by Zipf's law."""
     draws = random.Random(seed)
     weights = [1 / rank**exponent for rank in range(1, DOCUMENTS + 1)]
     made = []
@@ -54,9 +54,9 @@ def question_over(chosen: tuple[int, ...]) -> Question:
 
 
 def run_at(work: Callable[[int], None], times: Sequence[float]) -> float:
-    """Begin each piece of work at its time, in seconds from now, whatever the others do.
+    """Begin each piece of work at its time, in seconds from now, independent of the others.
 
-    Returns by how many seconds the latest one was late.
+    Returns the longest delay of a start, in seconds.
     """
     began, late = time.perf_counter(), 0.0
     threads = []
@@ -78,7 +78,12 @@ def replicas(
     engine: dict[str, Any] | None = None,
     program: Sequence[str] = ("-m", "inlay"),
 ) -> AbstractContextManager[Deployed]:
-    """So many replicas of the demo, of a thread each. engine: more of its settings. program: see ``deployed``."""
+    """A cluster of ``count`` replicas of the demo model, with one thread each.
+
+    Args:
+        engine: Further engine settings.
+        program: See ``deployed``.
+    """
     settings = {"kv_memory": kv_memory, "max_num_seqs": 16, "store": "off", "seed": 0, "max_waiting": 100}
     return deployed(
         folder,

@@ -1,12 +1,11 @@
-"""What a codec of the store does to answers, and whether keys are better rounded before their rotation than after it.
+"""The effect of the store's codecs on answers, and whether keys are better rounded before or after their rotation.
 
     python lab/benchmarks/codecs.py [QUESTIONS] [DTYPE]
 
-Questions of modular-qa over the bundled model. First scores of attention: keys of whole prompts, rounded as they are
-stored and as they were before the rotation, and with a scale for each token and head, as a pool of 8 bits has them ("by
-token"), against those of full prefill.
-Then answers: modules are read from a store through each codec, or, for the form before the rotation that no codec has,
-rounded in the pool. Prints rows, then JSON.
+It asks modular-qa questions with the bundled model. First it compares attention scores with full prefill's. Keys of
+whole prompts are rounded as stored, as before their rotation, and with a scale for each token and head as in an 8-bit
+pool ("by token"). Then it compares answers: modules are read from a store through each codec. No codec rounds before
+the rotation, so that form is rounded in the pool. Prints rows, then JSON.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from inlay_lab.eval.modular_cases import Round, draw_rounds
 from inlay_lab.eval.modular_qa import MAX_TOKENS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-SCORED = 8  # prompts whose scores are compared
+SCORED = 8  # prompts with compared scores
 
 
 def rounded(codec: str, numbers: Tensor) -> Tensor:
-    """Keys, or keys and values, (2, kv_heads, tokens, head_dim) in fp32, as they come back through a codec."""
+    """Keys, or keys and values, (2, kv_heads, tokens, head_dim) in fp32, after a round trip through a codec."""
     shape = tuple(numbers.shape)
     slab = from_floats(numbers.numpy(), "float32")
     data = CODECS[codec].encode(slab, "float32")
@@ -48,23 +47,20 @@ def rounded(codec: str, numbers: Tensor) -> Tensor:
 
 
 def turned(rotary: Rotary, keys: Tensor, positions: Tensor, *, back: bool) -> Tensor:
-    """Keys without the rotation of their positions, or with it again."""
+    """Keys with the rotation of their positions removed (``back``) or applied again."""
     cos, sin = rotary.angles([int(at) if back else -int(at) for at in positions])
     return rotary.turn(keys, cos, sin)
 
 
 def before_rotation(codec: str, rotary: Rotary, slab: Tensor, positions: Tensor) -> Tensor:
-    """As ``rounded``, of keys as they were before their rotation."""
+    """As ``rounded``, for keys rounded before their rotation."""
     plain = torch.stack((turned(rotary, slab[0], positions, back=True), slab[1]))
     found = rounded(codec, plain)
     return torch.stack((turned(rotary, found[0], positions, back=False), found[1]))
 
 
-# Scores
-
-
 class Caught:
-    """A backend that notes queries and keys of the passes through it."""
+    """A backend that records queries and keys of the passes through it."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -81,7 +77,7 @@ class Caught:
 
 
 def score_errors(llm: LLM, rounds: list[Round]) -> dict[str, float]:
-    """Root mean square error of scores, as a share of their standard deviation, the mean over layers and prompts."""
+    """Root mean square error of scores as a share of their standard deviation, mean over layers and prompts."""
     runner = llm.client.engine.runner
     caught = runner.backend = Caught(runner.backend)
     errors: dict[str, list[float]] = {}
@@ -113,7 +109,12 @@ def score_errors(llm: LLM, rounds: list[Round]) -> dict[str, float]:
 
 
 def _score_error(query: Tensor, exact: Tensor, found: Tensor) -> float:
-    """Of the last 32 rows against all keys. query: (heads, rows, head_dim); keys: (kv_heads, rows, head_dim)."""
+    """The error of the last 32 rows against all keys.
+
+    Args:
+        query: (heads, rows, head_dim).
+        exact, found: (kv_heads, rows, head_dim).
+    """
     groups = query.shape[0] // exact.shape[0]
     last = query[:, -32:].reshape(exact.shape[0], -1, query.shape[-1])
     assert last.shape[1] == 32 * groups
@@ -121,12 +122,14 @@ def _score_error(query: Tensor, exact: Tensor, found: Tensor) -> float:
     return float((others - scores).pow(2).mean().sqrt() / scores.std())
 
 
-# Answers
-
-
 @dataclass(frozen=True)
 class Way:
-    """A way to read modules. store: its codec; "" for the pool. change: what happens to the pool before it is read."""
+    """A way to read modules.
+
+    Attributes:
+        store: The store's codec; "" for the pool.
+        change: Changes the pool before it is read.
+    """
 
     name: str
     store: str = ""
@@ -134,7 +137,7 @@ class Way:
 
 
 def unturned(codec: str) -> Callable[[LLM], None]:
-    """Round all that is stored, as it was before its rotation."""
+    """A function that rounds all stored keys as before their rotation."""
 
     def change(llm: LLM) -> None:
         for segment in llm.store:
@@ -155,7 +158,11 @@ def _round(llm: LLM, segment: Segment, codec: str) -> None:
 
 
 def answers(way: Way, llm: LLM, rounds: list[Round], said: list[Any]) -> Iterator[tuple[bool, float]]:
-    """Whether each answer is right, and its divergence from full prefill. said: what that said, and how likely."""
+    """Yield for each answer whether it is right, and its divergence from full prefill.
+
+    Args:
+        said: Full prefill's answers and distributions.
+    """
     for each, (tokens, expected) in zip(rounds, said, strict=True):
         llm.add_schema(each.schema(), replace=True)
         while llm.stats().unwritten_segments:
@@ -176,7 +183,7 @@ def answers(way: Way, llm: LLM, rounds: list[Round], said: list[Any]) -> Iterato
 
 
 def references(llm: LLM, rounds: list[Round]) -> list[Any]:
-    """What full prefill says, and how it is distributed."""
+    """Full prefill's answers and distributions."""
     said = []
     for each in rounds:
         llm.add_schema(each.schema(), encode=False, replace=True)

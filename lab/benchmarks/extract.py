@@ -1,16 +1,17 @@
-"""How fast does the finder find documents that a log of prompts repeats, and does it find all of them?
+"""How fast does the finder find repeated documents in a log of prompts, and does it find all of them?
 
     python lab/benchmarks/extract.py --prompts 10000 --words 5000
 
-Makes a log in which documents stand at random places and in random order between random text, reads it into memory
-and finds what repeats; with ``--model``, counts tokens too, as ``inlay schema from-prompts`` does. The last line of
-stdout is one JSON object:
+It makes a log with documents at random places and in random order between random text, reads it into memory and finds
+repeated text. With ``--model`` it counts tokens too, as ``inlay schema from-prompts`` does. The last line of stdout is
+one JSON object:
 
-- ``seconds``: read_s (text to words) + find_s (words to runs) + count_s (modules, tokens and savings; null without
-  a model); ``mb_per_s`` is the log's text (10^6 bytes) by the first two.
-- ``peak_rss_mib``: the most memory that the process had, the log's own strings included.
-- ``recall``: the share of the words of planted documents, in all their places, that the runs cover.
-- ``whole``: the share of the planted documents that one run holds from the first word to the last.
+- ``seconds``: read_s (text to words) + find_s (words to runs) + count_s (modules, tokens and savings).
+  count_s is null without a model.
+- ``mb_per_s``: the log's text (10^6 bytes) by read_s + find_s.
+- ``peak_rss_mib``: peak memory of the process, including the log's own strings.
+- ``recall``: the share of the words of planted documents, at all places, that the runs cover.
+- ``whole``: the share of the planted documents that one run covers from the first word to the last.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _VOCABULARY = 30_000
 
 @dataclass(frozen=True)
 class Planted:
-    """The documents, and by prompt which stand in it, at which characters of it."""
+    """The documents, and for each prompt the documents in it with their character offsets."""
 
     documents: list[str]
     places: list[list[tuple[int, int]]]
@@ -133,7 +134,7 @@ def _count(corpus: Corpus, found: Found, settings: Settings, model: str) -> floa
 
 
 def _recall(corpus: Corpus, found: Found, planted: Planted, least: int) -> dict[str, float]:
-    """How much of the documents that stand in enough prompts was found."""
+    """The recall of documents that occur in enough prompts."""
     covered = np.zeros(len(corpus.words) + 1, np.int32)
     np.add.at(covered, found.runs.starts, 1)
     np.add.at(covered, found.runs.stops, -1)

@@ -1,8 +1,8 @@
-"""Passes from arrival to the first token, of short requests beside long ones: the scheduler alone, in simulated time.
+"""Passes from arrival to the first token, of short requests beside long ones: only the scheduler, in simulated time.
 
-Run ``python lab/benchmarks/fairness.py``. Every pass takes one unit of time and computes at most 64 tokens; nothing is
-computed, so the figures are those of any model and machine. Each workload says who is watched and what is beside them.
-Prints a table, and the same as one line of JSON.
+Run ``python lab/benchmarks/fairness.py``. Every pass takes one unit of time and at most 64 tokens. Nothing is computed,
+so the figures hold for any model and machine. Each workload has watched requests and others beside them. Prints a
+table, and the same as one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ SHORT, LONG, ANSWER = 28, 1920, 8
 
 @dataclass(eq=False)
 class Job:
-    """A request that is nothing but numbers. due: the pass before which it arrives. watched: whether it is counted."""
+    """A simulated request.
+
+    Attributes:
+        due: The pass before which it arrives.
+        watched: It counts in the results.
+    """
 
     due: int
     prompt: int
@@ -42,7 +47,7 @@ class Job:
 
     @property
     def solo(self) -> int:
-        """How many passes it takes to its first token where there is nobody else."""
+        """Passes to the first token without other requests."""
         return math.ceil(self.prompt / BUDGET)
 
 
@@ -61,7 +66,7 @@ class Boundless:
 
 
 def simulate(jobs: list[Job], max_requests: int = 64) -> list[int]:
-    """Passes to the first token of those who are watched, beyond what they take alone."""
+    """Passes to the first token of watched requests, beyond those without other requests."""
     scheduler: Scheduler[Job] = Scheduler(max_requests, BUDGET, BUDGET, None, Boundless())
     coming = sorted(jobs, key=lambda job: job.due)
     now = 0
@@ -81,14 +86,14 @@ def simulate(jobs: list[Job], max_requests: int = 64) -> list[int]:
 
 
 def arrivals(seed: int, passes: int, gap: float) -> Iterator[int]:
-    """Times at random, so many passes apart on average."""
+    """Random times, ``gap`` passes apart on average."""
     randomly, at = random.Random(seed), 0.0
     while (at := at + randomly.expovariate(1 / gap)) < passes:
         yield int(at)
 
 
 def workloads() -> dict[str, tuple[list[Job], int]]:
-    """Name → jobs, and the places there are."""
+    """Name → jobs, and the number of slots."""
     shorts = [Job(at, SHORT) for at in arrivals(1, 2000, 4)]
     return {
         "one long prompt of 1,920 tokens": ([Job(0, LONG, False), *(Job(n, SHORT) for n in range(1, 31, 3))], 64),
@@ -105,7 +110,7 @@ def workloads() -> dict[str, tuple[list[Job], int]]:
 
 
 def main() -> None:
-    """Print what there is to say of each workload."""
+    """Print the results of each workload."""
     rows = []
     print(f"{'short requests of 28 tokens beside':42} {'p50':>5} {'p99':>5}   passes beyond those alone")
     for name, (jobs, places) in workloads().items():

@@ -1,12 +1,11 @@
-"""What a free order saves where documents are retrieved: hits, time to the first token, and what it does to answers.
+"""The gain of a free document order in retrieval: hit ratio, time to the first token, and the effect on answers.
 
     python lab/benchmarks/free_order.py [MODEL] [REQUESTS] [QUESTIONS]
 
-Each request reads 6 of 12 documents in the order in which they were retrieved, which is random, and asks something new.
-The same requests go to two engines in turns, one of which may choose the order, under ``exact`` and under ``modular``
-(where promotion runs between requests). Then the counting questions of ``modular-qa``, each behind its documents as
-they were written for it, and in the order in which somebody else had asked for them before. Prints a line for each,
-then a line of JSON.
+Each request reads 6 of 12 documents in their random order of retrieval and asks something new. The same requests go to
+two engines in turns; one of them may choose the order. It runs under ``exact`` and under ``modular``, with promotion
+between requests. Then it asks the counting questions of ``modular-qa`` behind documents as written, and in the order of
+an earlier request. Prints a line for each, then a line of JSON.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ ANSWER = SamplingParams(temperature=0, max_tokens=24)
 
 
 def retrieval(model: str, reuse: str, requests: int, *, skewed: bool) -> dict[str, Any]:
-    """Hit shares and times of an engine that keeps the order of retrieval, and of one that may choose it.
+    """Hit ratios and times of two engines: one keeps the order of retrieval, one may choose it.
 
-    skewed: whether some documents are retrieved far more often than others (weights 1, 1/2, 1/3, …).
+    Args:
+        skewed: Retrieve some documents far more often than others (weights 1, 1/2, 1/3, …).
     """
     (each,) = draw_rounds(documents=READ, spare=DOCUMENTS - READ, questions=1, seed=5, tasks=("count",))
     schema, rng = each.schema(), random.Random(7)
@@ -54,7 +54,7 @@ def retrieval(model: str, reuse: str, requests: int, *, skewed: bool) -> dict[st
             if reuse != "exact":
                 engines[name].promote()
         total += output.usage.prompt_tokens
-    half = requests // 2  # behind the first requests, which find nothing
+    half = requests // 2  # without the first requests, which find nothing
     medians = {name: statistics.median(each[half:]) for name, each in times.items()}
     return {
         "reuse": reuse,
@@ -67,7 +67,7 @@ def retrieval(model: str, reuse: str, requests: int, *, skewed: bool) -> dict[st
 
 
 def counting(model: str, questions: int) -> dict[str, Any]:
-    """How many counting questions are answered rightly behind documents as written, and in another's order."""
+    """The share of right answers to counting questions behind documents as written, and in another request's order."""
     llm, rng = LLM(model, seed=0, kv_memory="2GiB"), random.Random(3)
     right, moved, asked = {"as written": 0, "order taken": 0}, 0, 0
     for each in draw_rounds(

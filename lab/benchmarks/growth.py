@@ -1,9 +1,9 @@
-"""What do prompts, schemas, lines and pools cost beside what is computed, as they grow?
+"""What do prompts, schemas, queues and pools cost beside the computation, as they grow?
 
     python lab/benchmarks/growth.py
 
-A table: seconds of one thread's own time at each size. Where a row takes ten times as long at ten times the size, the
-cost grows evenly. The last line of stdout is one JSON object.
+Prints seconds of one thread's own time at each size. If a row takes ten times as long at ten times the size, the cost
+grows linearly. The last line of stdout is one JSON object.
 """
 
 import argparse
@@ -116,7 +116,7 @@ class Boundless:
 
 
 def line(jobs: int, *, steps: int = 0) -> Callable[[], Any]:
-    """Jobs come and go; or some steps are decided on while they wait."""
+    """Add and remove jobs, or run ``steps`` scheduler steps while they wait."""
     scheduler: Scheduler[Encoding] = Scheduler(1, 64, 64, None, Boundless())
     waiting = [Encoding("job", (), deadline=1e9, sequences=1) for _ in range(jobs)]
 

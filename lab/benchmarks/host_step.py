@@ -1,12 +1,12 @@
-"""What does a decode step cost beside the model: scheduling, planning, sampling, taking the tokens in?
+"""What does a decode step cost beside the model: scheduling, planning, sampling, accepting tokens?
 
     python lab/benchmarks/host_step.py --requests 256
 
-The model has one small layer and random weights, so that its forward pass does not hide the rest; its vocabulary is
-that of bytes, and benchmarks/sampling.py has the sampler's time at large ones. Times are in milliseconds a step, of the
-processor and on one thread, medians over steps in which all requests decode: *other* is what no timer sees, *host* all
-but the forward pass and the sampler. Below, the time to make a plan of --rows requests that read --modules stored
-modules each, all of them shared or none. The last line of stdout is one JSON object.
+The model has one small layer and random weights, so that its forward pass does not hide the rest. Its vocabulary is
+bytes; benchmarks/sampling.py times the sampler at large vocabularies. Times are CPU milliseconds a step on one thread,
+medians over steps in which all requests decode. *other* is untimed work, *host* is all but the forward pass and the
+sampler. Below is the time to make a plan of --rows requests that read --modules stored modules each, all or none of
+them shared. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TIMED: tuple[tuple[Any, str, str], ...] = (
 
 
 class Clock:
-    """Adds up the time of calls by the name of their part."""
+    """Adds up the time of calls by part."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def steps_of(changes: dict[str, Any], requests: int, steps: int) -> dict[str, float]:
-    """Milliseconds of each part of a step; host is all but the forward pass and the sampler."""
+    """Milliseconds of each part of a step. ``host`` is all but the forward pass and the sampler."""
     clock = Clock()
     llm = LLM(next_to_nothing(), max_num_seqs=requests, max_num_batched_tokens=8192, kv_memory=2**28, seed=0)
     params = SamplingParams(max_tokens=steps + 40, ignore_eos=True, **changes)
@@ -141,7 +141,7 @@ def plans_of(rows: int, modules: int) -> dict[str, float]:
 
 
 def part_of(row: int, modules: int, *, shared: bool) -> Part:
-    """One decode row over modules of 20 tokens, none of which lie side by side."""
+    """One decode row over modules of 20 tokens that are not adjacent."""
     base = 0 if shared else row * modules * 40
     context = [Item(SlotRange(base + 40 * n, 20), 20 * n) for n in range(modules)]
     return Part.of(20 * modules, 1, context, [SlotRange(10**8 + 1000 * row, 1)])

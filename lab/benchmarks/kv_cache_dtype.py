@@ -1,10 +1,10 @@
-"""What a decode step costs with keys and values in int8, beside those in the model's dtype, in turns.
+"""The cost of a decode step with int8 KV beside KV in the model's dtype, in turns.
 
     python lab/benchmarks/kv_cache_dtype.py [MODEL] [BATCHxCONTEXT …]
 
-Both pools hold the same noise; every sequence has its own. Attention is timed through all layers with the cache flushed
-before each pass, and its GB/s, of the keys and values that it reads, set against those of copying, bytes read and
-written, measured in the same run. Steps are whole forward passes. Prints a table of medians, then JSON.
+Both pools contain the same noise; sequences share nothing. Attention is timed through all layers with the cache flushed
+before each pass. Its GB/s of keys and values read is compared with the rate of copying, bytes read and written, from
+the same run. Steps are whole forward passes. Prints a table of medians, then JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNS = 25
 
 @dataclass(frozen=True)
 class Case:
-    """A step: so many sequences, each with so many tokens of its own stored."""
+    """A step of ``batch`` sequences with ``context`` stored tokens each."""
 
     batch: int
     context: int
@@ -51,7 +51,7 @@ class Case:
 
 
 def fill(storage: KVStorage, layers: tuple[LayerShape, ...]) -> None:
-    """Noise in all slots, the same whatever the dtype."""
+    """Fill all slots with noise, the same for any dtype."""
     generator = torch.Generator().manual_seed(0)
     slots = storage.keys[0].shape[1]
     for number, layer in enumerate(layers):
@@ -102,7 +102,7 @@ def measure(loaded: LoadedModel, case: Case) -> dict[str, Any]:
 
 
 def head(dtype: str) -> str:
-    """Of the table. dtype: the model's."""
+    """The head of the table. ``dtype`` is the model's."""
     columns = f"{dtype}: step, attention | `int8`: step, attention | `int8` against {dtype}"
     return f"| model, batch × tokens | {columns} | share of copying, {dtype} and `int8` |\n|---|---|---|---|---|"
 

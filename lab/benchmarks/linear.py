@@ -1,9 +1,9 @@
-"""How long does a linear layer take in bfloat16: stock, packed for oneDNN, and by the kernel of our own?
+"""How long does a linear layer take in bfloat16: stock, packed for oneDNN, and with our own kernel?
 
     python lab/benchmarks/linear.py --rows 1,4,16,32,64,256
 
-Each shape is a set of layers larger than the last-level cache, read one after the other as a model's are. The last line
-of stdout is one JSON object; times are in microseconds a layer, medians of runs in turns.
+Each shape is a set of layers larger than the last-level cache, read one after the other as in a model. The last line of
+stdout is one JSON object. Times are in microseconds a layer, medians of runs in turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measured(shape: tuple[int, int], rows: int, runs: int) -> dict[str, object]:
-    """One shape at one number of rows: microseconds of every form that this processor has, and what ours reaches."""
+    """One shape at one number of rows: microseconds of every form that this processor supports, and our rates."""
     outputs, inputs = shape
     count = max(1, SET_BYTES // (2 * outputs * inputs))
     weights = [torch.randn(outputs, inputs).bfloat16() for _ in range(count)]

@@ -2,10 +2,10 @@
 
     python lab/benchmarks/load.py --layers 12
 
-Writes a checkpoint of Llama-2-7B's layers with random weights (bf16; 0.40 GB a layer, 0.26 GB each for embedding and
-head), drops it from the page cache before each run, and measures: the disk alone (large reads by as many threads as
-give the most), a load whose fingerprint is known, a first load, which hashes every byte too, and a load from memory.
-The last line of stdout is one JSON object. Nothing but Linux can drop a file from its cache.
+It writes a checkpoint of Llama-2-7B's layers with random weights (bf16; 0.40 GB a layer, 0.26 GB each for embedding and
+head) and drops it from the page cache before each run. It measures the disk alone (large reads by the best number of
+threads), a load with a known fingerprint, a first load, which hashes every byte too, and a load from memory. The last
+line of stdout is one JSON object. Only Linux can drop a file from its cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measured(folder: Path, size: int, runs: int, quantization: str | None) -> dict[str, object]:
-    """Medians of rates in GB/s, the ways in turns."""
+    """Median rates in GB/s, measured in turns."""
     seconds: dict[str, list[float]] = {"first": [], "known": [], "in memory": []}
     processor: dict[str, list[float]] = {name: [] for name in seconds}
 
@@ -128,7 +128,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def drop(folder: Path) -> None:
-    """Have the system forget the files' pages."""
+    """Drop the files from the page cache."""
     for path in shards(folder):
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
@@ -137,13 +137,13 @@ def drop(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Have inlay forget the fingerprint."""
+    """Delete inlay's record of the fingerprint."""
     for record in (folder.parent / "cache" / "fingerprints").glob("*.json"):
         record.unlink()
 
 
 def read(folder: Path, threads: int) -> float:
-    """Seconds of reading all files into buffers."""
+    """Seconds to read all files into buffers."""
     blocks = [(path, at) for path in shards(folder) for at in range(0, path.stat().st_size, BLOCK)]
     files = {path: os.open(path, os.O_RDONLY) for path in shards(folder)}
     started = time.perf_counter()

@@ -1,12 +1,12 @@
-"""In how many runs do keys and values lie after a long time? The pool, the store, eviction and the scheduler alone.
+"""In how many runs do keys and values lie after long use? Only the pool, the store, eviction and the scheduler.
 
     python lab/benchmarks/pool_runs.py
     python lab/benchmarks/pool_runs.py --steps 10000 --chunk-size 16 --chunks 2048
 
-Mixed traffic without a model: conversations of several turns behind shared system prompts, questions about modules of
-schemas that come and go, short prompts, and prompts of up to half the pool. Answers grow by the chunk, requests are
-preempted where the pool is full, and what has ended stays stored until the room is needed. A run is a stretch of slots
-side by side; what is allocated at once would lie in one at best. Prints a table, and the same as one line of JSON.
+Mixed traffic without a model: conversations behind shared system prompts, questions about modules of schemas that come
+and go, short prompts, and prompts of up to half the pool. Answers grow by the chunk, requests are preempted when the
+pool is full, and ended requests stay stored until eviction. A run is a stretch of adjacent slots. At best, each
+allocation lies in one run. Prints a table, and the same as one line of JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEYS = KeyMaker(fingerprint=b"model", kv_dtype="float32", codec="none", salt=b""
 PARAMS = SamplingParams(temperature=0)
 POLICY = ReusePolicy.parse("modular", "packed")
 PLACES, TOKENS, PREFILL = 32, 2048, 512
-#: Allocations are told apart by their chunks: growth, and prompts of up to so many.
+#: Allocations are grouped by chunks: growth, and prompts of up to each size.
 SIZES = (1, 7, 31, 127)
 
 Ids = tuple[int, ...]
@@ -47,7 +47,7 @@ Ids = tuple[int, ...]
 
 @dataclass
 class Said:
-    """As much of an Answer as is needed where no token means anything."""
+    """The part of an Answer that the simulation needs."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: None = None
@@ -55,26 +55,31 @@ class Said:
 
 @dataclass(frozen=True)
 class Chosen:
-    """As much of a SamplingState."""
+    """The part of a SamplingState that the simulation needs."""
 
     params: SamplingParams = PARAMS
 
 
 @dataclass
 class Conversation:
-    """history: all that was said so far. turns: how many are left."""
+    """A conversation.
+
+    Attributes:
+        history: All its tokens so far.
+        turns: Remaining turns.
+    """
 
     history: Ids
     turns: int
 
 
 class RecordedPool(KVPool):
-    """Notes into how many runs every allocation falls, by its size in chunks."""
+    """Records the number of runs of every allocation, by its size in chunks."""
 
     def __init__(self, chunks: int, chunk_size: int) -> None:
         super().__init__(chunks * chunk_size, 1, chunk_size)
         self.seen: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        self.continued: Counter[bool] = Counter()  # whether a tail's next chunk lay right behind it
+        self.continued: Counter[bool] = Counter()  # whether a tail's next chunk directly followed it
 
     def allocate(self, tokens: int, *, after: SlotRange | None = None) -> tuple[SlotRange, ...] | None:
         ranges = super().allocate(tokens, after=after)
@@ -86,7 +91,7 @@ class RecordedPool(KVPool):
 
 
 class Traffic:
-    """What people ask, from a seed: the same whatever the pool does."""
+    """Random requests from a seed, independent of the pool."""
 
     def __init__(self, seed: int, most: int) -> None:
         self.random = random.Random(seed)
@@ -103,7 +108,7 @@ class Traffic:
         return [head] + [specify(self.text(self.random.randint(60, 700)), 100, (head,), KEYS) for _ in range(10)]
 
     def replace_schema(self) -> Encoding:
-        """A schema goes and another one comes, with its modules to encode."""
+        """Replace a schema by a new one; returns the task to encode its modules."""
         number = self.random.randrange(len(self._schemas))
         self._schemas[number] = self._schema()
         return Encoding("schema", tuple(self._schemas[number]))
@@ -112,7 +117,7 @@ class Traffic:
         return [Encoding("schema", tuple(specs)) for specs in self._schemas]
 
     def request(self, number: int) -> tuple[Request, int, Conversation | None]:
-        """The next request, how many tokens it answers, and the conversation that it belongs to."""
+        """The next request, the length of its answer, and its conversation."""
         kind = self.random.choices(["chat", "modules", "short", "long"], (45, 25, 25, 5))[0]
         answer = min(1 + int(self.random.expovariate(1 / 120)), 800)
         if kind == "chat":
@@ -125,7 +130,7 @@ class Traffic:
         return self._fresh(number, self.text(length)), answer, None
 
     def resume(self, conversation: Conversation, said: Ids) -> None:
-        """It may go on behind an answer."""
+        """Continue a conversation after an answer, if it has turns left."""
         conversation.history += said
         conversation.turns -= 1
         if conversation.turns and len(conversation.history) < self._most:
@@ -134,7 +139,7 @@ class Traffic:
     def _conversation(self) -> Conversation:
         if len(self._conversations) < 60:
             return Conversation(self.random.choice(self._systems), self.random.randint(1, 8))
-        late = int(len(self._conversations) * self.random.random() ** 0.5)  # those of just now more often
+        late = int(len(self._conversations) * self.random.random() ** 0.5)  # recent ones more often
         return self._conversations.pop(late)
 
     def _fresh(self, number: int, ids: Ids) -> Request:
@@ -164,7 +169,7 @@ def _request(number: int, parts: tuple[PromptPart, ...]) -> Request:
 
 
 class Simulation:
-    """The engine's steps without the passes."""
+    """The engine's steps without the forward passes."""
 
     def __init__(self, pool: RecordedPool, seed: int = 0) -> None:
         self.pool, self.store = pool, SegmentStore(pool, KEYS)
@@ -174,8 +179,8 @@ class Simulation:
         self.answers: dict[Task, tuple[int, Conversation | None]] = {}
         self.requests = self.preempted = self.failed = 0
         self.prompt_tokens = self.cached_tokens = 0
-        self.held: list[float] = []  # the share of the pool that running requests need, now and then
-        self.tails: list[float] = []  # runs of a request's own slots when it ends, by its chunks
+        self.held: list[float] = []  # share of the pool that running requests reference, sampled
+        self.tails: list[float] = []  # runs per chunk of a request's own slots at its end
         for encoding in self.traffic.encodings():
             self.scheduler.add(encoding)
 
@@ -282,7 +287,7 @@ def summary(simulation: Simulation, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what there is to say of each size of chunks."""
+    """Run the simulation and print its results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--chunks", type=int, default=1024)

@@ -1,11 +1,12 @@
-"""How much do tokens of modules move behind how much text, and how many of those that move most does a profile find?
+"""How large is the deviation of module tokens behind other text, and how well do deviation profiles predict it?
 
     python lab/benchmarks/profiles.py --tasks count --documents 6 --questions 60
 
-The prompts of ``inlay eval modular-qa``, documents in any order. True moves are those of each prompt, against full
-prefill; a profile was made behind a sample of other documents, once. By the number of documents that stand before one:
-the mean true move of its tokens, beside that of its profile. And for several powers of how many tokens stand before a
-module that its encoding has not seen: which share of the tokens that move most is found by the profile times that.
+It uses the prompts of ``inlay eval modular-qa`` with documents in random order. True deviations are each prompt's,
+against full prefill. A profile was computed once behind a sample of other documents. The first table has the mean true
+deviation of tokens and of their profile, by the number of documents before them. The second one weighs the profile by
+powers of the number of preceding tokens that the module's encoding has not seen. It shows the share of the tokens of
+largest deviation that each finds.
 
 Two tables, and the last line of stdout is one JSON object: ``moves`` by the number of documents before, ``found`` by
 exponent and share.
@@ -31,7 +32,7 @@ ONES = np.ones(1, np.float16)
 
 
 def measure(llm: LLM, asked: argparse.Namespace) -> tuple[dict[int, tuple[float, float]], dict[str, list[float]]]:
-    """Mean moves, true and by profile, by how many documents stand before; and what each exponent finds by share."""
+    """Mean deviations, true and by profile, by number of documents before; and the share found by each exponent."""
     moves: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     found: defaultdict[tuple[float, float], list[float]] = defaultdict(list)
     engine, policy = llm.local.engine, llm.policy("modular+profiled:0.15", "packed")

@@ -1,14 +1,14 @@
-"""What does promotion cost the requests that are under way while there is no idle time?
+"""What does promotion cost running requests when there is no idle time?
 
     python lab/benchmarks/promotion.py --turns 10 --seconds 4
 
-Two engines over the same model, one that promotes and one that does not (``promotion_memory=0``). In turns, clients
-keep one of them busy: each asks its next question as soon as the last is answered, over six of twelve documents in one
-of a few combinations, so that every combination is asked for again. Both policies are ``modular``: what is promoted
-shows. After the turns there is idle time, and one more turn each, to show that the combinations were worth promoting.
+Two engines over the same model, one with promotion and one without (``promotion_memory=0``). In turns, clients keep one
+of them busy. Each client asks its next question right after an answer, over six of twelve documents in one of a few
+combinations, so that every combination repeats. Both policies are ``modular``, which reads promoted segments. After the
+turns there is idle time, and one more turn each, which shows the gain of promotion.
 
-A table, and the last line of stdout is one JSON object: milliseconds to the first token and between tokens (median and
-99th percentile over requests), tokens a second, tokens promoted, and the medians' ratios over the pairs of turns.
+Prints a table. The last line of stdout is one JSON object: milliseconds to the first token and between tokens (median
+and 99th percentile over requests), tokens a second, promoted tokens, and the medians' ratios over the pairs of turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIDES = ("promoting", "not promoting")
 
 @dataclass
 class Seen:
-    """What the clients of one turn saw, in seconds."""
+    """The clients' times of one turn, in seconds."""
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ def prompts() -> tuple[str, list[Prompt]]:
 
 
 async def turn(llm: AsyncLLM, asked: list[Prompt], clients: int, seconds: float, seed: int) -> Seen:
-    """Keep an engine busy for so long."""
+    """Keep an engine busy for ``seconds``."""
     seen, began = Seen(), time.perf_counter()
 
     async def client(number: int) -> None:
@@ -95,7 +95,7 @@ def figures(turns: list[Seen]) -> dict[str, float]:
 
 
 def ratios(one: list[Seen], other: list[Seen]) -> dict[str, list[float]]:
-    """Of the medians of each pair of turns: the least, the middle and the most."""
+    """The minimum, median and maximum ratio of the medians over pairs of turns."""
     found: dict[str, list[float]] = {}
     for name in ("first", "between"):
         each = [

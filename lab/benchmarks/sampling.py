@@ -1,11 +1,11 @@
-"""What does it cost to choose the tokens of one step?
+"""What does it cost to sample the tokens of one step?
 
     python lab/benchmarks/sampling.py --rows 256 --vocabulary 151936
 
-Logits are made up, with a few hundred heavy tokens over a wide bulk, as a trained model's have; with --flat they are
-those of a model that knows nothing. --without-kernel is the way where the compiled kernel was not built. Times are
-milliseconds a step of the processor, all threads together, the least of some runs, so that neighbours count little: on
-so many threads a step takes that share of it. The last line of stdout is one JSON object.
+Logits are random, with a few hundred heavy tokens over a wide bulk, as in a trained model. With --flat they are those
+of an untrained model. --without-kernel runs the code for missing compiled kernels. Times are CPU milliseconds a step,
+all threads together. The least of some runs is reported, so that other load matters little. Divide by the number of
+threads for the time of a step. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-"""Does a tenant that asks for little notice what another one does to the server, and does the server get over it?
+"""Does a small tenant notice attacks of another tenant on the server, and does the server recover?
 
     python lab/benchmarks/serve_attack.py --seconds 5
     python lab/benchmarks/serve_attack.py --clients 64 --seconds 120
 
-Starts ``inlay serve`` with keys for two tenants. The victim asks for 4 tokens in a loop, streamed; its wait is from
-request sent to first token. Beside it, one attack after another: the attacker's clients send large, deep, slow and
-wrong requests, and hang up. ``/health`` is asked all the time. Prints a table, and ends with 1 where
+It starts ``inlay serve`` with keys for two tenants. The victim streams answers of 4 tokens in a loop; its wait is from
+sending to the first token. Attacks run beside it one after another: clients send large, deep, slow and wrong requests,
+and hang up. ``/health`` is polled all the time. Prints a table, and ends with 1 if
 
 - a wait of the victim or of ``/health`` was longer than a second,
 - the victim got anything but its answers, or the attacker a 5xx,
-- the server's resident memory does not come back to within 5% of what it was before the attack, in 15 seconds. Before
-  the first attack the KV pool is filled, and batches of 1 to 64 answers run: its pages, and the products that oneDNN
-  keeps for every number of rows that it has seen, count from the start.
+- the server's resident memory does not return to within 5% of its size before the attack, in 15 seconds.
 
-With ``--clients`` there is no table: so many clients stream answers beside one attacker of each kind, all at once, in
-fp32, and each answer is held against the one that was given alone, as benchmarks/serve_load.py does; it ends with 1
-where one is wrong or missing.
+Before the first attack the KV pool is filled, and batches of 1 to 64 answers run. So the pool's pages and oneDNN's
+cached products for each number of rows count from the start.
+
+With ``--clients`` there is no table. That many clients stream answers beside one attacker of each kind, all at once, in
+fp32. Each answer is compared with the one given alone, as in benchmarks/serve_load.py. It ends with 1 if an answer is
+wrong or missing.
 
 The attackers share the machine with the server. ``--json`` prints one JSON object and no table.
 """
@@ -54,7 +55,7 @@ _TIMEOUT_S = 60.0
 
 
 def main() -> int:
-    """What the process ends with."""
+    """Run the benchmark; returns the exit status."""
     options = parsed()
     with tempfile.TemporaryDirectory() as folder, attacked(options, Path(folder) / "keys.json") as (process, url, keys):
         run = beside_clients if options.clients else one_by_one
@@ -82,14 +83,14 @@ def parsed() -> argparse.Namespace:
 
 @contextmanager
 def attacked(options: argparse.Namespace, file: Path) -> Iterator[tuple[subprocess.Popen[str], str, Keys]]:
-    """A server in a process of its own with its URL and keys, until the end of the block."""
+    """A server in a separate process with its URL and keys, until the end of the block."""
     with editing(file) as tenants:
         keys = Keys(*(tenants.add(name, admin=name == "victim")[0] for name in ("victim", "attacker", "limited")))
         tenants.tenants["limited"].limits = Limits(tokens_per_minute=_TOKENS_PER_MINUTE)
     command = [options.model, "--log-level", "error", "--keys", str(file), "--kv-memory", options.kv_memory]
-    command += ["--profile", "off", "--promotion-memory", "0"]  # nothing is computed that nobody asked for
+    command += ["--profile", "off", "--promotion-memory", "0"]  # no background computation
     command += ["--drain", "5"]
-    command += ["--timeout", str(_TIMEOUT_S + options.seconds)]  # no deadline ends an attack before its time does
+    command += ["--timeout", str(_TIMEOUT_S + options.seconds)]  # no deadline ends an attack early
     if options.clients:
         command += ["--dtype", "float32"]
     with serving(command) as (process, url):
@@ -97,7 +98,7 @@ def attacked(options: argparse.Namespace, file: Path) -> Iterator[tuple[subproce
 
 
 async def one_by_one(options: argparse.Namespace, pid: int, url: str, keys: Keys) -> list[str]:
-    """Every attack by itself, and a table of them. Returns what is not as it should be."""
+    """Run every attack alone and print a table. Returns the problems."""
     problems, rows = [], []
     chosen = await chosen_attacks(options, url, keys)
     await fill_pool(url, keys.victim)
@@ -116,18 +117,18 @@ async def one_by_one(options: argparse.Namespace, pid: int, url: str, keys: Keys
 
 
 async def chosen_attacks(options: argparse.Namespace, url: str, keys: Keys) -> dict[str, Attack]:
-    """Those of --only, or all; they depend on what the pool holds."""
+    """The attacks of --only, or all. They depend on the size of the pool."""
     wire = Wire(url, keys.victim)
     _, answer = await wire.ask("POST", "/tokenize", {"prompt": FILL})
     wire.leave()
     chunks = (await numbers(url, keys.victim))["inlay:kv_chunks{}"]
-    # all of it but for two chunks: what the schema has of its own beside its modules
+    # all of it but two chunks for the schema's own text
     filling = int((chunks - 2) * EngineConfig().chunk_size / (json.loads(answer)["count"] + 8))
     return {name: attack for name, attack in attacks(filling).items() if not options.only or name in options.only}
 
 
 async def fill_pool(url: str, key: str | None) -> None:
-    """Have every chunk of the pool written once."""
+    """Write every chunk of the pool once."""
     wire, draw = Wire(url, key), random.Random(0)
     found = await numbers(url, key)
     while found["inlay:kv_chunks_used{}"] < found["inlay:kv_chunks{}"]:
@@ -142,7 +143,7 @@ async def fill_pool(url: str, key: str | None) -> None:
 
 
 async def warm_up(url: str, key: str | None) -> None:
-    """Have batches of many sizes run, from 16 answers down to one, and prompts of many lengths beside them."""
+    """Run batches of many sizes, from 16 answers down to one, and prompts of many lengths beside them."""
 
     async def ask(number: int) -> None:
         wire = Wire(url, key)
@@ -154,7 +155,7 @@ async def warm_up(url: str, key: str | None) -> None:
 
 
 def row_of(name: str, seen: Seen) -> dict[str, Any]:
-    """One attack in JSON: seconds and MiB."""
+    """One attack in JSON, in seconds and MiB."""
     return {
         "attack": name,
         "requests": len(seen.waits),
@@ -177,7 +178,7 @@ def line_of(attack: Attack, seen: Seen) -> str:
 
 
 async def beside_clients(options: argparse.Namespace, pid: int, url: str, keys: Keys) -> list[str]:
-    """Clients that stream, beside one attacker of each kind. Returns what is not as it should be."""
+    """Stream with many clients beside one attacker of each kind. Returns the problems."""
     chosen = await chosen_attacks(options, url, keys)
     said: Counter[str] = Counter()
     load = Load(clients=options.clients, seconds=options.seconds, only="stream", key=keys.victim)
@@ -198,7 +199,7 @@ async def beside_clients(options: argparse.Namespace, pid: int, url: str, keys: 
 
 
 def report(line: str) -> None:
-    """How far it is."""
+    """Print a line of progress."""
     print(line, file=sys.stderr)
 
 

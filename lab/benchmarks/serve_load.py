@@ -2,12 +2,12 @@
 
     python lab/benchmarks/serve_load.py --clients 64 --seconds 120
 
-Starts ``inlay serve`` and asks each prompt once, alone. Then every client asks one thing after another: most stream,
-some want whole answers, some leave in the middle, some read slowly. Prompts share documents, or nothing. Each answer is
-held against the one that was given alone: equal, or the first token that differs had a lead of less than 1e-3 there
-("near_ties"), or wrong. ``--url`` takes a server that runs already, which must reuse nothing approximate by default.
+It starts ``inlay serve`` and sends each prompt once, alone. Then every client sends one request after another: most
+stream, some want whole answers, some leave early, some read slowly. Prompts share documents, or nothing. Each answer is
+compared with the one given alone. It is equal, a near tie ("near_ties", the first different token had a lead of less
+than 1e-3), or wrong. ``--url`` uses a running server, which must not use approximate reuse by default.
 
-What streaming costs the model shows in ``ms_per_step`` of ``--only stream`` beside ``--only whole``.
+To see the model's cost of streaming, compare ``ms_per_step`` of ``--only stream`` and ``--only whole``.
 
 The last line of stdout is one JSON object: times in milliseconds, memory in MiB, overhead in microseconds a request and
 step. The clients share the machine with the server.
@@ -63,11 +63,9 @@ def parsed() -> argparse.Namespace:
 
 
 def started(options: argparse.Namespace) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
-    """A server in a process of its own, and its URL."""
+    """A server in a separate process, and its URL."""
     command = [options.model, "--log-level", "warning", "--dtype", "float32", "--kv-memory", options.kv_memory]
-    return serving(
-        [*command, "--profile", "off", "--promotion-memory", "0"]
-    )  # nothing is computed that nobody asked for
+    return serving([*command, "--profile", "off", "--promotion-memory", "0"])  # no background computation
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Does a server's memory stay where it settled, over an hour of traffic that changes all the time?
+"""Does a server's memory stay at its settled size, over an hour of varied traffic?
 
     python lab/benchmarks/serve_soak.py --minutes 60
 
-Starts ``inlay serve`` with keys for three tenants, a small pool and a small store on disk, and sends it schemas that
-come, change and go, marked parts, conversations, grammars, mistakes, pins, and guests whose keys are taken back. Every
-minute a line says what the server's resident memory is, and what of it is its own: pages of the libraries and weights
-that it maps come and go as the system likes. The last line of stdout is one JSON object: ``flat`` says whether what is
-its own stayed within 2% of what it was after ``--settle`` minutes. Ends with 1 where it did not, where a response was
-not what it should be, or where something was still held at the end.
+It starts ``inlay serve`` with keys for three tenants, a small pool and a small store on disk. It sends schemas that
+come, change and go, marked parts, conversations, grammars, mistakes, pins, and guests whose keys are revoked. Every
+minute it prints the server's resident memory and the server's own part of it. The system moves pages of mapped
+libraries and weights at will. The last line of stdout is one JSON object. ``flat`` is true if the own part stayed
+within
+2% of its size after ``--settle`` minutes. Ends with 1 if it did not, if a response was wrong, or if something was still
+referenced at the end.
 
 The clients share the machine with the server.
 """
@@ -28,7 +29,7 @@ from inlay_lab.bench.serve.soak import Soak, run_soak
 
 
 def main() -> int:
-    """What the process ends with."""
+    """Run the soak test; returns the exit status."""
     options = parsed()
     soak = Soak(
         minutes=options.minutes,

@@ -1,12 +1,12 @@
-"""What shadow sampling costs requests: the same traffic with all answers compared, and with none, in turns.
-
-One client asks questions over documents of the bundled model, with pauses between the requests, so that there is idle
-time: a request that comes while an answer is compared waits for the end of one short pass. Each turn is on an engine
-of its own, which has come to rest before the other one's begins.
+"""The cost of shadow sampling for requests: the same traffic with all answers compared, and with none, in turns.
 
     python lab/benchmarks/shadow.py --requests 60 --turns 6
 
-ends in one line of JSON: the median and the 95th percentile of times to the first token and to the last, in ms, and the
+One client asks questions over documents of the bundled model, with pauses, so that there is idle time. A request that
+arrives during a comparison waits for the end of one short pass. Each turn has its own engine, and the other engine is
+at rest.
+
+The last line is JSON: the median and the 95th percentile of times to the first token and to the last, in ms, and the
 ratios of the medians, turn by turn.
 """
 
@@ -49,7 +49,7 @@ async def turn(llm: AsyncLLM, prompts: list[Prompt], pause_s: float, seed: int) 
 
 
 async def rest(llm: AsyncLLM) -> None:
-    """Until nothing is left to compare."""
+    """Wait until nothing is left to compare."""
     while (shadow := llm.stats().shadow) is not None and shadow.waiting:
         await asyncio.sleep(_REST_S)
 

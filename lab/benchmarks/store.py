@@ -4,11 +4,11 @@
     python lab/benchmarks/store.py --codec int8 --baselines none
     python lab/benchmarks/store.py --address unix:///tmp/valkey.sock --baselines none
 
-The store is a folder on the disk that --folder lies on, or the server at an address. A file is read from the page
-cache, and *cold*, where that was made to forget it. In the same turns: a plain read of that file, or of one as large
-as what a server keeps (``disk``), ``safetensors.torch.load_file`` of it with a copy into memory shaped like a pool, and
-llama.cpp's slots, which llama-server keeps in files, of a random model of the same shape. What cannot be measured is
-left out, with a line.
+The store is a folder on the disk of --folder, or the server at an address. A file is read from the page cache, or
+*cold* after it is dropped from there. The same turns time other readings. ``disk`` is a plain read of that file, or of
+one as large as a server's entry. ``safetensors.torch.load_file`` is timed with a copy into memory shaped like a pool.
+llama.cpp's slots, which llama-server keeps in files, are of a random model of the same shape. Rows that cannot be
+measured are left out with a message.
 
 Prints a table of medians, then a line of JSON.
 """
@@ -25,7 +25,7 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay_lab.bench.store.measure import BASELINES, StoreSetting, measure_store
 
-_COLUMNS = {"first_token_ms": 1, "reading_ms": 1, "mb_s": 0}  # and their digits behind the point
+_COLUMNS = {"first_token_ms": 1, "reading_ms": 1, "mb_s": 0}  # and their decimals
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def parsed() -> argparse.Namespace:
 
 
 def table(found: dict[str, Any]) -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     tokens, mib = found["tokens"], found["bytes"] / 2**20
     lines = [f"| {tokens:,} tokens, {mib:.1f} MiB | first token, ms | reading, ms | MB/s |", "|---|---|---|---|"]
     for row in found["rows"]:

@@ -1,4 +1,4 @@
-"""How many tokens a second come of many requests at once, and how much memory do they take?
+"""How many tokens a second do many concurrent requests get, and how much memory do they take?
 
     python lab/benchmarks/throughput.py --model random:qwen2.5-0.5b --model random:mha-0.4b
 

@@ -2,10 +2,10 @@
 
     python lab/benchmarks/gpu/attention.py --part table3 figure3 figure4
 
-32 heads, or 32 to 8 of keys, of 128 dimensions; chunks of 64. Columns: ``shared`` (ours), ``paged`` (ours with sharing
-off), ``sdpa`` and ``flex`` (PyTorch's, over dense copies), and where it is installed FlashInfer's ``flashinfer_paged``
-and ``flashinfer_cascade``. Each row has its floor: distinct bytes over the measured copy bandwidth, or operations over
-the measured rate of products, whichever is longer.
+32 query heads and 32 or 8 KV heads of 128 dimensions; chunks of 64. Columns: ``shared`` (ours), ``paged`` (ours with
+sharing off), ``sdpa`` and ``flex`` (PyTorch's, over dense copies). If FlashInfer is installed, ``flashinfer_paged`` and
+``flashinfer_cascade`` too. Each row has its floor, the longer of two times: distinct bytes over the measured copy
+bandwidth, and operations over the measured rate of products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEADS, HEAD_DIM, CHUNK = 32, 128, 64
 
 @dataclass(frozen=True)
 class Case:
-    """A batch in which every sequence decodes a token. shared: of its ``context`` tokens, in common with all."""
+    """A batch in which every sequence decodes a token. All share the first ``shared`` of their ``context`` tokens."""
 
     dtype: str
     heads: int
@@ -43,7 +43,7 @@ class Case:
 
 
 def cases(part: str, dtypes: list[str], dry: bool) -> Iterator[Case]:
-    """The paper's grids. Figure 3: as answers grow behind a shared prompt. Figure 4: over batches."""
+    """The paper's grids. Figure 3: answers grow behind a shared prompt. Figure 4: over batch sizes."""
     shapes = [(4, 2, 64)] if dry else [(HEADS, HEADS, HEAD_DIM), (HEADS, 8, HEAD_DIM)]
     for dtype in dtypes:
         for heads, kv_heads, head_dim in shapes:
@@ -66,7 +66,7 @@ def sizes(part: str, dry: bool) -> Iterator[tuple[int, int, int]]:
 
 
 class Sequences:
-    """What a case's sequences hold, in chunks of a pool and as dense copies."""
+    """The keys and values of a case's sequences, in chunks of a pool and as dense copies."""
 
     def __init__(self, case: Case, device: Any) -> None:
         import torch
@@ -84,7 +84,12 @@ class Sequences:
         self.key, self.value = (torch.randn(new, device=device).to(self.dtype) for _ in range(2))
 
     def ours(self, *, share: bool, costs: Any = None) -> Callable[[], Any]:
-        """costs: by which sharing is chosen, where it may be; None for those measured here, else the defaults."""
+        """A call of our kernel.
+
+        Args:
+            share: Allow sharing.
+            costs: Cost model that decides on sharing. None for the device's measured one, or else the defaults.
+        """
         from inlay.attention.backend import AttentionOptions
         from inlay.attention.plan import Part, build_plan, items_at
         from inlay.attention.storage import LayerShape
@@ -179,7 +184,7 @@ class Sequences:
 
 
 def columns(sequences: Sequences) -> dict[str, Callable[[], Callable[[], Any]]]:
-    """What is measured, each made when its turn comes, so that one dense copy is in memory at a time."""
+    """The columns. Each is made at its turn, so that only one dense copy is in memory."""
     found: dict[str, Callable[[], Callable[[], Any]]] = {
         "shared": lambda: sequences.ours(share=True),
         "paged": lambda: sequences.ours(share=False),
@@ -193,7 +198,7 @@ def columns(sequences: Sequences) -> dict[str, Callable[[], Callable[[], Any]]]:
 
 
 def measure(part: str, case: Case, device: Any, clock: Clock, ceilings: Ceilings) -> dict[str, Any]:
-    """One row: microseconds of each column, how far each is from the first one's output, and ratios."""
+    """One row: microseconds of each column, each output's difference from the first column's, and ratios."""
     import torch
 
     sequences, microseconds, apart = Sequences(case, device), {}, {}

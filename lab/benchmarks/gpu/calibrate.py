@@ -1,10 +1,11 @@
-"""Measure the coefficients by which the Triton backend decides who reads keys together (docs/gpu.md).
+"""Measure the cost model by which the Triton backend decides which rows read keys together (docs/gpu.md).
 
     python lab/benchmarks/gpu/calibrate.py
     export INLAY_TRITON_COSTS=lab/benchmarks/results/DEVICE/costs.json
 
-Reading keys is the copy bandwidth; the rest is told by steps that differ in one thing: partial results merged, tiles of
-the same keys, programs, kernels. Then each pair of a shared and an unshared step shows whether the choice was right.
+The cost of reading keys is the copy bandwidth. The other coefficients come from steps that differ in one thing: merged
+partial results, tiles of the same keys, programs, kernels. Then pairs of a shared and an unshared step show whether the
+choice was right.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def fit(asked: Any, device: Any, clock: Clock, ceilings: Ceilings) -> Any:
     launch = clock.seconds(lambda: nothing.add_(1))
     chain = clock.seconds(lambda: [nothing.add_(1) for _ in range(17)])
     numbers = torch.ones(2**12 if asked.dry else 2**26, device=device)
-    cached = torch.ones(2**8 if asked.dry else 2**21, device=device)  # stays in the cache between two of its reads
+    cached = torch.ones(2**8 if asked.dry else 2**21, device=device)  # stays in the cache between two reads
     once, often = clock.seconds(lambda: cached.sum()), clock.seconds(lambda: [cached.sum() for _ in range(9)])
     written = clock.seconds(lambda: numbers.mul_(1.0))
     return CostModel(
@@ -56,7 +57,7 @@ def fit(asked: Any, device: Any, clock: Clock, ceilings: Ceilings) -> Any:
 
 
 def bounded(seconds: float) -> float:
-    """Differences of two measurements may come out below zero."""
+    """Clamp a time: the difference of two measurements may be below zero."""
     return min(max(seconds, 0.0), 0.5)
 
 
@@ -70,7 +71,7 @@ def pairs(asked: Any) -> list[Case]:
 
 
 def choice(case: Case, device: Any, clock: Clock, costs: Any) -> dict[str, Any]:
-    """What the model says of a case, and what was measured: with sharing always on, and off."""
+    """The model's choice for a case, and the measured times with sharing always on and off."""
     import numpy as np
 
     from inlay.attention.triton.cost import CostModel, Shape

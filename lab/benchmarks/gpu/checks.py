@@ -1,8 +1,8 @@
-"""What Triton's interpreter cannot see, on the device: races, alignment, shared memory, recorded steps.
+"""Checks on the device of effects that Triton's interpreter cannot show: races, alignment, shared memory, graphs.
 
     python lab/benchmarks/gpu/checks.py
 
-Each check prints a line and a result; the script ends with status 1 where one fails. docs/gpu.md is the list.
+Each check prints a line and a result. The script ends with status 1 if one fails. docs/gpu.md is the list.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from common import device_of, options, report
 from layerwise import check_layers
 
-#: By dtype: how far the norm of the difference may be from the reference's, as a share of its norm.
+#: Largest norm of the difference to the reference, as a share of the reference's norm, by dtype.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 def layers(dry: bool) -> Iterator[tuple[str, int, int, int, Any]]:
-    """dtype, heads, heads of keys, head size and options: everything that is compiled in."""
+    """dtype, query heads, KV heads, head size and options: all compiled variants."""
     import torch
 
     from inlay.attention.backend import AttentionOptions
@@ -64,7 +64,7 @@ def passes(dry: bool) -> Iterator[tuple[str, list[Any]]]:
 
 
 def check_passes(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """Every layer over every pass: near the reference, and the same bits each time (a race would move them)."""
+    """Every layer over every pass: near the reference, and bitwise equal each time (a race would change bits)."""
     import torch
 
     from inlay.attention.plan import build_plan
@@ -100,7 +100,7 @@ def check_passes(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def odd(tensor: Any, device: Any) -> Any:
-    """A copy on the device that begins at an address no vector load would like, with rows that are further apart."""
+    """A copy on the device at an address that is not aligned for vector loads, with rows further apart."""
     import torch
 
     heads, rows, width = tensor.shape
@@ -111,9 +111,9 @@ def odd(tensor: Any, device: Any) -> Any:
 
 
 def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """A whole model in fp32: answers as on the CPU, alone and in a batch, launched and played from recordings.
+    """A whole model in fp32: answers equal the CPU's, alone and in a batch, launched and replayed from graphs.
 
-    Seeded answers that stop where they may, and those of the model compiled, are compared as well.
+    It also compares seeded answers with stop strings, and answers of the compiled model.
     """
     from inlay import LLM, SamplingParams
 
@@ -141,7 +141,7 @@ def check_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_rounded_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """A whole model over keys and values in 8 bits: in int8 as on the CPU, and in fp8 a few times as far from fp32."""
+    """A whole model with 8-bit KV: int8 as on the CPU, and fp8 within a few times int8's distance from fp32."""
     from inlay import LLM
 
     prompts, said = ["One two three four five", "Six"], [[5, 77, 12], [9, 3, 200]]
@@ -169,9 +169,9 @@ def check_rounded_answers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_host(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """Modules of twice the pool's size, which go to the memory of the host and come back: none is computed twice.
+    """Modules of twice the pool's size move to host memory and back. None may be computed twice.
 
-    Answers are those of a pool that has room for all of them. In int8 scales go with their rows.
+    Answers must equal those of a pool with room for all modules. In int8, scales move with their rows.
     """
     from inlay import LLM, Prompt, SamplingParams, Schema
 
@@ -217,7 +217,7 @@ def _texts(outputs: Any) -> list[Any]:
 
 
 def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """Keys and values in 8 bits: stored bit for bit as the specification does, and near the reference over them."""
+    """8-bit KV: stored bitwise as the specification stores it, and results near the reference over it."""
     import torch
 
     from inlay.attention.backend import AttentionOptions
@@ -257,7 +257,7 @@ def check_quantized(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_plain(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """Plain passes through the libraries that are installed: near the reference."""
+    """Plain passes through the installed libraries: near the reference."""
     import torch
 
     from inlay.attention.backend import AttentionOptions
@@ -290,7 +290,7 @@ def check_plain(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
             plain = PlainPrefill({name: call}, lambda run, times=times: next(times))
             using = TritonBackend(device, plain=plain)
             query, key, value = (each.to(device) for each in fresh)
-            for _ in range(2):  # measured, and then as it was chosen
+            for _ in range(2):  # once measured, once as chosen
                 output = using.attend(query, key, value, pool, build_plan(parts), 0, attention).float().cpu()
             apart = float((output - expected).norm() / expected.norm())
             yield {
@@ -300,7 +300,7 @@ def check_plain(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def check_tokens(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """Tokens chosen on the device: those of the CPU for the same logits and seeds, with their log-probabilities."""
+    """Tokens sampled on the device equal the CPU's for the same logits and seeds, with their log-probabilities."""
     import torch
 
     from inlay import SamplingParams

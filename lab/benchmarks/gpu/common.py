@@ -1,7 +1,7 @@
-"""What the scripts here share: options, timing on a device, the device's limits, and where results go.
+"""Shared parts of the GPU scripts: options, timing on a device, the device's limits, and the folder of results.
 
-Everything is timed with events of the device, between flushes of its cache; medians are reported. With ``--dry`` the
-same code runs in tiny sizes on the CPU, with Triton's interpreter: its times mean nothing.
+Timing uses events of the device, between flushes of its cache; medians are reported. With ``--dry`` the same code runs
+in tiny sizes on the CPU, with Triton's interpreter. Its times mean nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 
 def options(description: str, *, runs: int = 20, **more: Any) -> argparse.Namespace:
-    """The command line.
+    """Parse the command line.
 
-    runs: of each, by default. more: further options by name, with their default values; of lists, the first one's kind.
+    Args:
+        runs: Default number of runs.
+        more: Further options by name, with their default values. A list's first item sets its type.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU, in Triton's interpreter")
@@ -44,7 +46,7 @@ def options(description: str, *, runs: int = 20, **more: Any) -> argparse.Namesp
 
 
 def device_of(asked: argparse.Namespace) -> Any:
-    """The device that is measured; ends the script with a sentence where there is none."""
+    """The device to measure. Ends the script with a message if there is none."""
     import torch
 
     if asked.dry:
@@ -55,7 +57,11 @@ def device_of(asked: argparse.Namespace) -> Any:
 
 
 class Clock:
-    """Medians of a call's time. runs: of each, after two that do not count."""
+    """Measures median times of calls.
+
+    Args:
+        runs: Counted runs of each call, after two warm-up runs.
+    """
 
     def __init__(self, device: Any, runs: int) -> None:
         import torch
@@ -64,7 +70,7 @@ class Clock:
         self._other = torch.empty(2**28 if device.type == "cuda" else 1, dtype=torch.uint8, device=device)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """The median time of a call, from one flushed cache to the end of what it has launched."""
+        """The median time of a call, from one flushed cache to the end of its launched work."""
         if self._device.type != "cuda":
             took = []
             for _ in range(self._runs):
@@ -87,10 +93,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device can do at best.
+    """Peak rates of the device.
 
-    copy_gb_s: of copying a large tensor on it, bytes read and written. from_host_gb_s: of copying pinned memory to it.
-    gemm_tflop_s: of a large square product, by dtype.
+    Attributes:
+        copy_gb_s: GB/s of copying a large tensor on it; bytes read and written both count.
+        from_host_gb_s: GB/s of copying pinned memory to it.
+        gemm_tflop_s: TFLOP/s of a large square product, by dtype.
     """
 
     copy_gb_s: float
@@ -127,7 +135,7 @@ def named(device: Any) -> str:
 
 
 def report(script: str, asked: argparse.Namespace, device: Any, ceilings: Ceilings | None, rows: list[Any]) -> None:
-    """Print a result as the last line, and keep it in the folder of its device."""
+    """Print a result as the last line, and store it in the folder of its device."""
     import torch
     import triton
 

@@ -1,8 +1,8 @@
-"""Requests that begin before the last layer of their modules is up, forced: a check of ``checks.py``.
+"""A check of ``checks.py``: forces requests to begin before the last layer of their modules is loaded.
 
-A layer is copied to the device only when a pass has attended to the one before it, and some time later still. A pass
-that goes on to the layer before its copy is given to the device is noted; and until the device has copied, slots hold
-what is no number, so that who reads one too early has another answer.
+A layer is copied to the device only some time after a pass has attended to the layer before it. A pass that enters the
+layer before its copy is submitted is detected. Until the device has copied, slots contain NaN, so that an early read
+changes the answer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any
 from inlay.engine.forward import StepObserver
 
 _WAIT_S = 20.0
-_GRACE_S = 0.1  # in which a pass that does not wait would go on
-_BALLAST, _FILLS = 2**28, 100  # bytes that are filled, and how often: some ten milliseconds in front of a copy
+_GRACE_S = 0.1  # time in which a pass that does not wait would go on
+_BALLAST, _FILLS = 2**28, 100  # bytes and number of fills: some ten milliseconds in front of a copy
 
 
 class Forced(StepObserver):
-    """Copies of layers that follow the computation, and the passes that have begun before the last one.
+    """Makes copies of layers follow the computation, and counts the passes that begin before the last copy.
 
-    begun: how many passes did. followed: whether each copy came behind the pass's layer before, and before its own.
+    Attributes:
+        begun: Number of such passes.
+        followed: Each copy came after the pass's previous layer and before its own layer.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -45,13 +47,13 @@ class Forced(StepObserver):
             self._poison(slots)
         elif self.followed:
             self.followed = self._attended[layer - 1].wait(_WAIT_S) and not self._entered[layer].wait(_GRACE_S)
-        if self._ballast is not None:  # on the stream that copies, so that a pass that does not wait comes first
+        if self._ballast is not None:  # on the copy stream, so that a pass that does not wait comes first
             for _ in range(_FILLS):
                 self._ballast.zero_()
         return self._put(layer, slots, slab)
 
     def _poison(self, slots: Any) -> None:
-        """On the stream that copies, in front of the copies. Numbers in 8 bits are none by their scales."""
+        """Fill slots with NaN on the copy stream, in front of the copies. In 8 bits, only scales can be NaN."""
         for event in (*self._entered, *self._attended):
             event.clear()
         for layer, scales in enumerate(self._storage.scales):
@@ -60,7 +62,7 @@ class Forced(StepObserver):
                     memory[:, run.first : run.end] = float("nan")
 
     def _noted(self, *args: Any) -> Any:
-        """args: as of a backend's ``attend``: query, key, value, pool, plan, layer, options."""
+        """Record a layer's attention. ``args`` are those of a backend's ``attend``."""
         self._entered[args[5]].set()
         output = self._attend(*args)
         self._attended[args[5]].set()
@@ -68,7 +70,7 @@ class Forced(StepObserver):
 
 
 def check_layers(asked: Any, device: Any) -> Iterator[dict[str, Any]]:
-    """Modules in the memory of the host, each read while it comes up: answers as where all of them stay in the pool."""
+    """Modules in host memory, each read while it is loading: answers equal those with all modules in the pool."""
     from inlay import LLM, Prompt, SamplingParams, Schema
 
     count, tokens = (4, 48) if asked.dry else (16, 400)

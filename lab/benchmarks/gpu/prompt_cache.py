@@ -2,12 +2,15 @@
 
     python lab/benchmarks/gpu/prompt_cache.py --model random:llama-2-7b random:llama-2-13b
 
-Columns: ``device`` with modules in device memory, ``host`` with modules in pinned host memory, which are copied up
-layer by layer first, ``full`` the stock model's prefill of the same tokens. Floors: ``new_floor`` is the new tokens'
-operations over the measured rate of products; ``host_floor`` the modules' bytes over the measured rate of copies from
-host memory, and ``of_bus`` what of that rate the copies reach. Shapes beyond the model's own positions are allowed by
-``--max-position`` and say so (``beyond``): such positions are computed as any others, with weights that mean nothing.
-``--kv-cache-dtype int8`` or ``fp8`` keeps keys and values in 8 bits.
+Columns: ``device`` has modules in device memory. ``host`` has modules in pinned host memory and copies them first,
+layer
+by layer. ``full`` is the stock model's prefill of the same tokens.
+
+Floors: ``new_floor`` is the new tokens' operations over the measured rate of products. ``host_floor`` is the modules'
+bytes over the measured copy rate from host memory; ``of_bus`` is the share of that rate that the copies reach.
+
+``--max-position`` allows lengths beyond the model's own positions; such rows are marked ``beyond``. They are computed
+like others, but the weights mean nothing there. ``--kv-cache-dtype int8`` or ``fp8`` stores KV in 8 bits.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ MODULES = 8
 
 
 def load(name: str, asked: Any, device: Any) -> Any:
-    """An LLM whose context is as long as is asked for."""
+    """An LLM with the requested context length, and the model's own."""
     from inlay import LLM
     from inlay.models.load import load_model
 
@@ -37,7 +40,7 @@ def load(name: str, asked: Any, device: Any) -> Any:
 
 
 def workload(llm: Any, cached: int, new: int) -> tuple[Any, Any]:
-    """A schema of eight modules with that many tokens, a byte each, and a prompt with new text behind them."""
+    """A schema of eight modules with ``cached`` tokens of one byte, and a prompt with new text behind them."""
     from inlay import Schema
 
     draw = random.Random(cached * 1000 + new)

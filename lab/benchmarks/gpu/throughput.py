@@ -1,15 +1,17 @@
-"""Tokens a second on a GPU: behind a shared beginning, and over modules in permuted order, by the size of the batch.
+"""Tokens a second on a GPU: behind a shared prefix, and over modules in permuted order, by batch size.
 
     python lab/benchmarks/gpu/throughput.py --model random:llama-2-7b --batch 1 8 64
 
-Columns: ``inlay``; ``off``, inlay with nothing shared; ``transformers``, its continuous batching; ``vllm`` with
-automatic prefix caching, where it is installed. All have the same random weights and are asked the same token ids at
-once, of which 2,048 are shared: by all as a beginning (``prefix``), or as 6 of 12 modules in an order of each prompt's
-own (``modules``, which inlay computes beforehand: ``prepare_s``). One column after the other has the whole device, runs
-every batch once to warm up, and then ``--runs`` times, of which the median counts. The floor is that of inlay's steps:
-their distinct bytes over the measured rate of copies, or their operations over the measured rate of products.
-``as_off`` is the share of tokens that are those of ``off``: in bf16 random weights part ways soon, and modules that are
-encoded alone mean others. ``--dry`` takes small sizes for those that are not given.
+Columns: ``inlay``; ``off``, inlay without reuse; ``transformers``, its continuous batching; ``vllm`` with automatic
+prefix caching, if installed. All have the same random weights and get the same token ids at once. 2,048 tokens are
+shared: by all as a prefix (``prefix``), or as 6 of 12 modules in each prompt's own order (``modules``). inlay computes
+the modules beforehand (``prepare_s``).
+
+Each column has the whole device in turn, runs every batch once to warm up, and then ``--runs`` times; the median
+counts.
+The floor is that of inlay's steps: their distinct bytes over the measured copy rate, or their operations over the
+measured rate of products. ``as_off`` is the share of tokens equal to those of ``off``. It falls soon with random bf16
+weights, and modules encoded alone change answers. ``--dry`` uses small sizes for options that are not given.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ COLUMNS = ("inlay", "off", "transformers", "vllm")
 
 
 def setting_of(asked: Any, name: str, batch: int) -> Any:
-    """What is asked of a model in one batch."""
+    """The setting for one model and batch size."""
     from inlay_lab.bench.throughput.setting import ThroughputSetting
     from inlay_lab.bench.throughput.workload import CHOSEN
 
@@ -52,7 +54,12 @@ def setting_of(asked: Any, name: str, batch: int) -> Any:
 
 @dataclass
 class Asked:
-    """A workload, and what came of it. about: what its row says of it. ids: the answers of each column."""
+    """A workload and its results.
+
+    Attributes:
+        about: Fields that identify its row.
+        ids: The answers of each column.
+    """
 
     about: dict[str, Any]
     workload: Any
@@ -60,7 +67,7 @@ class Asked:
     ids: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """Cells, ratios, and the floor of all steps in tokens a second."""
+        """The row: cells, ratios, and the floor of all steps in tokens a second."""
         from inlay_lab.bench.throughput.measure import row_of
 
         for name in self.ids if "off" in self.ids else ():
@@ -73,7 +80,7 @@ class Asked:
         return row | {"floor_tokens_s": tokens / floor, "of_floor": floor / self.cells["inlay"]["wall_s"]}
 
     def measure(self, name: str, column: Any, runs: int, limit_s: float) -> Any:
-        """Run it in a column, once to warm up; returns the median run, or why there is none."""
+        """Run a column, once to warm up; returns the median run, or None if it cannot run."""
         from inlay.errors import InlayError
         from inlay_lab.bench.throughput.runs import Bounds, Pace, figures, in_turns
 
@@ -94,7 +101,7 @@ class Asked:
 
 
 def measure_ours(asked: Any, device: Any, name: str, ceilings: Ceilings) -> list[Asked]:
-    """All workloads of a model, with the cells of the columns that are inlay's."""
+    """All workloads of a model, with the cells of inlay's columns."""
     from inlay.async_llm import AsyncLLM
     from inlay.models.load import load_model
     from inlay.models.spec import dtype_name
@@ -135,7 +142,7 @@ def measure_ours(asked: Any, device: Any, name: str, ceilings: Ceilings) -> list
 
 
 def free_memory() -> None:
-    """Give the device back what ran before: it has gone, and its memory goes with it."""
+    """Free unused memory of the device."""
     import torch
 
     gc.collect()
@@ -148,7 +155,7 @@ def dtype_of(asked: Any) -> str:
 
 @contextmanager
 def others(asked: Any, device: Any, name: str, column: str, found: list[Asked]) -> Iterator[Any]:
-    """A column of somebody else's: called with a batch's size, for who answers it. Raises ModelError."""
+    """Open another engine's column: a function from batch size to column. Raises ModelError."""
     from inlay_lab.bench.stock import load_stock
     from inlay_lab.bench.throughput.columns import Continuous
     from inlay_lab.bench.throughput.vllm import Vllm
@@ -164,7 +171,7 @@ def others(asked: Any, device: Any, name: str, column: str, found: list[Asked]) 
 
 
 def measure_others(asked: Any, device: Any, name: str, column: str, found: list[Asked]) -> None:
-    """The cells of a column of somebody else's, beside ours."""
+    """Add the cells of another engine's column."""
     from inlay.errors import ModelError
 
     free_memory()
@@ -185,7 +192,7 @@ def tell(part: str, batch: int, cells: dict[str, Any]) -> None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel for every model and part: tokens a second over the batch, a line for every column, and the floor's."""
+    """Draw a panel for every model and part: tokens a second over the batch, a line for every column and the floor."""
     from matplotlib.figure import Figure
 
     from inlay.advice.plot.figure import save
@@ -210,7 +217,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     asked = options(__doc__ or "", runs=5, **DEFAULTS)
     if asked.dry:
-        for name, small in DRY.items():  # what was given is as it was given
+        for name, small in DRY.items():  # options that the user gave stay
             if getattr(asked, name) == DEFAULTS[name]:
                 setattr(asked, name, small)
     device = device_of(asked)

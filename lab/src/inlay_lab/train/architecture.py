@@ -1,14 +1,14 @@
-"""The bundled model's shape, the weights that it starts from, and attention for its training.
+"""The bundled model's shape, its initial weights, and attention for its training.
 
-Learning to find things in context takes small models most of their training: little improves until heads that look back
-and heads that match what those noted have formed together (Olsson et al., 2022, "In-context Learning and Induction
-Heads"). Here the first three layers start with such heads, written by hand; training is free to change them:
+Small models spend most of their training learning to find things in context. Little improves until two kinds of heads
+have formed: heads that look back and heads that match their notes (Olsson et al., 2022, "In-context Learning and
+Induction Heads"). Here the first three layers start with such heads, written by hand; training may change them:
 
-- layer 0 notes, beside every token, the token before it, and a bag of the tokens of the last words and sentences;
-- layer 1 looks for the place whose note is the current token, and copies what stands there: runs are continued;
-- layer 2 looks for the place whose bag is most like the current one, and copies from there: facts are found.
+- Layer 0 notes beside every token the token before it, and a bag of the tokens of the last words and sentences.
+- Layer 1 looks for the position whose note is the current token and copies from there, which continues runs.
+- Layer 2 looks for the position whose bag is most like the current one and copies from there, which finds facts.
 
-And digits start with their order: which of two numbers is larger is then a difference, not a table to learn.
+Digits start with their order, so that comparing two numbers is a difference and not a table to learn.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ CONTEXT = 4096  # positions
 _WIDTH, _LAYERS, _HEADS = 256, 6, 4
 _HEAD = _WIDTH // _HEADS  # 64
 _HALF = _HEAD // 2  # frequencies of a head
-_THETA = 500_000.0  # half of a head's frequencies turn so slowly that they match content over the whole context
-_SLOW = (*range(_HALF // 2, _HALF), *range(_HALF + _HALF // 2, _HEAD))  # the rows of a head that these turn
+_THETA = 500_000.0  # half of a head's frequencies turn slowly enough to match content over the whole context
+_SLOW = (*range(_HALF // 2, _HALF), *range(_HALF + _HALF // 2, _HEAD))  # the rows of a head with slow frequencies
 _SCALE = 0.05  # of the embeddings
 _BLOCK = 128  # queries of one product in training
 
-# What the dimensions of the residual stream hold at the start.
-_CONSTANT = 0  # alike for all tokens: what heads read that go by position alone
+# Initial use of the residual stream's dimensions.
+_CONSTANT = 0  # equal for all tokens, for heads that go by position alone
 _CONTENT = range(1, 128)  # the token
 _BAG = range(128, 192)  # a projection of the tokens before
 _NOTE = range(192, 224)  # a projection of the previous token
 _MAGNITUDE = 224  # of a digit, from -1 to 1
-_COMMON = 255  # large for common tokens, which makes the rest of them small once normalised
+_COMMON = 255  # large for common tokens, which makes their other dimensions small after normalisation
 
 
 def new_model(tokenizer: PreTrainedTokenizerBase, counts: Tensor | None = None, seed: int = 1) -> LlamaForCausalLM:
     """A llama of 5 million parameters that can copy and look up, roughly, and nothing else.
 
-    counts: (vocabulary,), how often each token stands in a sample of the training text; None for all alike.
+    Args:
+        counts: (vocabulary,), frequency of each token in a sample of the training text; None for equal frequencies.
     """
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -67,13 +68,13 @@ def new_model(tokenizer: PreTrainedTokenizerBase, counts: Tensor | None = None, 
 
 
 def order_digits(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, scale: float) -> None:
-    """Add to the embedding of every digit, along one dimension, how large it is, from -scale to scale.
+    """Add the value of every digit to its embedding along one dimension, from -scale to scale.
 
-    Only comparisons depend on the order of digits; to all else they are ten different tokens.
+    Only comparisons depend on the order of digits. All else treats them as ten different tokens.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     for digit in range(10):
-        for token in (f"{digit}", f"Ġ{digit}"):  # the second stands behind a space
+        for token in (f"{digit}", f"Ġ{digit}"):  # the second follows a space
             if token in vocabulary:
                 model.model.embed_tokens.weight[vocabulary[token], _MAGNITUDE] += scale * (digit - 4.5) / 4.5
 
@@ -88,7 +89,7 @@ def _start(model: LlamaForCausalLM, counts: Tensor) -> None:
         attention = layer.self_attn
         for projection in (attention.q_proj, attention.v_proj):
             projection.weight.normal_(0, _WIDTH**-0.5)
-        # queries start near their own keys, and outputs near what was read, so that other heads match and copy too
+        # queries start near their own keys, and outputs near the values, so that other heads match and copy too
         noise = torch.randn(_WIDTH, _WIDTH) * _WIDTH**-0.5
         attention.k_proj.weight.copy_(0.7 * attention.q_proj.weight + 0.7 * noise)
         attention.o_proj.weight.copy_(0.2 * _SCALE * attention.v_proj.weight.T)
@@ -114,9 +115,9 @@ def _note(
     behind: int,
     sharpness: float,
 ) -> None:
-    """A head that goes by position alone: it reads tokens around ``behind`` positions back, and notes a projection.
+    """A head that reads tokens around ``behind`` positions back, by position alone, and notes a projection.
 
-    The faster its frequencies and the larger its sharpness, the fewer tokens it reads.
+    The higher its frequencies and its sharpness, the fewer tokens it reads.
     """
     q, k, v, o = _clear(attention, head)
     _look_back(q, k, frequencies, behind, sharpness)
@@ -126,7 +127,7 @@ def _note(
 
 
 def _continue_runs(attention: nn.Module, head: int, reading: Tensor) -> None:
-    """A head that looks for a note of the current token, and copies half of the token that carries it."""
+    """A head that looks for a note of the current token, and copies half of the token at that position."""
     q, k, v, o = _clear(attention, head)
     for row, turned in enumerate(_SLOW):
         q[turned, _CONTENT.start : _CONTENT.stop] = 2.5 * reading[row]
@@ -135,7 +136,7 @@ def _continue_runs(attention: nn.Module, head: int, reading: Tensor) -> None:
 
 
 def _find_alike(attention: nn.Module, head: int) -> None:
-    """A head that looks for a bag like its own, but not close by, and copies half of the token that carries it."""
+    """A head that looks for a bag like its own at some distance, and copies half of the token at that position."""
     q, k, v, o = _clear(attention, head)
     for row, turned in enumerate(_SLOW):
         dimension = _BAG.start + len(_SLOW) * head + row
@@ -145,7 +146,7 @@ def _find_alike(attention: nn.Module, head: int) -> None:
 
 
 def _look_back(q: Tensor, k: Tensor, frequencies: range, behind: int, sharpness: float, *, away: bool = False) -> None:
-    """Prefer the position that lies ``behind`` positions back, or avoid it: keys carry the phase of the one ahead."""
+    """Prefer or avoid the position ``behind`` positions back: keys carry the phase of the one ahead."""
     sign = -1 if away else 1
     for i in frequencies:
         turn = torch.tensor(behind * _THETA ** (-i / _HALF))
@@ -155,7 +156,7 @@ def _look_back(q: Tensor, k: Tensor, frequencies: range, behind: int, sharpness:
 
 
 def _copy_half(v: Tensor, o: Tensor, head: int, *, gain: float) -> None:
-    """Write what a head reads back to where it was read: head 0 the first half of the content, head 1 the second."""
+    """Copy the content that a head reads to the same dimensions: head 0 its first half, head 1 the second."""
     for row in range(_HEAD):
         dimension = _HEAD * head + row
         if dimension in _CONTENT:
@@ -176,9 +177,10 @@ def _clear(attention: nn.Module, head: int) -> tuple[Tensor, Tensor, Tensor, Ten
 def _causal(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """Plain causal attention whatever the positions; the stock paths read a jump as a border between sequences.
+    """Plain causal attention for any positions. The stock paths read a jump as a border between sequences.
 
-    Small products over blocks of queries: on a CPU, forward and backward take half the time of the fused kernel.
+    It uses small products over blocks of queries. On a CPU, forward and backward take half the time of the fused
+    kernel.
     """
     sequences, heads, tokens, _width = query.shape
     with torch.autocast("cpu", enabled=False):
