@@ -1,4 +1,4 @@
-"""The lab's tests run under the settings of the wheel's tests."""
+"""The lab's tests use the settings of the wheel's tests."""
 
 from tests.conftest import any_model, patient, rotary_model
 

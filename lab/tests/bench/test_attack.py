@@ -1,4 +1,4 @@
-"""Attacks on a server, in short: what is measured of them, and that it would be told if they did any harm."""
+"""Short attacks on a server: the measured figures, and that harm is reported."""
 
 from __future__ import annotations
 

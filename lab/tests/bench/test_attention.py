@@ -1,4 +1,4 @@
-"""Every column of the attention benchmark does the same step: its output is the reference's on the same content."""
+"""Every column of the attention benchmark computes the same step: its output equals the reference's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def changed(**settings: object) -> AttentionSetting:
 
 
 def plain_attention(case: Case, content: Content) -> torch.Tensor:
-    """fp32 softmax attention of every sequence, from the content alone: no pool, no plan, no column's memory."""
+    """fp32 softmax attention of every sequence, from the content alone, without pool, plan or a column's memory."""
     rows = []
     for sequence in range(case.batch):
         keys, values = (
@@ -240,7 +240,7 @@ def test_a_backend_that_is_not_there():
 
 @pytest.mark.parametrize("parts", [PARTS, ("figure4",)])
 def test_a_drawing(measured, tmp_path, parts):
-    """Every part but segments is drawn; a column that was skipped leaves no mark."""
+    """Every part but segments is drawn; a skipped column leaves no mark."""
     result = copy.deepcopy({name: value for name, value in measured.items() if name not in PARTS or name in parts})
     for row in result["figure4"]:
         row["columns"]["naive"] = {"skipped": "no memory"}

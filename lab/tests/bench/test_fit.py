@@ -1,4 +1,4 @@
-"""Curves through points, against points whose curve is known and against least squares by normal equations."""
+"""Fits, against points of known curves and against least squares by normal equations."""
 
 from __future__ import annotations
 

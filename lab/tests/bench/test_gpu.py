@@ -1,4 +1,4 @@
-"""The scripts for GPUs run dry: tiny sizes on the CPU, in Triton's interpreter."""
+"""Dry runs of the GPU scripts: tiny sizes on the CPU, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.skipif(find_spec("triton") is None, reason="Triton is 
 
 
 def dry(script: str, out: Path, *more: str) -> dict:
-    """Its result, and the lines that it has said before."""
+    """The script's result and its printed lines before that."""
     done = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", "--dry", "--out", out, *more],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,

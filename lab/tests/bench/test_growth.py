@@ -1,4 +1,4 @@
-"""lab/benchmarks/growth.py measures what is there today: each row runs at its smallest size."""
+"""Every row of lab/benchmarks/growth.py runs at its smallest size."""
 
 import json
 import runpy

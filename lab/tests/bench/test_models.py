@@ -1,4 +1,4 @@
-"""The benchmarks of whole models: who computes what, and what the JSON says of it; on the smallest shape."""
+"""The benchmarks of whole models on the smallest shape: the work of each column, and the JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fp32() -> LLM:
 
 @pytest.fixture
 def quick_model(monkeypatch) -> None:
-    """Whatever model is named, a tiny one that is in memory already."""
+    """A tiny model in memory replaces any named model."""
     for module in ("inlay.models.load", "inlay_lab.bench.stock"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 
@@ -241,7 +241,7 @@ def test_encoding_stores_what_the_stock_model_computes(fp32):
     assert [segment.tokens for segment in stored[-2:]] == [len(each) for each in ids]
     for row, segment in enumerate(stored[-2:]):
         values = torch.cat([pool.values[-1][:, run.first : run.end] for run in segment.slots], 1)
-        expected = cache.layers[-1].values[row, :, : segment.tokens]  # what lies behind is padding
+        expected = cache.layers[-1].values[row, :, : segment.tokens]  # the rest is padding
         torch.testing.assert_close(values[:, : segment.tokens], expected, atol=1e-4, rtol=1e-4)
 
 
@@ -250,7 +250,8 @@ def test_encode_json():
     setting = EncodeSetting(model=TINY, modules=3, tokens=16, batches=(1, 2, 8), runs=1, quick=True)
     result = measure_encode(setting)
     assert (result["modules"], result["tokens"]) == (3, 48)
-    assert list(result["stock_tokens_s_by_batch"]) == ["1", "2"]  # batches of more than there are modules say nothing
+    # larger batches than the number of modules are left out
+    assert list(result["stock_tokens_s_by_batch"]) == ["1", "2"]
     assert result["stock_batch"] in (1, 2)
     assert result["ratio"] == pytest.approx(result["tokens_s"] / result["stock_tokens_s"], rel=0.01)
 
@@ -301,7 +302,7 @@ def test_without_a_sweep_what_does_not_fit_is_an_error():
 @pytest.mark.usefixtures("quick_model")
 @pytest.mark.parametrize("reuse", ["isolated", "modular", "anchored+linked:4", "modular+profiled:0.25"])
 def test_every_request_that_is_timed_computes_its_new_tokens_and_its_repair(monkeypatch, reuse):
-    """None finds what an earlier one has computed of the same text."""
+    """No request finds text that an earlier one computed."""
     usages, first_token = [], ttft.first_token
 
     def noted(*asked, **more):

@@ -1,4 +1,4 @@
-"""The load of many clients, in short: what it finds right, and that it would find what is not."""
+"""A short load of many clients: right answers pass, wrong ones are found."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_verdicts(said: str, verdict: Verdict):
 
 def test_a_client_skips_the_comments_of_a_long_silence():
     class Quiet:
-        """A connection on which nothing comes for long."""
+        """A connection that stays silent for long."""
 
         async def send(self, *_: object) -> int:
             return 200

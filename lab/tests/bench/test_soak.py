@@ -1,4 +1,4 @@
-"""A soak of a server's memory, in short: what it asks is answered, and what would not be flat is told."""
+"""A short soak test: requests are answered, and growth is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = Soak(minutes=5, settle=2)
     [
         ([90.0, 100.0, 101.0, 102.0, 99.0], 0.02, True),
         ([90.0, 100.0, 101.0, 103.0, 99.0], 0.03, False),
-        ([120.0, 100.0, 98.0, 97.0, 96.0], -0.02, True),  # before it settles it may take what it likes
+        ([120.0, 100.0, 98.0, 97.0, 96.0], -0.02, True),  # before it settles, memory may be any size
     ],
 )
 def test_flat(own: list[float], growth: float, flat: bool):
@@ -45,7 +45,7 @@ def test_a_soak_too_short_to_say_anything(minutes: float):
 
 def test_a_process_has_memory_of_its_own_and_of_files():
     rss, own = memory_of(os.getpid())
-    with mmap.mmap(-1, 64 << 20) as kept:  # not of what the process has had before
+    with mmap.mmap(-1, 64 << 20) as kept:  # not the memory that the process had before
         for at in range(0, len(kept), 4096):
             kept[at] = 1
         assert memory_of(os.getpid())[1] - own > 60 << 20
@@ -69,7 +69,7 @@ def test_mistakes_are_refused_and_what_else_is_refused_is_told():
         asyncio.run(ask(url, ["mistake"] * 12 + ["completion"] * 3, seen))
         assert seen.problems == []
         assert set(seen.statuses) == {200, 400, 404}
-        asyncio.run(ask(url, ["parts"] * 3, seen))  # two thousand letters do not fit a context of so many
+        asyncio.run(ask(url, ["parts"] * 3, seen))  # two thousand letters exceed such a context
         assert seen.problems
         assert all(problem.startswith("POST /v1/chat/completions: 400 ") for problem in seen.problems)
     llm.shutdown()
@@ -79,13 +79,13 @@ def test_mistakes_are_refused_and_what_else_is_refused_is_told():
 def test_a_short_soak(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     options = ["--minutes", "0.3", "--settle", "0.1", "--interval", "3", "--rate", "40"]
     monkeypatch.setattr(sys, "argv", [str(FILE), *options])
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the server: with more it would wait for other tests' threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the server: more threads would wait for other tests' threads
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(FILE), run_name="__main__")
     *lines, last = capsys.readouterr().out.splitlines()
     found = json.loads(last)
     assert (found["problems"], found["exit_status"]) == ([], 0)
-    assert ended.value.code == int(not found["flat"])  # in so short a time it may not have settled
+    assert ended.value.code == int(not found["flat"])  # memory may not settle in so short a time
     assert len(lines) == len(found["rss_mib"]) == 6
     assert all(line.startswith(f"minute {0.05 * (at + 1):.3g}: ") for at, line in enumerate(lines))
     assert found["kinds"]["schema"] > 0

@@ -1,4 +1,4 @@
-"""What reading from the store is measured against: files that are cold, and others' ways to read the same bytes."""
+"""The baselines of the store benchmark: cold files, and other ways to read the same bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHERS = ["disk, cold", "disk", "load_file and copy, cold", "load_file and copy"
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Path:
-    """A folder whose files the page cache can be made to forget."""
+    """A folder with files that the page cache can drop."""
     (tmp_path / "probe").write_bytes(bytes(4096))
     if not drop_pages(tmp_path / "probe"):
         pytest.skip("temporary files lie in memory")
@@ -107,7 +107,7 @@ def test_a_slot_of_llama_cpp_comes_back_as_it_was(tmp_path: Path):
     config = AutoConfig.for_model("llama", **settings)
     with llama_slot(config, tmp_path / "slot", tokens=30, new=4) as slot:
         assert slot.bytes == slot.file.stat().st_size
-        assert slot.held() > 0  # behind the sequence that was saved
+        assert slot.held() > 0  # behind the saved sequence
         answer = slot.token
         whole, reading = slot.loaded()
         assert (slot.token, 0 < reading < whole) == (answer, True)

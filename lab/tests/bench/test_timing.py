@@ -1,4 +1,4 @@
-"""Turns, medians, and ceilings; with meters that say what they like, since timings are no test's business."""
+"""Turns, medians and ceilings, with fake meters, since timings do not belong in tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def meter(log: list[str], name: str, values: list[float]):
 
 def test_the_first_turn_does_not_count():
     timed = in_turns({"a": meter([], "a", [9.0, 1.0, 2.0, 30.0, 40.0, 50.0])}, 4)
-    assert (timed["a"].seconds, timed["a"].runs) == (1.5, 2)  # of a second and more: half as many runs
+    assert (timed["a"].seconds, timed["a"].runs) == (1.5, 2)  # a second or more: half as many runs
     assert (timed["a"].ms, timed["a"].fastest) == (1500, 1.0)
 
 

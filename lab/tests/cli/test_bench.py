@@ -1,4 +1,4 @@
-"""``inlay bench``: every command at its quick size, what it prints, and one sentence for what is wrong."""
+"""``inlay bench``: every command at its quick size, its output, and its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMANDS = {
 
 @pytest.fixture(autouse=True)
 def quick_model(monkeypatch) -> None:
-    """Models are a tiny one that is in memory already; tests/cli/test_cli.py runs a command with its own."""
+    """A tiny model in memory replaces any named model; tests/cli/test_cli.py runs a command with a real one."""
     for module in ("inlay.models.load", "inlay_lab.bench.stock", "inlay_lab.bench.throughput.measure"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))
 

@@ -1,4 +1,4 @@
-"""``inlay eval modular-qa``: its tables, its JSON, and one sentence for what is wrong."""
+"""``inlay eval modular-qa``: its tables, its JSON, and its errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_json_alone(model, capsys):
 
 
 def of_tables(capsys, *arguments: str) -> tuple[list[str], dict]:
-    """The lines of a command's tables, and what it prints where it is asked for JSON in place of them."""
+    """The lines of a command's tables, and its JSON output with --json."""
     said = [run(capsys, "eval", "modular-qa", *arguments, *more) for more in ((), ("--json",))]
     assert [status for status, _, _ in said] == [0, 0]
     assert '"rows"' not in said[0][1]

@@ -1,4 +1,4 @@
-"""``inlay eval longbench``: its tables, its JSON, its report, and one sentence for what is wrong."""
+"""``inlay eval longbench``: its tables, its JSON, its report, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inlay reproduce``: its report, its list, and one sentence for what is wrong."""
+"""``inlay reproduce``: its report, its list, and its errors."""
 
 from __future__ import annotations
 

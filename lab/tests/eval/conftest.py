@@ -1,3 +1,3 @@
-"""Documents are tested with the further wordings that training gives them."""
+"""Documents are tested with the further wordings of training."""
 
 import inlay_lab.train  # noqa: F401

@@ -1,4 +1,4 @@
-"""Questions across documents: right answers worked out a second time, and pairs that are what they should be."""
+"""Questions across documents: right answers are derived a second time, and pairs are as planted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def asked(task: str, split: Split = Split.HELD_OUT, rounds: int = 60) -> Iterato
 
 
 def listed(answer: str) -> list[tuple[str, str]]:
-    """The names and values that are stated, one after another; what follows from them is left out."""
+    """The stated names and values in order, without conclusions."""
     return re.findall(r"(?:^|, so |, |; )([A-Z][^:;]*?): ((?:[^,;]|,\d)+)", answer)
 
 
@@ -98,7 +98,7 @@ def test_the_answer_follows_from_the_numbers_two_at_a_time(task: str):
         for place, step in enumerate(steps):
             compared = step.split(", so ")
             assert compared[-1] == ranked[place]
-            pairs = [listed(two) for two in compared[:-1]]  # what stands before each conclusion
+            pairs = [listed(two) for two in compared[:-1]]  # the text before each conclusion
             assert all(len(two) == 2 for two in pairs)
             winners = [min(dict(two), key=ranked.index) for two in pairs]
             assert winners == [each.partition(":")[0] for each in compared[1:]]

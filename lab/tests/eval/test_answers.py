@@ -1,4 +1,4 @@
-"""Kept answers: found again, never of something else, and whole however a run ended."""
+"""Stored answers are found again, never mixed with another run's, and survive an interrupted run."""
 
 from __future__ import annotations
 

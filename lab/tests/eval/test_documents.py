@@ -1,4 +1,4 @@
-"""Generated documents and questions: what training never sees stays unseen, and every document leaves something out."""
+"""Generated documents and questions: held-out ones never occur in training, and every document omits something."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_name_that_comes_again_is_drawn_again(monkeypatch: pytest.MonkeyPatch)
 
 @SPLITS
 def test_words_alike_begin_and_end_like_others(split: Split):
-    """Of the words of ten documents, how many share their first two letters with another, and their last two."""
+    """Counts words of ten documents that share their first two letters with another word, and their last two."""
 
     def shared(words: Words) -> float:
         made = [words.word() for _ in range(10)]

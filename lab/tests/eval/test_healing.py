@@ -1,4 +1,4 @@
-"""The healing curve: asked again, with idle time in between, modular answers come to those of full prefill."""
+"""The promotion curve: with idle time between repetitions, modular answers approach those of full prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kinds.toml: complete, free of repetitions, and its held-out wordings really unseen."""
+"""kinds.toml is complete and free of repetitions, and its held-out wordings do not occur in training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def every(wordings: Wordings | None) -> list[str]:
 
 
 def lists(kind: Kind) -> dict[str, list[Wordings]]:
-    """The lists of wordings of a kind, by what they are for."""
+    """The lists of wordings of a kind, by purpose."""
     return {
         "intros": [kind.intros],
         "statements": [attribute.statements for attribute in kind.attributes],

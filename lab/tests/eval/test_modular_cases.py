@@ -1,4 +1,4 @@
-"""The cases: right answers follow from the imported documents alone, and prompts are those of the training format."""
+"""The cases: right answers follow from the imported documents alone, and prompts have the training format."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_seed_names_its_cases():
 
 
 def test_the_questions_stay_what_they_were():
-    """Wordings added for training must not change what models have been, and will be, compared by."""
+    """Further wordings for training must not change the questions that compare models."""
     texts = [
         *(document.text for each in draw(20, 6, 6) for document in each.documents),
         *(f"{case.question} {case.answer}" for each in draw(20, 6, 6) for case in each.cases),
@@ -120,7 +120,7 @@ def test_counts_are_of_imported_documents():
     for case, imported, written in cases("count"):
         assert case.answer == str(counted(case.question, imported))
         everything.append(counted(case.question, written) != int(case.answer))
-    assert any(everything)  # counting documents that were left out would be noticed
+    assert any(everything)  # counting over documents that are not imported would be noticed
 
 
 def test_subtasks_say_what_is_asked():
@@ -185,7 +185,7 @@ def test_prompts_are_those_of_the_training_format(reuse, positions):
 
 
 def trained_on(encoder: Encoder, each: Round, case: Case) -> list[int]:
-    """The token ids of a case as training writes them."""
+    """The token ids of a case in the training format."""
     instruction = each.instructions.get(case.form)
     system = "".join(line + "\n" for line in (each.system, instruction) if line)
     documents = [each.documents[number] for number in case.imported]
@@ -195,7 +195,7 @@ def trained_on(encoder: Encoder, each: Round, case: Case) -> list[int]:
 
 
 def asks(question: str, document: Document, key: str) -> bool:
-    """Whether a question is on this attribute of this document."""
+    """True if a question asks for this attribute of this document."""
     (attribute,) = [attribute for attribute in document.kind.attributes if attribute.key == key]
     ways = [attribute.questions.ways[-1]] + [f"Please give the {phrase} of {{n}}." for phrase in attribute.phrases]
     return question in [way.format(n=document.name) for way in ways]

@@ -35,7 +35,7 @@ def make(loaded: LoadedModel | None = None) -> LLM:
 
 
 def key(prompt: Prompt) -> tuple[str, ...]:
-    """What tells one case's prompt from another's."""
+    """The unique key of a case's prompt."""
     return tuple(child.name if isinstance(child, Import) else child.text for child in prompt.children)
 
 
@@ -109,7 +109,7 @@ def test_the_same_questions_in_every_mode(monkeypatch):
     measure_modular_qa(llm, Setting(**SMALL))
     assert list(asked) == list(forced) == ["off", "isolated", "anchored"]
     assert asked["off"] == asked["isolated"] == asked["anchored"] == list(right_answers())
-    assert forced["off"] == forced["isolated"] == forced["anchored"]  # all are measured on what full prefill said
+    assert forced["off"] == forced["isolated"] == forced["anchored"]  # all are measured on full prefill's answer
 
 
 def test_right_answers_count(monkeypatch):
@@ -188,7 +188,7 @@ def test_scaffolds_give_back_what_documents_see_of_each_other(monkeypatch):
             for scaffold in (False, True)
         )
         assert alone["kl"] > 1e-3
-        # In the user turn stand documents alone; behind no instruction, all that they did not see was each other.
+        # The user turn contains only documents. Without an instruction, documents miss only each other's context.
         assert (together["kl"] < 1e-6) == (task != "form")
         assert alone["cached"] == together["cached"] > 0.5
 
@@ -262,7 +262,7 @@ def test_divergence():
 
 
 def counting_calls(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> list[str]:
-    """The policy of every prompt that is answered from now on."""
+    """Record the policy of every later request."""
     generate, asked = llm.generate, []
 
     def counted(prompts, params, *, reuse, positions):
@@ -287,7 +287,7 @@ def test_a_run_goes_on_where_it_was_broken_off(monkeypatch, tmp_path):
     asked.clear()
     told: list[dict] = []
     whole = measure_modular_qa(llm, setting, tell=told.append, log=log)
-    assert asked == ["off"] * 10 + ["anchored"] * 10  # what full prefill said is needed for the divergence
+    assert asked == ["off"] * 10 + ["anchored"] * 10  # the divergence needs full prefill's answer
     assert len(told) == 20
     asked.clear()
     assert measure_modular_qa(llm, setting, log=log) == whole
@@ -389,7 +389,7 @@ def test_documents_in_any_order_need_packed_positions():
 
 
 def test_passes_of_module_tokens_that_choose_count(monkeypatch):
-    """Those of ``blend``; a pass of the new text is none over modules."""
+    """``blend`` has such passes; a pass of new text does not count as one."""
     small = SMALL | {"tasks": ("single",)}
     rows = measure_modular_qa(
         make(), Setting(reuse=("anchored+query:0.2", "anchored+blend:0.2", "anchored+oracle:0.2"), **small)

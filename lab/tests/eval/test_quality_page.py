@@ -1,4 +1,4 @@
-"""docs/quality.md: its commands run, and its Python reads what one of them writes."""
+"""docs/quality.md: its commands run, and its Python reads the output of one of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS = [line for line in LINES if line not in COMMANDS]
 
 
 def run_small(command: str) -> int:
-    """Run a command of the page with its last options anew: fewer questions over fewer documents."""
+    """Run a command of the page with fewer questions over fewer documents."""
     return main([*shlex.split(command)[1:], "--documents", "2", "--questions", "5", "--json"])
 
 

@@ -1,4 +1,4 @@
-"""Answers, worked out a second time from the facts alone."""
+"""Answers, derived a second time from the facts alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def form_of(drawn: Conversation) -> Form:
 
 
 def right_answer(reading: Reading, documents: list[Document], form: Form, wording: str) -> str:
-    """The answer to a question that reads like this."""
+    """The right answer to a question, from its reading."""
     about = [document for document in documents if document.kind is reading.kind]
     if reading.asks == "kinds":
         return str(len(about))
@@ -62,7 +62,7 @@ def right_answer(reading: Reading, documents: list[Document], form: Form, wordin
 
 
 def sentence_on(document: Document, attribute: Attribute) -> str:
-    """The sentence of its text that states an attribute."""
+    """The sentence of a document that states an attribute."""
     value = document.facts[attribute.key].text
     subjects = (document.name, *document.kind.pronouns)
     possible = {way.format(n=subject, v=value) for way, _ in statements(attribute) for subject in subjects}
@@ -124,7 +124,7 @@ def test_comparisons_are_of_two_different_values(split: Split):
         first, second = (facts[name][reading.attribute.key].text for name in reading.on)
         assert first != second
         firsts += question.answer.endswith(f", so {reading.on[0]}")
-    assert 0.35 < firsts / len(asked) < 0.65  # the place in the question tells nothing
+    assert 0.35 < firsts / len(asked) < 0.65  # the position in the question does not give the answer away
 
 
 def test_unstated_questions_are_of_known_and_of_unknown_things():
@@ -140,7 +140,7 @@ def test_unstated_questions_are_of_known_and_of_unknown_things():
 
 
 def every_question(documents: list[Document]) -> list[tuple[str, Reading]]:
-    """All that can be asked of some documents, in every wording, with what it means."""
+    """All questions on some documents, in every wording, with their readings."""
     asked = []
     for kind in kinds():
         asked += [

@@ -1,4 +1,4 @@
-"""The report: figures over the tasks that count, and drawings of lines that begin where nothing is computed anew."""
+"""The report: figures over the tasks that count, and lines that begin without recomputation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inlay_lab.eval.report import write_report
 
 pytestmark = pytest.mark.long
 
-#: Of each policy: the share computed anew, questions of 200 that full prefill alone got right, nats and seconds.
+#: By policy: the recomputed share, questions of 200 that only full prefill answered right, nats and seconds.
 POLICIES = {
     "off": (None, 0, 0.0, 0.05),
     "isolated": (0.0, 30, 0.5, 0.004),
@@ -122,7 +122,7 @@ def test_a_report_that_cannot_be_written(tmp_path: Path):
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Figure]:
-    """The figures of a report, by the name of their file."""
+    """The figures of a report by file name."""
     figures: dict[str, Figure] = {}
     monkeypatch.setattr(curve, "save", lambda figure, path, option: figures.update({path.name: figure}))
     curve.draw_curves(result(6, 12), tmp_path)

@@ -1,4 +1,4 @@
-"""Experiments for tests: small outcomes, without measuring anything."""
+"""Experiments for tests: small outcomes without a measurement."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def outcome(ours: float = 3.0) -> Outcome:
 
 
 def experiment(name: str = "one", measure: Callable[[Settings], Outcome] | None = None, **more: object) -> Experiment:
-    """An experiment with the same settings at every scale; it gives ``outcome()``, if nothing else."""
+    """An experiment with the same settings at every scale. By default it returns ``outcome()``."""
     settings = {scale: {"sizes": [1, 2], "model": "m"} for scale in Scale}
     return Experiment(name, f"Title of {name}", "A paper, table 1", settings, measure or (lambda _: outcome()), **more)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The catalog: settings are plain values, and what was published fits what the papers say of it elsewhere."""
+"""The catalog: settings are plain values, and published figures agree with other places in the papers."""
 
 from __future__ import annotations
 

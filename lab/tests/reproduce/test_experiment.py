@@ -1,4 +1,4 @@
-"""Rows and outcomes: what is called the same, and that JSON loses nothing."""
+"""Rows and outcomes: agreement of figures, and a lossless round trip through JSON."""
 
 from __future__ import annotations
 

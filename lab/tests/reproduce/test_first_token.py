@@ -1,4 +1,4 @@
-"""Experiments on the first token: what is called new is computed in every run, however often the prompt was asked."""
+"""Experiments on the first token: new tokens are computed in every run, even if the prompt repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTINGS = {"model": "random:tiny", "runs": 3}
 
 @pytest.fixture
 def usages(monkeypatch):
-    """What all requests have read and computed, in their order."""
+    """The usage of all requests, in order."""
     found, generate = [], LLM.generate
 
     def noted(*asked, **more):

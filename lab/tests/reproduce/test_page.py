@@ -1,4 +1,4 @@
-"""docs/reproduction.md: its commands are taken, and the report in it has every experiment and its drawing."""
+"""docs/reproduction.md: its commands are accepted, and its report has every experiment and its figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command])
 def test_commands(command, tmp_path, monkeypatch, capsys):
-    """Each is asked what it would run; tests/reproduce runs a few of them."""
+    """Each is only parsed; tests/reproduce runs a few of them."""
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)
     assert words[:2] == ["inlay", "reproduce"]

@@ -1,4 +1,4 @@
-"""Kept results: found again under the same settings, machine and version, and under nothing else."""
+"""Stored results are found under the same settings, machine and version only."""
 
 from __future__ import annotations
 

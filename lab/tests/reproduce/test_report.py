@@ -1,4 +1,4 @@
-"""The report: the published figure, ours, and why they differ; drawings; what was not run."""
+"""The report: the published figure, ours, and the reason for a difference; figures; missing experiments."""
 
 from __future__ import annotations
 

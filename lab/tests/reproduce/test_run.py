@@ -1,4 +1,4 @@
-"""Running: what is kept is not measured again, and what fails is an entry and ends nothing else."""
+"""Runs: stored results are not measured again, and a failure becomes an entry and stops nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def raising(error):
 
 
 class Runs:
-    """Runs plans in a folder, and counts what is measured."""
+    """Runs plans in a folder and counts the measurements."""
 
     def __init__(self, folder) -> None:
         self.record = Record(folder / "results", Scale.QUICK, MACHINE)

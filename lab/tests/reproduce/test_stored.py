@@ -1,4 +1,4 @@
-"""Runs of GPUs that were stored: they fill the report in under the device's name, and damage is one sentence."""
+"""Stored GPU runs appear in the report under the device's name; a damaged one gives a clear error."""
 
 from __future__ import annotations
 

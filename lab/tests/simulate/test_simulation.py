@@ -1,4 +1,4 @@
-"""Simulated clusters, at small sizes: they count right, and say the same for the same seed."""
+"""Small simulated clusters: they count right, and the same seed gives the same result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request(at: float, *pieces: Piece, new: int = 100, answer: int = 10) -> Simu
 
 
 def alone(*requests: SimulatedRequest, costs: Costs = COSTS) -> tuple[list[Job], list[float]]:
-    """One replica, and when each answer ended."""
+    """Run requests on one replica; returns its jobs and the end of each answer."""
     from inlay_lab.simulate.routers import decision_for
 
     ends: list[float] = []
@@ -65,7 +65,7 @@ def test_a_prompt_waits_for_the_one_before_it():
 
 
 def test_prompts_that_come_during_a_pass_share_the_next_one():
-    """They have their tokens at its end, both; and each answer under way takes its part of it."""
+    """Both have their tokens at its end, and each running answer takes its part of the pass."""
     jobs, _ = alone(request(0, answer=20), request(0.05), request(0.06))
     assert jobs[0].ttft_s == pytest.approx(0.01 + 0.1)
     assert [job.request.at + job.ttft_s for job in jobs[1:]] == [pytest.approx(0.11 + 0.01 + 0.001 + 0.2)] * 2
@@ -139,7 +139,7 @@ def test_what_it_predicts_is_what_is_found():
 
 
 def test_no_router_does_better_than_the_best_replica_alone():
-    """It says how much of the slowest answers is what nobody holds together."""
+    """The rest of the slowest answers' time comes from content that no replica stores together."""
     ours, two = run("module"), run("power-of-two")
     assert two.least_p99_s is None
     assert ours.least_p99_s is not None

@@ -1,4 +1,4 @@
-"""The bundled model's tokenizer, trained on less text than the real one, and a run of its training of six steps."""
+"""The bundled model's tokenizer, trained on less text, and a training run of six steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encoder:
 
 @pytest.fixture(scope="session")
 def trained(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """A finished, unbroken run; not to be changed."""
+    """A finished run without interruption. Tests must not change it."""
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch, tokenizer)
         training = Training(tmp_path_factory.mktemp("trained"), SHORT, 1, 0, 1)

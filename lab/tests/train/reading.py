@@ -1,4 +1,4 @@
-"""Reads generated text back: which wording a sentence is, and what a question asks."""
+"""Parses generated text: the wording of a sentence, and the meaning of a question."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What a question asks, and in which wording.
+    """The meaning and wording of a question.
 
-    asks: "fact" (of one thing), "compare" (of two), "count" (of a value), "kinds" (of things of the kind).
-    on: the names or the value that it mentions. held_out: whether its wording is kept from inlay_lab.train.
+    Attributes:
+        asks: "fact" (of one thing), "compare" (of two), "count" (of a value), "kinds" (of things of the kind).
+        on: The names or the value in the question.
+        held_out: Its wording is held out from inlay_lab.train.
     """
 
     asks: str
@@ -44,7 +46,7 @@ class Reading:
 
 
 def read_question(text: str) -> set[Reading]:
-    """Every reading of a question; one where it is clear what is asked."""
+    """Every reading of a question; one if the question is unambiguous."""
     readings = set()
     for opening, pattern, asks, kind, attribute, held_out in _patterns():
         if text.startswith(opening) and (match := pattern.fullmatch(text)):
@@ -53,7 +55,7 @@ def read_question(text: str) -> set[Reading]:
 
 
 def read_document(document: Document) -> tuple[bool, list[tuple[str, bool]]]:
-    """Whether the opening's wording is held out, and for every statement its attribute and whether it is, in order."""
+    """Whether the opening's wording is held out; then the attribute of every statement and whether it is held out."""
     kind, name = document.kind, document.name
     opening, *sentences = re.split(r"(?<=\.) ", document.text)
     (opened,) = [held_out for way, held_out in ways(kind.intros) if way.format(n=name) == opening]
@@ -95,7 +97,7 @@ def _framed(frames: Wordings, attribute: Attribute) -> list[tuple[str, bool]]:
 
 
 def made_words(text: str) -> set[str]:
-    """The words made of syllables in a text, but for those that kinds.toml or a wording holds."""
+    """The made-up words of a text, without words that kinds.toml or a wording contains."""
     words = {word.capitalize() for word in re.findall(r"[A-Z][A-Za-z]*", text)}
     return {word for word in words - _fixed_words() if re.fullmatch(_MADE, word)}
 

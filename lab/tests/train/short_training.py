@@ -1,4 +1,4 @@
-"""A recipe of six small steps, with as much going on as in a long one."""
+"""A recipe of six small steps that uses all parts of a long one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = (
 
 
 def shorten(patch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have training take this tokenizer, no time to warm up, and note its progress every other step."""
+    """Make training use this tokenizer, skip the warm-up, and log every other step."""
     patch.setattr("inlay_lab.train.train.train_tokenizer", lambda: tokenizer)
     patch.setattr("inlay_lab.train.train.WARMUP", 1)
     patch.setattr("inlay_lab.train.train.LOOK", 2)

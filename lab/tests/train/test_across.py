@@ -1,4 +1,4 @@
-"""Exercises across documents: their answers follow from the documents, and no answer gives away another's."""
+"""Exercises across documents: answers follow from the documents, and no answer reveals another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model in the checkout that answers questions across documents does so, under full prefill."""
+"""The model in the checkout answers questions across documents under full prefill."""
 
 from __future__ import annotations
 

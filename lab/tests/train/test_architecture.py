@@ -26,7 +26,7 @@ def model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def stock(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The same weights in fp32 behind the attention that transformers comes with."""
+    """The same weights in fp32 with transformers' own attention."""
     plain = copy.deepcopy(model)
     plain.set_attn_implementation("sdpa")
     return plain
@@ -40,7 +40,7 @@ def counts(encoder: Encoder) -> Tensor:
 
 @torch.no_grad()
 def looks(model: LlamaForCausalLM, ids: Tensor, start: int = 0) -> tuple[Tensor, ...]:
-    """How much each query looks at each key, layer by layer: (sequences, heads, queries, keys)."""
+    """Attention weights of each query over each key, layer by layer: (sequences, heads, queries, keys)."""
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
     positions = (start + torch.arange(ids.shape[1])).expand(len(ids), -1)
@@ -48,7 +48,7 @@ def looks(model: LlamaForCausalLM, ids: Tensor, start: int = 0) -> tuple[Tensor,
 
 
 def twice(vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(300): 150 random tokens, then runs of them in another order; and (300): where each token stood before."""
+    """150 random tokens, then runs of them in another order (300), and the earlier position of each token (300)."""
     generator = torch.Generator().manual_seed(0)
     runs = torch.arange(150).split([5, 3, 8, 2, 12] * 5)
     again = torch.cat([runs[index] for index in torch.randperm(len(runs), generator=generator)])
@@ -159,7 +159,7 @@ def test_positions_may_jump(model: LlamaForCausalLM, stock: LlamaForCausalLM):
     split = stock.model(input_ids=ids, position_ids=positions, use_cache=False)
     packed = stock.model(input_ids=ids, attention_mask=future, use_cache=False)
     assert distance(trained, masked.last_hidden_state) < 0.07
-    assert distance(split.last_hidden_state, masked.last_hidden_state) > 0.3  # why training has attention of its own
+    assert distance(split.last_hidden_state, masked.last_hidden_state) > 0.3  # the reason for training's own attention
     assert distance(packed.last_hidden_state, masked.last_hidden_state) > 0.09
 
 

@@ -1,4 +1,4 @@
-"""Looking at held-out questions in training says what greedy generation would have said."""
+"""Examination in training agrees with greedy generation on held-out questions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inlay_lab.train.train import examine
 pytestmark = pytest.mark.long
 
 TOKENS = 1000
-CLEAR = 0.5  # of logits up to 15: training runs in bfloat16, which moves them by up to 0.4
+CLEAR = 0.5  # of logits up to 15: bfloat16 in training changes them by up to 0.4
 
 
 @dataclass
@@ -40,7 +40,7 @@ def bundled(attention: str) -> LlamaForCausalLM:
 
 
 def answer_all(model: LlamaForCausalLM, encoder: Encoder, drawn: Conversation) -> list[tuple[str, bool | None]]:
-    """The task of every question, and whether the model says the answer; None where two tokens are nearly alike."""
+    """The task of every question, and whether the model's answer is right; None if two tokens nearly tie."""
     runs, turns = encoder.conversation(drawn)
     before = [token for run in runs for token in run]
     results = []

@@ -1,4 +1,4 @@
-"""Exercises: their answers follow, they take what their split allows, and only what is practised counts."""
+"""Exercises: answers follow from the question, words are of the split, and only the practised tokens count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn(split: Split, exercise: Exercise = Exercise.COMPARISONS) -> list[Quest
 
 
 def parts(question: Question) -> tuple[Reading, list[str], list[int], str]:
-    """What is asked, the names and numbers of the answer, and its result."""
+    """A question's reading, the names and numbers of its answer, and its result."""
     (reading,) = read_question(question.text)
     stated, _, best = question.answer.partition(", so ")
     (names, texts) = zip(*(part.split(": ") for part in re.split(r", (?=[A-Z])", stated)), strict=True)

@@ -1,4 +1,4 @@
-"""The exported model: a checkpoint like any other, and small."""
+"""The exported model is an ordinary, small checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: what counts, and where every token stands."""
+"""Batches: weights and positions of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(
 
 
 def written(encoder: Encoder, drawn: Conversation) -> tuple[list[int], list[bool], list[int]]:
-    """A row's ids, whether each belongs to an answer, and where its documents and its first question begin."""
+    """A row's ids, whether each is in an answer, and the starts of its documents and its first question."""
     runs, turns = encoder.conversation(drawn)
     parts = [(run, False) for run in runs]
     parts += [part for asked, answer in turns for part in ((asked, False), (answer, True))]

@@ -1,4 +1,4 @@
-"""The bundled model's tokenizer: names in syllables, any text and back, and the chat template that lessons follow."""
+"""The bundled model's tokenizer: names in syllables, round trips of any text, and the chat template of lessons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLITS = pytest.mark.parametrize("split", list(Split), ids=lambda split: split.v
 
 
 def test_the_recipe_makes_the_tokenizer_in_the_package():
-    """Its corpus is drawn, so a change to what is generated could part the two: no run would give the model again."""
+    """Its corpus is generated. A change of the generator would make the tokenizer differ from the packaged one."""
     made, packaged = (
         json.loads(tokenizer.backend_tokenizer.to_str())
         for tokenizer in (train_tokenizer(), AutoTokenizer.from_pretrained(MODEL_DIRECTORY))
@@ -75,7 +75,7 @@ def test_generated_text_comes_back(encoder: Encoder, split: Split):
 
 
 def messages(drawn: Conversation) -> list[dict[str, str]]:
-    """A conversation as chat messages: the documents stand before the first question."""
+    """A conversation as chat messages; the documents precede the first question."""
     said = [{"role": "system", "content": drawn.system}]
     for index, question in enumerate(drawn.questions):
         before = "".join(document.text + "\n" for document in drawn.documents) if index == 0 else ""

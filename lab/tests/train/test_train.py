@@ -1,4 +1,4 @@
-"""Training: what it writes, and that breaking off changes nothing."""
+"""Training: its output, and that an interruption changes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def weights(training: Training) -> dict[str, Tensor]:
 
 
 def assert_same(one: object, other: object) -> None:
-    """Tensors in dictionaries and lists, equal to the bit."""
+    """Assert bitwise equality of tensors in nested dictionaries and lists."""
     if isinstance(one, dict) and isinstance(other, dict):
         assert one.keys() == other.keys()
         for key in one:
@@ -62,7 +62,7 @@ def assert_same(one: object, other: object) -> None:
 
 
 def break_after(monkeypatch: pytest.MonkeyPatch, training: Training, steps: int) -> None:
-    """Run to a step, write a checkpoint there, and go no further."""
+    """Train to a step, write a checkpoint, and stop."""
     learn = training.learn
 
     def learn_or_break(batch, rate):
@@ -195,7 +195,7 @@ def test_processes_share_a_batch_and_average(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", lambda all_of, _: clipped.append([p.grad for p in all_of]))
     monkeypatch.setattr(
         "inlay_lab.train.train.dist.all_reduce", lambda flat: flat.mul_(2)
-    )  # another of the same gradients
+    )  # another one with the same gradients
     alone.run()
     shared.run()
     assert len(clipped) == 2
@@ -293,7 +293,7 @@ def test_a_model_is_trained_on_by_the_further_recipe(
     assert started[0][-1] == model
     assert (tmp_path / "run" / "tokenizer").is_dir()
     Training(tmp_path / "run", FURTHER, 1, 0, 1).save()
-    main()  # goes on
+    main()  # resumes
     monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "run")])
     with pytest.raises(SystemExit, match="2"):
         main()
@@ -346,7 +346,7 @@ def test_an_interrupted_command_says_how_to_go_on(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what processes there are")
 def test_a_killed_command_leaves_no_process(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    """Else they would train on, and write over what the same command does when it is given again."""
+    """Otherwise they would train on and overwrite the output of the next run."""
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     command = [sys.executable, "-m", "inlay_lab.train.train", "--out", str(tmp_path), "--processes", "2"]
     with subprocess.Popen(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]) as training:
@@ -368,13 +368,13 @@ def wait_for(found: Callable[[], list[int]], count: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that train, of the command with this process id."""
+    """The training processes of the command with this process id."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in listed if trains(int(child))]
 
 
 def trains(pid: int) -> bool:
-    try:  # the command line is empty where a process has ended and nobody asked how
+    try:  # the command line of a zombie process is empty
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
         return False

@@ -29,6 +29,6 @@ def columns(llm):
 
 @pytest.fixture
 def quick_model(monkeypatch) -> None:
-    """Whatever model is named, a tiny one that is in memory already."""
+    """A tiny model in memory replaces any named model."""
     for module in ("inlay_lab.bench.throughput.measure", "inlay_lab.bench.stock"):
         monkeypatch.setattr(f"{module}.load_model", lambda *arguments, **keywords: tiny("llama"))

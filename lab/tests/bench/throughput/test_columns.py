@@ -1,4 +1,4 @@
-"""Every column computes the same, and says what it took; on a tiny model."""
+"""Every column computes the same on a tiny model and reports its figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = Sizes(document=70, system=40, text=12, passage=16, passages=3, question=
 
 
 def greedy(ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """The stock model's answer, every token from a whole pass of its own."""
+    """The stock model's answer, with a whole pass for every token."""
     said: list[int] = []
     for _ in range(tokens):
         said.append(int(prefill(tiny("llama"), [*ids, *said])[-1].argmax()))
@@ -96,7 +96,7 @@ def test_hits_are_those_that_the_workload_promises(llm, columns, kind, rate):
     workload = asyncio.run(user_workload(kind, llm, SIZES, requests=6, hit_rate=rate, clients=2))
     run = columns["inlay"].run(workload)
     for ask, answer in zip(workload.asks, run.answers, strict=True):
-        # Random texts may begin with the same token or two by chance, and a schema's first token is stored too.
+        # Random texts may share a first token or two by chance, and a schema's first token is stored too.
         assert 0 <= answer.usage.cached_tokens - ask.shared <= 3, (kind, ask.shared)
     computed = sum(answer.usage.computed_tokens for answer in run.answers)
     steps = sum(part.rows for step in run.steps for part in step.parts)
@@ -128,7 +128,7 @@ def test_modules_in_any_order(llm, columns):
 
 
 def _spliced(llm: AsyncLLM, ask: Ask) -> tuple[int, ...]:
-    """The answer from modules that the stock model has encoded one at a time and that were moved to their places."""
+    """The answer from modules that the stock model encoded one at a time and moved to their positions."""
     oracle, at = PromptCacheOracle(tiny("llama")), len(llm.encoder.bos)
     if at:
         oracle.add_module([], list(zip(llm.encoder.bos, range(at), strict=True)), 0)
@@ -148,10 +148,10 @@ def test_shared_memory_is_counted_once(llm, columns):
     chunk = 64 * llm.store.pool.bytes_per_token
     ours, off, stock = (columns[name].run(workload) for name in ("inlay", "off", "stock"))
     assert off.kv_peak == off.pool_peak == 4 * 4 * chunk  # 212 tokens each
-    assert ours.kv_peak == (4 + 3) * chunk  # one prompt, and a chunk for each other one's own tokens
+    assert ours.kv_peak == (4 + 3) * chunk  # one prompt, and a chunk for each other's own tokens
     assert ours.kv_peak <= ours.pool_peak
     assert (ours.peak_batch, off.peak_batch, stock.peak_batch) == (4, 4, 4)
-    stored = 200 + 4 * (200 + 8 + COMPLETION - 1)  # the prefix, and a copy of it in front of each
+    stored = 200 + 4 * (200 + 8 + COMPLETION - 1)  # the prefix, and a copy of it for each sequence
     assert stock.kv_peak == stored * llm.store.pool.bytes_per_token
     assert sum(part.rows for step in ours.steps for part in step.parts) == 200 + 4 * (8 + COMPLETION - 1)
     assert sum(part.rows for step in off.steps for part in step.parts) == 4 * (208 + COMPLETION - 1)

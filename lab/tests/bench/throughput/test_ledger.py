@@ -1,4 +1,4 @@
-"""Cells in a file: kept, taken up, and never mixed with what is not theirs."""
+"""Cells in a file are stored, found again, and never mixed with those of another run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_cells_are_found_again(tmp_path):
 
 
 def test_cells_of_files_that_do_not_say_how_the_model_was_loaded(tmp_path):
-    """All were loaded so before there was a choice."""
+    """Older files lack these fields; all models were loaded that way then."""
     file = tmp_path / "cells.jsonl"
     with Ledger(file, MACHINE) as ledger:
         ledger.put(ABOUT, {"wall_s": 1.5})

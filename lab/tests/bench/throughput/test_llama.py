@@ -1,4 +1,4 @@
-"""llama.cpp as a column: what is asked of its process, and what that asks of llama.cpp, which a stand-in plays here."""
+"""llama.cpp as a column, with a stand-in for llama.cpp: the column's questions, and the worker's calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answered(ids: list[int], tokens: int) -> list[int]:
 
 
 class Memory:
-    """Sequences of tokens, each token with the sequences that hold it, as a unified cache has them."""
+    """Tokens with their sequences, as in a unified KV cache."""
 
     def __init__(self) -> None:
         self.cells: list[tuple[int, int, set[int]]] = []  # position, token, sequences
@@ -85,7 +85,7 @@ class Memory:
 
 @pytest.fixture
 def played(monkeypatch) -> Any:
-    """(the worker's module, the memory behind its llama_cpp, the parameters that its context was made with)."""
+    """The worker's module, the memory behind its llama_cpp, and the parameters of its context."""
     memory, params = Memory(), SimpleNamespace()
     fake: Any = ModuleType("llama_cpp")
     fake.llama_log_callback = lambda call: call
@@ -144,7 +144,7 @@ def test_sequences_share_what_was_computed_once(column, played, prefix, rate):
         assert [list(answer.ids) for answer in run.answers] == [
             answered(list(ask.ids), COMPLETION) for ask in workload.asks
         ]
-        assert memory.computed == prefix + 6 * (6 + COMPLETION - 1)  # an answer's last token is computed by nobody
+        assert memory.computed == prefix + 6 * (6 + COMPLETION - 1)  # an answer's last token is not computed
         assert memory.most_cells <= params.n_ctx
         for answer, ask in zip(run.answers, workload.asks, strict=True):
             assert answer.prompt_ids == ask.ids

@@ -1,4 +1,4 @@
-"""The whole benchmark at sizes of seconds: its JSON, its tables, and one sentence for what is wrong."""
+"""The whole benchmark at sizes of seconds: its JSON, its tables, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.usefixtures("quick_model"), pytest.mark.long]
 
 
 def measured(words: str, capsys, monkeypatch) -> tuple[dict, list[str], str]:
-    """The result of a command that prints tables, the lines of these, and what it says meanwhile."""
+    """A command's JSON result, the lines of its tables, and its progress."""
     results = []
     monkeypatch.setattr(measure, "measure_throughput", lambda *arguments: results.append(run(*arguments)) or results[0])
     status = main(words.split())
@@ -87,7 +87,7 @@ def test_what_is_in_the_file_is_not_measured_again(tmp_path, capsys, monkeypatch
     whole = json.loads(capsys.readouterr().out)
     lines = file.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + 4 + 1
-    file.write_text("".join(lines[:3]))  # as if it had been ended behind two cells
+    file.write_text("".join(lines[:3]))  # as if interrupted after two cells
     assert main([*words.split(), str(file)]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)

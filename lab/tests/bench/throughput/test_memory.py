@@ -1,4 +1,4 @@
-"""Resident documents: what they take, and that questions about them find them."""
+"""Resident documents: their memory, and that questions about them find them."""
 
 from __future__ import annotations
 

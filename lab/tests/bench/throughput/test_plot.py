@@ -1,4 +1,4 @@
-"""The plot of workloads: a line for every percentile, whatever the hit rates are."""
+"""The plot of workloads has a line for every percentile, for any hit rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our figures against the others', also where those had fewer requests; and the drawing of them."""
+"""Our figures against the others', also with different numbers of requests; and their plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's steps take at least, and the figures of a run."""
+"""The least time of an engine's steps, and the figures of a run."""
 
 from __future__ import annotations
 

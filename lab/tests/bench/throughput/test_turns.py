@@ -1,4 +1,4 @@
-"""Turns, and as many requests as a budget allows."""
+"""Turns, and the number of requests that a budget allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUNDS = Bounds(turns=3, batch=4, budget_s=math.inf, limit_s=77.0)
 
 
 class Fake:
-    """A column with a clock of its own: a token of a prompt takes 10 ms, a step 1 ms for each of its rows."""
+    """A column with a fake clock: a token of a prompt takes 10 ms, a step 1 ms for each of its rows."""
 
     def __init__(self, *walls: float, error: Exception | None = None) -> None:
         self.walls = list(walls)
@@ -43,7 +43,7 @@ def workload(requests: int = 8, completion: int = 11) -> Workload:
 def test_a_pace_says_how_long_a_run_takes_at_most():
     pace = pace_of(Fake(), workload(), 5.0)
     assert pace == Pace(pytest.approx(0.010), pytest.approx(0.002), 2)
-    # Two waves of four rows: 80 tokens of prompts, and 2 × 10 steps of twice the rows that were tried.
+    # Two waves of four rows: 80 prompt tokens, and 2 × 10 steps of twice the tried number of rows.
     assert pace.seconds(workload(), 80, batch=4) == pytest.approx(0.8 + 20 * 0.004)
     assert pace.seconds(replace(workload(), clients=2), 80, batch=4) == pytest.approx(0.8 + 40 * 0.002)
     late = workload().arriving(0.001, 0)

@@ -1,4 +1,4 @@
-"""vLLM as a column: in a process of its own, in which a stand-in with its interface plays it here."""
+"""vLLM as a column, in a separate process, with a stand-in for the package ``vllm``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class LLM:
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch) -> None:
-    """A package ``vllm``, for this process and those that it starts."""
+    """A package ``vllm`` for this process and its children."""
     (tmp_path / "vllm.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
@@ -89,7 +89,7 @@ def stand_in(tmp_path, monkeypatch) -> None:
 
 
 def greedy(ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The stock model's answer, every token from a whole pass of its own."""
+    """The stock model's answer, with a whole pass for every token."""
     said: list[int] = []
     for _ in range(COMPLETION):
         said.append(int(prefill(tiny("llama"), [*ids, *said])[-1].argmax()))

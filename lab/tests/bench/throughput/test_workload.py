@@ -1,4 +1,4 @@
-"""What is asked, and when."""
+"""Workloads: their prompts and arrival times."""
 
 from __future__ import annotations
 

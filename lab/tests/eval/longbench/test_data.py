@@ -1,4 +1,4 @@
-"""The benchmark's files are read as published, and what is wrong with one is a sentence with its place."""
+"""The benchmark's files are read as published, and an error names its place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inlay_lab.eval.longbench.data import Template, open_suite
 from inlay_lab.eval.longbench.datasets import DATASETS
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "longbench"
-#: Datasets for which the example has a template: the question behind the context, as the bundled model is used to.
+#: Datasets with a template in the example: the question is behind the context, as in the bundled model's training.
 PLAIN = {"narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique"}
 ROW: dict[str, Any] = {
     "input": "Who?",

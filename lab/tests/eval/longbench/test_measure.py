@@ -1,4 +1,4 @@
-"""What the benchmark comes to: of the example's rows in every mode, kept answer by answer."""
+"""The results of the example's rows in every mode, stored answer by answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_exact_says_what_full_prefill_says_and_modules_are_read(result: dict[str
         if row["reuse"] != "anchored":
             assert (row["same_answers"], row["difference"], row["p_value"]) == (2, 0, 1)
             assert row["recomputed"] is None
-        elif row["documents"] == 1:  # it sees all that stands before it
+        elif row["documents"] == 1:  # it sees all text before it
             assert (row["same_answers"], row["recomputed"]) == (2, None)
             assert row["cached"] > 0.25
         else:
@@ -127,7 +127,7 @@ def test_answers_end_as_the_benchmark_ends_them(llm: LLM, monkeypatch: pytest.Mo
 
 
 def test_many_examples_are_as_many_modules(llm: LLM, tmp_path: Path) -> None:
-    """A row of TREC has some four hundred."""
+    """A row of TREC has some four hundred examples."""
     context = "".join(f"Question: Who ? {n}\nType: P\n" for n in range(300))
     place = folder(tmp_path, {**ROW, "context": context, "answers": ["P"], "all_classes": ["P"]}, name="trec",
                    dataset2maxlen={"trec": 4})  # fmt: skip
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_said(wrong: dict[str, Any], sentence: str) -> None:
 
 
 def test_positions_of_the_schema_say_the_same(llm: LLM) -> None:
-    """Where segments cannot be shifted: a prompt imports all modules in order, so none has to be."""
+    """A prompt imports all modules in order, so it works on models that cannot shift segments."""
     suite = open_suite(EXAMPLE, ["hotpotqa", "triviaqa"])
     for dataset in suite.datasets:
         sample = next(suite.samples(dataset))

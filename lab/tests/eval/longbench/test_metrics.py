@@ -1,4 +1,4 @@
-"""Every metric gives what the published packages give, on a thousand generated pairs; and known borderline cases."""
+"""Every metric equals the published packages' value on a thousand generated pairs, and in known borderline cases."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ jieba = pytest.importorskip("jieba", reason="jieba is not installed")
 def published_rouge_l(said: str, right: str) -> float:
     try:
         return rouge.Rouge().get_scores([said], [right], avg=True)["rouge-l"]["f"]
-    except ValueError:  # of what is empty
+    except ValueError:  # for empty text
         return 0.0
 
 
 def published_overlap(said: Sequence[str], right: Sequence[str]) -> float:
-    """F of the words that both have: ROUGE-1 over lists, not sets."""
+    """F of common words: ROUGE-1 over lists, not sets."""
     if not said or not right:
         return 0.0
     return rouge.rouge_score.rouge_n([" ".join(said)], [" ".join(right)], n=1, exclusive=False)["f"]
@@ -74,7 +74,7 @@ def test_f1_of_chinese_words() -> None:
 
 def test_similarity_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it would rather have python-Levenshtein, whose values differ
+        warnings.simplefilter("ignore")  # it prefers python-Levenshtein, which gives other values
         fuzz = pytest.importorskip("fuzzywuzzy.fuzz", reason="fuzzywuzzy is not installed")
     monkeypatch.setattr(fuzz, "SequenceMatcher", difflib.SequenceMatcher)
     for said, right in pairs(program):
@@ -100,7 +100,7 @@ def test_classes_are_counted() -> None:
     for _ in range(1000):
         right, said = rng.choice(names), " ".join(rng.choices(names, k=rng.randint(0, 4)))
         named = [name for name in names if name in said]
-        for name in named:  # while it is made shorter: so does the benchmark, and passes some over
+        for name in named:  # the benchmark also shortens the list while iterating, and skips some names
             if name in right and name != right:
                 named.remove(name)
         expected = 1 / len(named) if right in named else 0.0

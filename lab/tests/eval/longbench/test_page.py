@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: its commands of inlay run, and its tables name what there is."""
+"""docs/benchmarks.md: its inlay commands run, and its tables have the real names."""
 
 from __future__ import annotations
 

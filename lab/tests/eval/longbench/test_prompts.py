@@ -1,4 +1,4 @@
-"""Rows as prompts: every document a module, nothing lost, and what is too long is cut where the benchmark cuts it."""
+"""Rows as prompts: every document is a module, nothing is lost, and long texts are cut as in the benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.check.models import small_model, small_tokenizer
 
 from .test_data import EXAMPLE
 
-#: How many documents the first row of the example has, where it has more than one.
+#: Documents of the example's first row, for datasets with more than one.
 DOCUMENTS = {
     **dict.fromkeys(("hotpotqa", "2wikimqa", "musique"), 5),
     **dict.fromkeys(("dureader", "multi_news", "samsum", "repobench-p"), 2),
@@ -74,7 +74,7 @@ def test_a_prompt_is_the_template_filled_in(llm: LLM, name: str) -> None:
 
 
 def test_the_middle_is_left_out_where_the_benchmark_leaves_it(llm: LLM) -> None:
-    """Half of the tokens from either end of the whole text, and the documents are what is left of them."""
+    """Half of the tokens remain from either end of the whole text; documents are the remaining pieces."""
     context = "".join(
         f"Passage {number}:\nThe town of Bravel was founded in {1400 + number}.\n" for number in range(1, 40)
     )
@@ -96,7 +96,7 @@ def test_the_middle_is_left_out_where_the_benchmark_leaves_it(llm: LLM) -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_room_is_left_for_the_answer(llm: LLM, chat: bool) -> None:
-    """However many tokens the template and the seams between pieces take."""
+    """For any number of tokens in the template and at the borders of pieces."""
     for words in range(60, 900, 97):
         row = sample("".join(f"Passage {number}:\nglass\n" for number in range(1, words)))
         case = fitted(llm, DATASETS["hotpotqa"], WORDS, row, 100, chat=chat, longest=None)

@@ -1,4 +1,4 @@
-"""The report has the paper's form and says what its figures rest on."""
+"""The report has the paper's form and describes its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated pairs of answers: what a model said, and what is right."""
+"""Generated pairs of a model's answer and a right answer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def program(rng: random.Random) -> str:
 
 
 def pairs(make: Callable[[random.Random], str], count: int = 1000) -> Iterator[tuple[str, str]]:
-    """What was said and what is right; in every third pair the one is a part of the other, or both are the same."""
+    """A model's answer and the right one; in every third pair one contains the other, or both are equal."""
     rng = random.Random(7)
     for number in range(count):
         said, right = make(rng), make(rng)
