@@ -46,7 +46,7 @@ RAY_PREFIX = "ray-prefix"
 ROUTERS = ("module", "prefix", RAY_PREFIX, "power-of-two", "round-robin")
 FIGURES = ("hit_share", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms")
 IDLE = 15  # requests to an idle cluster, to calibrate
-WARM = 4  # the first requests, one in this many, do not count
+WARM = 4  # the first 1/WARM of the requests do not count
 
 
 def routers(args: argparse.Namespace) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Forced(StepObserver):
         return self._put(layer, slots, slab)
 
     def _poison(self, slots: Any) -> None:
-        """Fill slots with NaN on the copy stream, in front of the copies. In 8 bits, only scales can be NaN."""
+        """Fill slots with NaN on the copy stream, in front of the copies. In 8 bits, their scales become NaN."""
         for event in (*self._entered, *self._attended):
             event.clear()
         for layer, scales in enumerate(self._storage.scales):

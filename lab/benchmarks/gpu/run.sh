@@ -1,6 +1,6 @@
 #!/bin/sh
-# Everything that a GPU has to show: checks, the cost model's coefficients, then the figures. Results go to
-# lab/benchmarks/results/, a folder a device. Options such as --dry are handed on; PYTHON names the interpreter.
+# All measurements on a GPU: checks, the cost model's coefficients, then the figures. Results go to
+# lab/benchmarks/results/, a folder for each device. Options such as --dry are passed on; PYTHON names the interpreter.
 set -eu
 here=$(dirname "$0")
 python=${PYTHON:-python}

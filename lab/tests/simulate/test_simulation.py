@@ -139,7 +139,7 @@ def test_what_it_predicts_is_what_is_found():
 
 
 def test_no_router_does_better_than_the_best_replica_alone():
-    """The rest of the slowest answers' time comes from content that no replica stores together."""
+    """Most of the slowest answers' time is prefill of content that no single replica stores together."""
     ours, two = run("module"), run("power-of-two")
     assert two.least_p99_s is None
     assert ours.least_p99_s is not None

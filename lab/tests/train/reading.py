@@ -55,7 +55,7 @@ def read_question(text: str) -> set[Reading]:
 
 
 def read_document(document: Document) -> tuple[bool, list[tuple[str, bool]]]:
-    """Whether the opening's wording is held out; then the attribute of every statement and whether it is held out."""
+    """True if the opening's wording is held out; then for every statement its attribute and if it is held out."""
     kind, name = document.kind, document.name
     opening, *sentences = re.split(r"(?<=\.) ", document.text)
     (opened,) = [held_out for way, held_out in ways(kind.intros) if way.format(n=name) == opening]

@@ -119,7 +119,7 @@ def sort_of(asker: Asker, attribute: Attribute, stating: Sequence[Document]) -> 
 
 
 def conflict(asker: Asker) -> Question | None:
-    """Whether two documents on one thing agree on a value. Prefers pairs that disagree."""
+    """A question on the agreement of two documents on one thing. Prefers pairs that disagree."""
     options = stated_twice(asker.documents)
     differing = [option for option in options if not _agree(*option)]
     return conflict_of(asker, *asker.rng.choice(differing or options)) if options else None

@@ -1,6 +1,6 @@
 """The decode step of the attention benchmark: stored tokens, shared tokens and their placement in memory.
 
-``SegmentCase`` compares one long segment with many short ones in three placements of the same tokens:
+The part on segments compares one long segment with many short ones, by the placement of the same tokens:
 
 - ``one``: a single run of slots.
 - ``neighbours``: segments side by side in the pool, read unshifted.
