@@ -36,12 +36,12 @@ from inlay.pml import (
 KINDS = ("facts", "counting", "code", "prose")
 
 _PLACE = Place("check")
-_DOCUMENTS = (6, 2, 12)  # imported by a prompt, pass by pass; the schema has twice as many
-_PIECES = (4, 2, 6)  # of code and prose
-_SIZES = ((200, 600), (600, 1200), (1200, 2400))  # characters of a piece, pass by pass
-_COUNTED = 4  # counting questions for one schema
-_FACTS = {"single": 2, "compare": 2, "unstated": 2, "form": 2}  # questions of each task for one schema
-_ASKED = 6  # prompts for pieces of code or prose
+_DOCUMENTS = (6, 2, 12)  # Imported by a prompt, pass by pass. The schema has twice as many.
+_PIECES = (4, 2, 6)  # Pieces of code and prose in a prompt.
+_SIZES = ((200, 600), (600, 1200), (1200, 2400))  # Characters of a piece, pass by pass.
+_COUNTED = 4  # Counting questions for one schema.
+_FACTS = {"single": 2, "compare": 2, "unstated": 2, "form": 2}  # Questions of each task for one schema.
+_ASKED = 6  # Prompts for pieces of code or prose.
 _SYSTEM = "Answer from the texts below."
 _TRIES = 200
 

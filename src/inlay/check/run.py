@@ -23,7 +23,7 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.sampling_params import SamplingParams
 from inlay.tolerance import DEFAULT, Measured, Tolerance
 
-#: : The policies that are compared by default: no approximation, each form of modules, and selective recomputation.
+#: The policies that are compared by default: no approximation, each form of modules, and selective recomputation.
 AGAINST = (
     "exact",
     "isolated",
@@ -52,7 +52,7 @@ class Mode:
     positions: str
 
 
-#: : Full prefill of the whole prompt, without gaps: the reference for every mode.
+#: Full prefill of the whole prompt, without gaps: the reference for every mode.
 REFERENCE = Mode("off", "packed")
 
 
