@@ -87,7 +87,7 @@ class AnswerState:
 
     def add(self, event: TokenEvent) -> bool:
         """Add an event, and ignore tokens after the end. Returns True if a stop string ended the answer before the
-        engine.
+        engine did.
         """
         if self._finish_reason is not None:
             return False
