@@ -1,4 +1,4 @@
-"""How far one mode's distributions are from full prefill's, token by token of an answer that both were made to say."""
+"""Compares a mode with full prefill, token by token, over the answer of full prefill."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from inlay.engine.drift import divergences
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far a mode is from full prefill over one answer.
+    """The divergence of a mode from full prefill over one answer.
 
-    kl: KL(full prefill ‖ mode) in nats, the mean over tokens. top1: the share of tokens whose most probable one
-    is the same in both. same: whether the mode's own greedy answer is this one.
+    Attributes:
+        kl: KL(full prefill ‖ mode) in nats, the mean over tokens.
+        top1: Share of tokens with the same most probable token in both.
+        same: The mode's greedy answer equals this one.
     """
 
     kl: float
@@ -25,18 +27,25 @@ class Drift:
 
 
 def divergence(reference: Tensor, other: Tensor) -> float:
-    """KL(reference ‖ other) in nats, the mean over tokens.
+    """Return KL(reference ‖ other) in nats, the mean over tokens.
 
-    reference, other: (tokens, vocabulary), natural log-probabilities.
+    Args:
+        reference: Natural log-probabilities, [tokens, vocabulary].
+        other: The same of the other distribution.
     """
     return float(divergences(reference, other).mean())
 
 
 def compare(reference: Tensor, other: Tensor, said: Sequence[int]) -> Drift:
-    """How far a mode is from full prefill over the answer that full prefill gave.
+    """Compare a mode with full prefill over the greedy answer of full prefill.
 
-    reference, other: (tokens, vocabulary), natural log-probabilities, each behind the prompt and the answer's tokens
-    before it. said: the answer, greedy. A mode says just that where each of its tokens is the mode's most probable one.
+    The mode gives the same answer if its most probable token equals each token of the answer.
+
+    Args:
+        reference: Natural log-probabilities of full prefill, [tokens, vocabulary]. Each row follows the prompt and the
+            earlier tokens of the answer.
+        other: The same of the mode.
+        said: Token ids of the answer.
     """
     assert len(reference) == len(other) == len(said), (len(reference), len(other), len(said))
     tops = other.argmax(dim=-1)

@@ -1,8 +1,8 @@
-"""The prompts that ``inlay check`` asks: four kinds of modules, in several numbers and lengths.
+"""The prompts of ``inlay check``: four kinds of modules, in several numbers and lengths.
 
-The texts stand in ``corpus.json``, which never changes with the code, so that two versions of inlay measure the same
-thing: generated documents with questions on them, functions and classes of Python, and prose of several genres.
-A schema of the user's is asked in random combinations of its modules.
+The texts are in ``corpus.json``: generated documents with questions, Python functions and classes, and prose of several
+genres. The corpus does not change with the code, so two versions of inlay measure the same prompts. For a user's
+schema, the prompts are random combinations of its modules.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from inlay.pml import (
 KINDS = ("facts", "counting", "code", "prose")
 
 _PLACE = Place("check")
-_DOCUMENTS = (6, 2, 12)  # that a prompt imports, pass by pass; its schema has twice as many
-_PIECES = (4, 2, 6)  # of code and prose
-_SIZES = ((200, 600), (600, 1200), (1200, 2400))  # characters of a piece, pass by pass
-_COUNTED = 4  # counting questions over one schema
-_FACTS = {"single": 2, "compare": 2, "unstated": 2, "form": 2}  # questions of each task over one schema
-_ASKED = 6  # prompts over pieces of code or prose
+_DOCUMENTS = (6, 2, 12)  # Imported by a prompt, pass by pass. The schema has twice as many.
+_PIECES = (4, 2, 6)  # Pieces of code and prose in a prompt.
+_SIZES = ((200, 600), (600, 1200), (1200, 2400))  # Characters of a piece, pass by pass.
+_COUNTED = 4  # Counting questions for one schema.
+_FACTS = {"single": 2, "compare": 2, "unstated": 2, "form": 2}  # Questions of each task for one schema.
+_ASKED = 6  # Prompts for pieces of code or prose.
 _SYSTEM = "Answer from the texts below."
 _TRIES = 200
 
@@ -74,7 +74,7 @@ _ARGUMENTS = ("two", "red", "Monday", "Lisbon", "seven", "north")
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts over one schema. kind: of KINDS, or the name of a user's schema."""
+    """Prompts of one schema. ``kind`` is one of KINDS, or the name of a user's schema."""
 
     kind: str
     schema: Schema
@@ -82,10 +82,13 @@ class Batch:
 
 
 def draw_batches(number: int, seed: int, *, turns: bool, small: bool = False) -> list[Batch]:
-    """One pass over all kinds of generated prompts, the same ones for the same arguments.
+    """Draw one pass over all kinds of generated prompts. Equal arguments give equal prompts.
 
-    number: of the pass, from 0, by which lengths go. turns: whether the model has a chat template, so that modules and
-    questions stand in turns. small: the fewest and shortest modules there are.
+    Args:
+        number: The number of the pass, from 0. It chooses the lengths.
+        seed: The seed of the random draws.
+        turns: The model has a chat template, so modules and questions are put into turns.
+        small: Use the fewest and shortest modules.
     """
     found: list[Batch] = []
     for kind in KINDS:
@@ -99,7 +102,7 @@ def draw_batches(number: int, seed: int, *, turns: bool, small: bool = False) ->
 
 
 def without_turns(batch: Batch) -> Batch:
-    """The same for a model without a chat template: questions are asked as texts go on."""
+    """Return the batch without chat turns, with each question as plain text."""
     children: list[Text | Module | Union | Turn] = []
     for child in batch.schema.children:
         children += child.children if isinstance(child, Turn) else (child,)  # type: ignore[arg-type]
@@ -125,7 +128,7 @@ def _of_documents(rng: random.Random, kind: str, count: int) -> Batch:
     questions = [one for one in corpus["questions"] if (one["task"] == "count") == (kind == "counting")]
     rng.shuffle(questions)
     chosen: set[int] = set()
-    for one in questions:  # the first questions decide which documents the schema has
+    for one in questions:  # the first questions choose the documents of the schema
         if len(chosen.union(one["documents"])) <= 2 * count:
             chosen.update(one["documents"])
     rest = sorted(set(range(len(corpus["documents"]))) - chosen)
@@ -154,7 +157,7 @@ def _module(name: str, text: str) -> Module:
 
 
 def _of_pieces(rng: random.Random, kind: str, count: int, size: tuple[int, int]) -> Batch:
-    """Questions on pieces of code or prose, some of those that a schema has in each prompt."""
+    """Draw a schema of code or prose, and questions on random parts of it."""
     fitting = [piece for piece in pieces(kind) if size[0] <= len(piece[1]) < size[1]]
     chosen = dict(rng.sample(fitting, min(2 * count, len(fitting))))
     modules = tuple(
@@ -185,9 +188,9 @@ def _corpus() -> dict[str, Any]:
 
 
 def draw_prompts(schema: Schema, count: int, seed: int) -> list[Prompt]:
-    """Prompts of a user's schema: random combinations of its modules, few and many, with a question behind them.
+    """Draw prompts of a user's schema: random combinations of its modules, each followed by a question.
 
-    Fewer than ``count`` where there are no more.
+    Returns fewer than ``count`` prompts if the schema allows no more.
     """
     rng, found = random.Random(f"{seed} {schema.name}"), dict[str, Prompt]()
     for _ in range(_TRIES + 10 * count):
@@ -211,7 +214,7 @@ def draw_prompts(schema: Schema, count: int, seed: int) -> list[Prompt]:
 def _imports(
     rng: random.Random, children: Sequence[Text | Param | Module | Union | Turn], share: float
 ) -> tuple[Import, ...]:
-    """About that share of the modules, each with some of those in it and an argument where it needs one."""
+    """Draw about that share of the modules, with inner modules, and with arguments for parameters without a default."""
     found: list[Import] = []
     for child in children:
         if isinstance(child, Turn):
@@ -225,7 +228,7 @@ def _imports(
 
 
 def _params(children: Sequence[Text | Param | Module | Union | Turn]) -> Iterator[Param]:
-    """The parameters of a module, those in its turns included."""
+    """Yield the parameters of a module, including those in its turns."""
     for child in children:
         if isinstance(child, Param):
             yield child

@@ -1,7 +1,7 @@
-"""``inlay check``: how far each policy is from full prefill on the model itself, and which one to take.
+"""``inlay check``: measures the divergence of each policy from full prefill on the model, and recommends a policy.
 
-Full prefill answers every prompt greedily; every policy is made to say just that, and its distributions are compared
-with full prefill's, token by token. docs/check.md says what the numbers mean.
+Full prefill answers every prompt greedily. Every policy is then forced to generate the same answer, and its
+distributions are compared with those of full prefill, token by token. docs/check.md explains the numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inlay.prompt.chat import ChatTemplate
 from inlay.sampling_params import SamplingParams
 from inlay.tolerance import DEFAULT, Measured, Tolerance
 
-#: What full prefill is compared with where nobody says: no approximation, each form of modules, and repairs of one.
+#: The policies that are compared by default: no approximation, each form of modules, and selective recomputation.
 AGAINST = (
     "exact",
     "isolated",
@@ -37,9 +37,9 @@ AGAINST = (
 )
 QUICK = ("exact", "modular", "modular+profiled:0.1")
 
-_AT_ONCE = 8  # prompts whose distributions are in memory together
-_DEMO_KINDS = ("facts", "counting")  # the bundled model was trained on nothing else
-_FEWEST = 2  # passes and batches, however long they take: below, nothing can be said of a mean
+_AT_ONCE = 8  # prompts with distributions in memory together
+_DEMO_KINDS = ("facts", "counting")  # the bundled model was trained on these only
+_FEWEST = 2  # passes and batches, regardless of time; fewer say nothing about a mean
 
 Row = dict[str, Any]
 
@@ -58,13 +58,18 @@ REFERENCE = Mode("off", "packed")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSetting:
-    """What is compared; checked once, here. Raises ParameterError.
+    """The settings of a check. Raises ParameterError for settings that do not fit together.
 
-    against: policies. schema: the user's, None for generated ones. prompts: of that schema; None for generated ones.
-    quick: fewer and shorter prompts, of fewer policies unless they are named.
-    seconds: about how long to go on; what was begun is finished, and little is asked in any case.
-    tolerance: of the recommendation. seed: of generated prompts. tokens: of an answer.
-    passes: over all kinds of generated prompts, or batches of a user's, at most.
+    Attributes:
+        against: Policies to compare. None for QUICK or AGAINST.
+        schema: The user's schema. None for generated ones.
+        prompts: Prompts of the user's schema. None to draw them.
+        quick: Use fewer and shorter prompts, and fewer policies unless ``against`` names them.
+        seconds: Approximate time limit. A started pass is finished, and a minimum of passes always runs.
+        tolerance: The tolerance of the recommendation.
+        seed: The seed of generated prompts.
+        passes: The most passes over all kinds of generated prompts, or the most batches of a user's schema.
+        tokens: The most tokens of an answer.
     """
 
     against: Sequence[str] | None = None
@@ -94,14 +99,14 @@ class CheckSetting:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policies to compare, each once."""
+        """The policies to compare, without duplicates."""
         given = self.against if self.against is not None else QUICK if self.quick else AGAINST
         return tuple(dict.fromkeys(str(ReusePolicy.parse(name)) for name in given))
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A policy that a model does not allow, and why."""
+    """A policy that a model does not allow, with the reason."""
 
     policy: str
     positions: str
@@ -110,7 +115,7 @@ class Refused:
 
 @dataclass
 class _Seen:
-    """What one policy made of one prompt. unit: the schema that it was asked over."""
+    """The measurement of one policy on one prompt. ``unit`` is the number of the prompt's schema."""
 
     kind: str
     unit: int
@@ -122,11 +127,15 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Check:
-    """What came of a check.
+    """The result of a check.
 
-    rows: in the order of the policies. refused: policies that the model does not allow. recommended: a policy, and why.
-    kinds: how many prompts of each kind, and over how many schemas.
-    meaningless: why answers were not compared; None where they were.
+    Attributes:
+        rows: Measurements, in the order of the policies.
+        refused: Policies that the model does not allow.
+        recommended: The recommended policy.
+        reason: The reason of the recommendation.
+        kinds: For each kind of prompts, the number of prompts and of schemas.
+        meaningless: The reason why answers were not compared, or None if they were.
     """
 
     rows: tuple[Measured, ...]
@@ -137,7 +146,7 @@ class Check:
     meaningless: str | None
 
     def as_json(self) -> Row:
-        """The last line of ``inlay check --json``."""
+        """Return the object of the last line of ``inlay check --json``."""
         rows = [
             {
                 "policy": row.policy,
@@ -153,11 +162,15 @@ class Check:
 
 
 def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], None] | None = None) -> Check:
-    """Compare policies with full prefill on a model. Time-bound: see CheckSetting.seconds.
+    """Compare policies with full prefill on a model. CheckSetting.seconds limits the time.
 
-    llm: with nothing promoted (``promotion_memory=0``), and no store that outlives it. progress: called with how many
-    answers were compared, and of how many. Raises InlayError, before anything runs for a schema or prompts that cannot
-    be asked.
+    Args:
+        llm: The model, with ``promotion_memory=0`` and without a store that outlives it.
+        setting: The settings.
+        progress: Called with the number of compared answers and the total.
+
+    Raises:
+        InlayError: A schema or prompt does not fit. Raised before any prompt runs.
     """
     modes, refused = _modes(llm, setting.policies)
     run = _Run(llm, modes, setting.tokens)
@@ -185,7 +198,7 @@ def check_model(llm: LLM, setting: CheckSetting, progress: Callable[[int, int], 
 
 
 def kinds_of(llm: LLM) -> tuple[str, ...]:
-    """The kinds of generated prompts that a model is asked: all; the bundled one, which knows no others, documents."""
+    """Return the kinds of generated prompts for a model: all kinds, but only documents for the bundled model."""
     return _DEMO_KINDS if llm.model_name == "demo" else KINDS
 
 
@@ -194,7 +207,7 @@ def _is_random(llm: LLM) -> bool:
 
 
 def _modes(llm: LLM, policies: Sequence[str]) -> tuple[list[Mode], tuple[Refused, ...]]:
-    """The policies with their positions; and what the model refuses: to read modules at a shift."""
+    """Return the policies with their positions, and the modular policies that a model without shifts refuses."""
     modes = [REFERENCE if name == REFERENCE.reuse else Mode(name, llm.positions_for(name)) for name in policies]
     why = llm.client.model.why_not_shift
     refused = [Refused(name, "packed", why) for name in policies if why is not None and ReusePolicy.parse(name).modular]
@@ -202,7 +215,7 @@ def _modes(llm: LLM, policies: Sequence[str]) -> tuple[list[Mode], tuple[Refused
 
 
 def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int]]:
-    """What is asked, pass by pass, and how many passes there are at most. Raises InlayError."""
+    """Yield the batches of each pass with the largest number of passes. Raises InlayError."""
     passes = 2 if setting.quick else setting.passes
     if setting.schema is None:
         try:
@@ -230,14 +243,14 @@ def _batches(llm: LLM, setting: CheckSetting) -> Iterator[tuple[list[Batch], int
             )
     else:
         for prompt in drawn_prompts:
-            llm.lay_out(prompt)  # what is wrong with it is said before anything runs
+            llm.lay_out(prompt)  # reports a wrong prompt before any prompt runs
     portions = [drawn_prompts[at : at + _AT_ONCE] for at in range(0, len(drawn_prompts), _AT_ONCE)]
     for portion in portions:
         yield [Batch(schema.name, schema, tuple(portion))], len(portions)
 
 
 def _fits(llm: LLM, batch: Batch, answer: int) -> bool:
-    """Whether the model has room for every prompt and its answer."""
+    """Return True if every prompt and its answer fit into the model's positions."""
     try:
         llm.add_schema(batch.schema, encode=False, replace=True)
         longest = max(llm.lay_out(prompt).end for prompt in batch.prompts)
@@ -247,7 +260,7 @@ def _fits(llm: LLM, batch: Batch, answer: int) -> bool:
 
 
 class _Run:
-    """What every mode made of the prompts so far."""
+    """The measurements of every mode so far."""
 
     def __init__(self, llm: LLM, modes: Sequence[Mode], tokens: int) -> None:
         self._llm, self._modes, self._tokens = llm, modes, tokens
@@ -257,7 +270,7 @@ class _Run:
         self._done = 0
 
     def ask(self, batch: Batch) -> Iterator[int]:
-        """Ask a batch in every mode, full prefill first; yields how many answers there are by now, of all batches."""
+        """Run a batch in every mode, full prefill first. Yields the number of answers so far, over all batches."""
         llm, prompts = self._llm, list(batch.prompts)
         if batch.schema is not self._schema:
             llm.client.reset_prefix_cache().result()
@@ -273,13 +286,13 @@ class _Run:
         whole = llm.policy("modular")
         modules = [sum(len(spec.ids) for spec in llm.processor.segments_of(prompt, whole)) for prompt in prompts]
         for mode in self._modes:
-            # With a salt of its own, so that it reads what others leave of modules alone.
+            # A separate salt, so that a mode reuses only modules and nothing else of other modes.
             asked: dict[str, Any] = {
                 "reuse": mode.reuse,
                 "positions": mode.positions,
                 "cache_salt": f"check {mode.reuse}",
             }
-            # One by one: the time to the first token is that of the request alone.
+            # One by one, because the time to the first token must be that of a single request.
             first = SamplingParams(temperature=0, max_tokens=1)
             usages = [llm.generate([prompt], first, **asked)[0] for prompt in prompts]
             found = expected if mode == REFERENCE else llm.distributions(prompts, said, **asked)
@@ -294,7 +307,7 @@ class _Run:
             yield self._done
 
     def kinds(self) -> dict[str, tuple[int, int]]:
-        """How many prompts there were of each kind, and over how many schemas."""
+        """Return the number of prompts of each kind, and the number of their schemas."""
         seen = next(iter(self._seen.values()), [])
         kinds = dict.fromkeys(one.kind for one in seen)
         return {
@@ -303,7 +316,7 @@ class _Run:
         }
 
     def row(self, mode: Mode, *, answers: bool) -> Measured:
-        """The figures of a mode. answers: whether answers mean anything."""
+        """Return the figures of a mode. ``answers``: answers are meaningful."""
         seen = self._seen[mode]
         groups: dict[str, list[_Seen]] = {}
         for one in seen:
@@ -326,7 +339,9 @@ class _Run:
 
 
 def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
-    """Divergences, schema by schema; of a user's schema, which is what is asked about, prompt by prompt."""
+    """Return divergences grouped by schema. A user's schema is one group, because the bound concerns only this
+    schema.
+    """
     units: dict[int, list[float]] = {}
     for one in seen:
         units.setdefault(one.unit if one.kind in KINDS else 0, []).append(one.drift.kl)
@@ -334,7 +349,7 @@ def _grouped(seen: Sequence[_Seen]) -> list[list[float]]:
 
 
 def _recommended(llm: LLM, rows: Sequence[Measured], tolerance: Tolerance, meaningless: str | None) -> tuple[str, str]:
-    """What ``auto`` would take, and why."""
+    """Return the policy that ``auto`` chooses, and the reason."""
     why_not_shift = llm.client.model.why_not_shift
     auto = ReusePolicy.parse(f"auto:{tolerance}", llm.config.positions)
     taken = auto.resolved(rows, why_not_shift)

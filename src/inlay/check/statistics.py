@@ -1,4 +1,4 @@
-"""How sure one can be of right answers, counted or scored: of one mode, and of two that answered the same questions."""
+"""Confidence intervals and tests for counted or scored answers, of one mode or of two on the same questions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 _Z95 = 1.959963984540054  # 95% of a normal distribution lie within this many standard deviations
-# The same of Student's t, by its degrees of freedom from 1.
+# The same for Student's t, by degrees of freedom from 1.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_EXACT = 16  # differences, up to which every choice of signs is looked at
-_DRAWS = 20_000  # of signs, and of samples, where there are too many to look at all
-_AT_ONCE = 2**20  # of them, to bound what is in memory
+_EXACT = 16  # up to this many differences, every choice of signs is counted
+_DRAWS = 20_000  # of signs or samples, if there are too many to count
+_AT_ONCE = 2**20  # draws per batch, to limit memory
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95% score interval of a proportion (Wilson 1927): its lower and upper end, both within 0 to 1.
+    """Return the 95% score interval of a proportion (Wilson 1927), as lower and upper bound within 0 to 1.
 
-    Arguments:
-        successes: how many of the trials succeeded, 0 to trials.
-        trials: how many there were, at least 1.
+    Args:
+        successes: Number of successful trials, 0 to ``trials``.
+        trials: Number of trials, at least 1.
     """
     assert 0 <= successes <= trials, (successes, trials)
     assert trials > 0, "a proportion of nothing"
@@ -34,31 +34,33 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p-value of McNemar's test on paired answers.
+    """Return the exact two-sided p-value of McNemar's test on paired answers.
 
-    If both were equally good, each pair that tells them apart would be a fair coin.
+    If both were equally good, each pair with different outcomes would be a fair coin.
 
-    Arguments:
-        only_first, only_second: how many pairs only the first, and only the second, got right; both at least 0.
+    Args:
+        only_first: Number of pairs that only the first got right, at least 0.
+        only_second: Number of pairs that only the second got right, at least 0.
     """
     assert min(only_first, only_second) >= 0, (only_first, only_second)
     pairs = only_first + only_second
     tail, ways = 0, 1
     for k in range(min(only_first, only_second) + 1):
         tail += ways
-        ways = ways * (pairs - k) // (k + 1)  # of choosing k + 1 pairs
-    p_value: float = 2 * tail / 2**pairs  # of whole numbers, so that many pairs do not overflow
+        ways = ways * (pairs - k) // (k + 1)  # ways to choose k + 1 pairs
+    p_value: float = 2 * tail / 2**pairs  # whole numbers, so many pairs do not overflow
     return min(1.0, p_value)
 
 
 def difference_interval(only_first: int, only_second: int, pairs: int) -> tuple[float, float]:
-    """The 95% score interval of a difference of paired proportions (Tango 1998, Statistics in Medicine 17:891).
+    """Return the 95% score interval of a difference of paired proportions (Tango 1998, Statistics in Medicine 17:891).
 
-    The difference is that of the second less the first: the bounds hold (only_second - only_first) / pairs.
+    The difference is the second minus the first. The interval contains (only_second - only_first) / pairs.
 
-    Arguments:
-        only_first, only_second: how many pairs only the first, and only the second, got right; both at least 0.
-        pairs: how many there are in all, at least 1.
+    Args:
+        only_first: Number of pairs that only the first got right, at least 0.
+        only_second: Number of pairs that only the second got right, at least 0.
+        pairs: Number of all pairs, at least 1.
     """
     assert min(only_first, only_second) >= 0, (only_first, only_second)
     assert pairs >= max(1, only_first + only_second), (only_first, only_second, pairs)
@@ -66,7 +68,7 @@ def difference_interval(only_first: int, only_second: int, pairs: int) -> tuple[
 
 
 def _reach(only_first: int, only_second: int, pairs: int) -> float:
-    """The upper bound: the largest difference that 95% of samples would not tell from this one."""
+    """Return the upper bound: the largest difference that the sample does not reject at 95%."""
     low, high = (only_second - only_first) / pairs, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
@@ -76,7 +78,9 @@ def _reach(only_first: int, only_second: int, pairs: int) -> float:
 
 
 def _score(only_first: int, only_second: int, pairs: int, difference: float) -> float:
-    """How many standard deviations the difference seen lies above this one, were this one true."""
+    """Return the distance of the observed difference from ``difference``, in standard deviations, if ``difference``
+    is true.
+    """
     a = 2 * pairs
     b = (2 * pairs + only_first - only_second) * difference - only_first - only_second
     c = -only_first * difference * (1 - difference)
@@ -86,13 +90,14 @@ def _score(only_first: int, only_second: int, pairs: int, difference: float) -> 
 
 
 def permutation_test(differences: Sequence[float]) -> float:
-    """The two-sided p-value of a paired permutation test: how often chance alone gives as large a mean difference.
+    """Return the two-sided p-value of a paired permutation test of the mean difference.
 
-    If both were equally good, each pair would differ as far in the one direction as in the other. All choices of
-    directions are counted where there are few pairs, and else as many as show a p-value of 0.0001, the same every time.
+    If both were equally good, each pair would differ equally often in both directions. Up to 16 non-zero differences,
+    all
+    choices of directions are counted. Beyond that, 20,000 random choices are drawn from a fixed seed.
 
-    Arguments:
-        differences: of the two, pair by pair; at least one.
+    Args:
+        differences: Differences of the two, pair by pair, at least one.
     """
     found = np.array([each for each in differences if each], dtype=np.float64)
     if found.size == 0:
@@ -106,14 +111,14 @@ def permutation_test(differences: Sequence[float]) -> float:
     for many in _portions(found.size):
         signs = 2 * rng.integers(0, 2, (many, found.size), dtype=np.int8) - 1
         extreme += int((np.abs(signs @ found) >= least).sum())
-    return (extreme + 1) / (_DRAWS + 1)  # what was found is one of the choices
+    return (extreme + 1) / (_DRAWS + 1)  # the observed choice counts as one
 
 
 def mean_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of a mean difference: percentiles of the bootstrap (Efron 1979), the same every time.
+    """Return the 95% interval of a mean difference: percentiles of the bootstrap (Efron 1979) with a fixed seed.
 
-    Arguments:
-        differences: pair by pair; at least one. With a handful of them the interval is too narrow.
+    Args:
+        differences: Differences, pair by pair, at least one. The interval is too narrow for a handful of them.
     """
     found = np.array(differences, dtype=np.float64)
     assert found.size, "the mean of nothing"
@@ -124,27 +129,29 @@ def mean_interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def _portions(size: int) -> Iterator[int]:
-    """How many draws to make at a time, each of so many numbers."""
+    """Yield the number of draws in each batch, for draws of ``size`` numbers."""
     most = max(1, _AT_ONCE // size)
     for done in range(0, _DRAWS, most):
         yield min(most, _DRAWS - done)
 
 
 def mean_bound(groups: Sequence[Sequence[float]]) -> float:
-    """The upper 95% bound of a mean whose values come in groups that have something in common, as one schema's do.
+    """Return the upper 95% bound of a mean of grouped values, such as values grouped by schema.
 
-    Means of groups vary as they do, so that many values of few groups are not taken for more than they are: Student's t
-    over the groups, or the bootstrap's where that is larger, as it is of values that are skewed.
+    Values of one group vary together, so the bound uses the means of the groups. It is the larger of Student's t over
+    the
+    groups and the bootstrap, which is larger for skewed values.
 
-    Arguments:
-        groups: values, at least one in each; one group stands for itself, value by value. With one value there is no
-            bound, which is infinite.
+    Args:
+        groups: Values, at least one in each group. A single group is treated value by value. The bound of a single
+            value is
+            infinite.
     """
     means = [float(np.mean(group)) for group in groups] if len(groups) > 1 else [float(value) for value in groups[0]]
     if len(means) == 1:
         return math.inf
     free = len(means) - 1
-    # Beyond the table, by the first two terms of the expansion in 1 / free, which is right to three places there.
+    # Beyond the table: the first two terms of the expansion in 1 / free, accurate to three places there.
     t = _T95[free - 1] if free <= len(_T95) else _Z95 + (_Z95**3 + _Z95) / (4 * free)
     error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
     return max(float(np.mean(means)) + t * error, mean_interval(means)[1])

@@ -1,7 +1,7 @@
-"""From tokens to text while they are generated: detokenization and stop strings.
+"""Detokenization and stop strings, while tokens are generated.
 
-What has been released is never taken back. So text waits as long as a later token could change it: the bytes of a
-character that is not complete, and text that may be the beginning of a stop string.
+Released text is never taken back. So text waits while a later token could change it. This holds for the bytes of an
+incomplete character, and for text that may be the start of a stop string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inlay.sampling_params import SamplingParams
 
-# A character has at most 4 bytes, hence 4 tokens; the rest is room for tokens that render as nothing.
+# A character has at most 4 bytes, so 4 tokens. The rest leaves room for tokens without text.
 _CONTEXT = 8
 _LONGEST_WINDOW = 4 * _CONTEXT
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -24,17 +24,19 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class TextStream:
     """The text of one answer, token by token.
 
-    At the end, ``text`` is what the tokenizer makes of the prompt's end and the answer, less what it makes of the
-    prompt's end alone: ``decode(tail + ids)[len(decode(tail)):]``, without clean-up of white space. So a space that
-    opens the answer is kept where the prompt's text goes on, whatever the tokenizer does to the start of a text. It
-    is cut at the stop string that is completed first, whichever way the text falls into tokens; of several that
-    are completed by the same character, the longest counts. Stop strings that the first ``min_tokens`` tokens
-    complete do not count.
+    At the end, ``text`` is ``decode(tail + ids)[len(decode(tail)):]``, where ``tail`` is the end of the prompt, without
+    clean-up of white space. So a space at the start of the answer is kept, even if the tokenizer strips it at the start
+    of
+    a text.
 
-    Arguments:
-        tokenizer: a transformers tokenizer with a ``tokenizers`` backend.
-        prompt_ids: of the prompt; the last few are looked at.
-        params: gives the stop strings, and whether there is a text at all, and special tokens are part of it.
+    The text ends at the stop string that is completed first, however the text is split into tokens. If one character
+    completes several stop strings, the longest counts. Stop strings that the first ``min_tokens`` tokens complete are
+    ignored.
+
+    Args:
+        tokenizer: A transformers tokenizer with a ``tokenizers`` backend.
+        prompt_ids: Token ids of the prompt. Only the last few matter.
+        params: Supplies the stop strings, ``detokenize`` and ``skip_special_tokens``.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -46,9 +48,9 @@ class TextStream:
         self._silent = not params.detokenize
         self._pushed = 0
         self._text = ""
-        # Decoded for good, but not released: it may be the beginning of a stop string.
+        # Decoded finally but not released, because it may be the start of a stop string.
         self._held = ""
-        # Stop strings that end at or before this character of the answer were looked for, or do not count.
+        # Stop strings that end at or before this character of the answer are already handled.
         self._searched = 0
         self._stopped: str | None = None
         self._finished = False
@@ -64,7 +66,7 @@ class TextStream:
         return self._stopped
 
     def push(self, token_id: int) -> str:
-        """Take the next token; return the text that can be released now, nothing once a stop string has ended it."""
+        """Add the next token and return the text that it releases. After a stop string it returns ""."""
         assert not self._finished, "push after finish"
         if self._stopped is not None or self._silent:
             return ""
@@ -73,7 +75,7 @@ class TextStream:
         return self._advance(self._detokenizer.take(looked_at=bool(self._stops)))
 
     def finish(self) -> str:
-        """End the answer; return the text that was still held. An incomplete character becomes U+FFFD."""
+        """End the answer and return the held text. An incomplete character becomes U+FFFD."""
         assert not self._finished, "finish comes once"
         self._finished = True
         if self._stopped is not None or self._silent:
@@ -104,18 +106,20 @@ class TextStream:
 
 
 class _Decoded(NamedTuple):
-    """New text: what no later token can change, and what a later token may change but the answer could end with."""
+    """New text: ``settled`` never changes, ``tentative`` may change with a later token or may end the answer."""
 
     settled: str
     tentative: str
 
 
 class _Detokenizer:
-    """Decodes a window over the last tokens and tells which of its text is new and settled.
+    """Decodes a window over the last tokens and finds the text that is new and settled.
 
-    Unlike ``tokenizers.decoders.DecodeStream`` it takes any tokens: that one raises where byte tokens that were a
-    character become none with the next byte token. A decoder with byte fallback gives a run of byte tokens as text
-    only if all of the run is valid UTF-8, so nothing of a run is settled before it ends.
+    Unlike ``tokenizers.decoders.DecodeStream`` it accepts any tokens. DecodeStream raises an error if byte tokens that
+    form
+    a character become invalid with the next byte token. A decoder with byte fallback renders a run of byte tokens as
+    text
+    only if the whole run is valid UTF-8. So no byte token is settled before the run ends.
     """
 
     def __init__(self, backend: Tokenizer, prompt_ids: Sequence[int], skip_special: bool) -> None:
@@ -126,20 +130,20 @@ class _Detokenizer:
         decoder = backend.decoder
         self._byte_fallback = decoder is not None and decoder.decode(["<0xC3>", "<0xA9>"]) == "\u00e9"
         self._window: list[int] = []
-        self._run = bytearray()  # the byte tokens that the window ends in
-        self._before_run: str | None = None  # the text in front of it, once that is known
+        self._run = bytearray()  # the byte tokens at the end of the window
+        self._before_run: str | None = None  # the text before the run, if known
         for token_id in self._tail(prompt_ids):
             self.push(token_id)
         self._prompt = self._decode()
         self._begun = False
-        self._seen = 0  # characters of the window's text that were given out
+        self._seen = 0  # characters of the window's text that were returned
 
     def _tail(self, prompt_ids: Sequence[int]) -> list[int]:
         tail: list[int] = []
         for token_id in reversed(prompt_ids):
             if not self._renders(token_id):
                 continue
-            # Half a run of byte tokens is another text: go on to the token before it.
+            # Part of a run of byte tokens would decode to another text, so continue to the token before the run.
             if len(tail) >= _CONTEXT and self._byte(tail[-1]) is None:
                 break
             tail.append(token_id)
@@ -157,7 +161,7 @@ class _Detokenizer:
             self._run.append(byte)
 
     def take(self, *, looked_at: bool) -> _Decoded:
-        """The text that the last push settled; what else there is only if it is looked at."""
+        """Return the text that the last push settled. Tentative text is computed only if ``looked_at``."""
         if self._run:
             run = _utf8(self._run) if looked_at else None
             if run is None:
@@ -174,7 +178,10 @@ class _Detokenizer:
         return _Decoded(new, "")
 
     def _with_run(self, run: str) -> str:
-        """The window's text, where it ends in this one: a run may be as long as the answer, and grows by the token."""
+        """Return the window's text, which ends in ``run``.
+
+        A run may be as long as the answer and grows token by token, so the text before it is cached.
+        """
         if self._before_run is None:
             text = self._decode()
             if text.endswith(run):
@@ -199,7 +206,7 @@ class _Detokenizer:
         return self._backend.decode(self._window, skip_special_tokens=self._skip_special)
 
     def _renders(self, token_id: int) -> bool:
-        # The rows with which a model pads its vocabulary are no tokens.
+        # The rows that pad a model's vocabulary are not tokens.
         return token_id not in self._skipped and self._backend.id_to_token(token_id) is not None
 
     def _byte(self, token_id: int) -> int | None:
@@ -221,7 +228,7 @@ class _Match(NamedTuple):
 
 
 def _find_first(text: str, stops: Sequence[str], searched: int) -> _Match | None:
-    """The stop string that is completed first after ``searched`` characters of the text, the longest of these."""
+    """Return the first stop string that is completed after ``searched`` characters, the longest of several."""
     matches = []
     for stop in stops:
         start = text.find(stop, max(0, searched - len(stop) + 1))
@@ -231,7 +238,7 @@ def _find_first(text: str, stops: Sequence[str], searched: int) -> _Match | None
 
 
 def _held_back(text: str, stops: Sequence[str], longest: int) -> int:
-    """How many of the last characters may be the beginning of a stop string, of at most ``longest`` characters."""
+    """Return the number of last characters that may be the start of a stop string of at most ``longest`` characters."""
     for length in range(min(len(text), longest - 1), 0, -1):
         end = text[-length:]
         if any(stop.startswith(end) for stop in stops):
@@ -240,7 +247,7 @@ def _held_back(text: str, stops: Sequence[str], longest: int) -> int:
 
 
 def _shared_length(left: str, right: str) -> int:
-    """How many characters the two texts begin with in common."""
+    """Return the length of the common prefix of two texts."""
     if right.startswith(left):
         return len(left)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

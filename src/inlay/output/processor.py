@@ -1,7 +1,7 @@
-"""OutputProcessor: token events → text, log-probabilities and outputs. It has neither weights nor a store.
+"""OutputProcessor: turns token events into text, log-probabilities and outputs. It has neither weights nor a store.
 
-The counterpart of PromptProcessor: what the engine says of a request is made into what its caller reads. It runs where
-events arrive; in the engine's process that is its thread, between two passes.
+It is the counterpart of PromptProcessor. It runs where events arrive; in the engine's process this is the engine's
+thread, between two passes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from inlay.types import CompletionOutput, RequestMetrics, RequestOutput, SetOrde
 
 
 class OutputProcessor:
-    """Outputs of one model's requests.
+    """Builds the outputs of one model's requests.
 
-    tokenizer: a transformers tokenizer with a ``tokenizers`` backend.
-    finish: called with the request_id and index of an answer that a stop string has ended and that the engine goes on
-        with; it must wait for nobody.
+    Args:
+        tokenizer: A transformers tokenizer with a ``tokenizers`` backend.
+        finish: Called with the request_id and index of an answer that a stop string ended before the engine did. It
+            must
+            not block.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, finish: Callable[[str, int], None]) -> None:
@@ -33,14 +35,16 @@ class OutputProcessor:
         self._finish = finish
 
     def begin(self, request: EngineRequest, fell_back_from: str | None = None) -> RequestState:
-        """The state of a request of which there is nothing yet. fell_back_from: see RequestOutput."""
+        """Return the initial state of a request. For ``fell_back_from`` see RequestOutput."""
         return RequestState(request, self._tokenizer, self._texts, self._finish, fell_back_from)
 
 
 class TokenTexts(dict[int, str]):
-    """Tokens' texts, each decoded when it is first asked for.
+    """A cache of the texts of tokens, decoded on first use.
 
-    A long prompt's log-probabilities ask for hundreds of thousands, many of them alike, while all others wait.
+    The log-probabilities of a long prompt need hundreds of thousands of texts, with many repeats, while all other
+    requests
+    wait.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -53,7 +57,7 @@ class TokenTexts(dict[int, str]):
 
 
 class AnswerState:
-    """One answer as its caller reads it: its tokens, their text up to a stop string, and how it ended."""
+    """One answer for its caller: its tokens, their text up to a stop string, and the reason of its end."""
 
     def __init__(
         self, request: EngineRequest, index: int, tokenizer: PreTrainedTokenizerBase, texts: TokenTexts
@@ -77,12 +81,14 @@ class AnswerState:
         return self._finish_reason is not None or self.error is not None
 
     def follow(self, request: EngineRequest) -> None:
-        """Begin behind a prompt in another order."""
+        """Restart the text after the prompt was put into another order."""
         if not self.token_ids:
             self._stream = TextStream(self._tokenizer, request.ids, request.params)
 
     def add(self, event: TokenEvent) -> bool:
-        """Take what is new; nothing behind its end. Returns whether a stop string has ended it, and no token has."""
+        """Add an event, and ignore tokens after the end. Returns True if a stop string ended the answer before the
+        engine did.
+        """
         if self._finish_reason is not None:
             return False
         self.elapsed_s = event.elapsed_s
@@ -97,7 +103,7 @@ class AnswerState:
         return False
 
     def completion(self) -> CompletionOutput:
-        """The answer so far."""
+        """Return the answer so far."""
         return CompletionOutput(
             index=self.index,
             text=self._stream.text,
@@ -121,15 +127,15 @@ class AnswerState:
 
     def _end(self, reason: Literal["stop", "length"], stop_reason: int | str | None) -> None:
         self._finish_reason, self._stop_reason = reason, stop_reason
-        self._stream.finish()  # what it held back may complete a stop string
+        self._stream.finish()  # held text may complete a stop string
         if reason == "length" and self._stream.stopped is not None:
             self._finish_reason, self._stop_reason = "stop", self._stream.stopped
 
 
 class RequestState:
-    """What a request has come to so far. ``add`` is called on one thread at a time, any may look.
+    """The state of a request. Only one thread at a time may call ``add``. Any thread may read.
 
-    failure: what has ended one of its answers before its time.
+    ``failure`` is the error that ended one of the answers early, or None.
     """
 
     def __init__(
@@ -158,16 +164,16 @@ class RequestState:
 
     @property
     def answered(self) -> bool:
-        """Whether all its answers have ended."""
+        """True if all its answers have ended."""
         return self._left == 0
 
     @property
     def tokens(self) -> int:
-        """How many all its answers have together."""
+        """The number of tokens in all answers."""
         return sum(len(answer.token_ids) for answer in self.answers)
 
     def add(self, events: Sequence[TokenEvent]) -> None:
-        """Take what is new, and end in the engine what a stop string has ended."""
+        """Add events, and tell the engine to end answers that a stop string has ended."""
         for event in events:
             if event.metrics is not None:
                 self._usage, self._metrics = event.usage, event.metrics
@@ -186,13 +192,15 @@ class RequestState:
                 self._left = sum(not each.ended for each in self.answers)
 
     def _take_order(self, orders: Sequence[Sequence[int]]) -> None:
-        """The prompt stands as the engine has it, with text that begins behind that: nobody has said anything yet."""
+        """Put the prompt into the engine's order. No token is generated yet, so the texts restart after the new
+        prompt.
+        """
         self.request = self.request.ordered(orders)
         for answer in self.answers:
             answer.follow(self.request)
 
     def output(self) -> RequestOutput:
-        """What there is so far."""
+        """Return the output so far."""
         asked, answered = self.request, self.answered
         metrics = self._metrics
         if answered:
@@ -204,7 +212,8 @@ class RequestState:
             prompt_positions=asked.positions,
             outputs=[answer.completion() for answer in self.answers],
             finished=answered,
-            usage=self._usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),  # one that waits has found nothing
+            # a waiting request has reused nothing yet
+            usage=self._usage or Usage(len(asked.ids), 0, len(asked.ids), 0, 0, 0),
             metrics=metrics,
             prompt_logprobs=self._prompt_logprobs,
             order=tuple(

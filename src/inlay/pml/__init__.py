@@ -1,4 +1,4 @@
-"""PML: schemas and prompts, from text to a resolved list of items. Knows no tokenizer and no model."""
+"""PML: parses schemas and prompts and resolves a prompt to a list of items. Uses no tokenizer and no model."""
 
 from inlay.pml.nodes import (
     Argument,

@@ -1,4 +1,4 @@
-"""The tags of PML and their attributes: which names they reserve, which ones authors may give, and what is missing."""
+"""The tags of PML and checks of their attributes: reserved names, allowed names and required attributes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OTHER_ASCII = re.compile(r"(?![A-Za-z0-9_.\-])[\x00-\x7f]")
 
 
 def is_name(name: str) -> bool:
-    """Whether this is an XML name without a colon, so that a prompt can write it as a tag or an attribute."""
+    """Return True for an XML name without a colon. A prompt can write such a name as a tag or an attribute."""
     if _PLAIN.fullmatch(name):
         return True
     return not _OTHER_ASCII.search(name) and _expat_takes(name)
 
 
 def objection(name: str) -> str | None:
-    """What is wrong with the name of a module or a parameter, and what to write instead; None if it is fine."""
+    """Return the fault of a module's or parameter's name with its remedy, or None for a valid name."""
     if len(name) > MAX_NAME_CHARACTERS:
         return f"the name {quote(name)} has {len(name)} characters; write at most {MAX_NAME_CHARACTERS}"
     if not is_name(name):
@@ -34,13 +34,14 @@ def objection(name: str) -> str | None:
 
 
 def is_in_namespace(name: str) -> bool:
-    """Whether this is the name of an attribute in a namespace of somebody else, as ``app:author`` is."""
+    """Return True for an attribute name in a foreign namespace, such as ``app:author``."""
     prefix, colon, local = name.partition(":")
     return bool(colon) and prefix != "xml" and is_name(prefix) and is_name(local)
 
 
 def _expat_takes(name: str) -> bool:
-    # expat knows an older and narrower table of letters than the current XML: ask the parser that will read the prompts
+    # expat's table of letters is older and narrower than that of current XML, so the check asks expat, which reads
+    # prompts.
     try:
         expat.ParserCreate("UTF-8").Parse(f"<{name}/>".encode(), True)
     except (expat.ExpatError, UnicodeEncodeError):
@@ -76,13 +77,13 @@ _CARRIES_META = ("schema", "module", "union", "param", "parameter", *ROLES)
 
 
 class Attributes:
-    """Reads the attributes of elements; what is wrong goes to ``problems``."""
+    """Reads the attributes of elements and reports errors to ``problems``."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
 
     def check(self, element: Element) -> None:
-        """Report attributes that the tag does not take, and required ones that are missing or empty."""
+        """Report attributes that the tag does not take, and required attributes that are missing or empty."""
         takes = _TAKES[element.tag]
         meant = set()
         carries = element.tag in _CARRIES_META
@@ -103,12 +104,12 @@ class Attributes:
                 self._problems.add(attribute.place, f"<{element.tag}> has an empty {name}; {usage}")
 
     def text(self, element: Element, name: str) -> str | None:
-        """The value of an attribute, or None where it is missing or empty."""
+        """Return the value of an attribute, or None if it is missing or empty."""
         attribute = element.attributes.get(name)
         return attribute.value if attribute and attribute.value.strip() else None
 
     def name(self, element: Element) -> str | None:
-        """The name of a module or a parameter, or None where it is missing or no good."""
+        """Return the name of a module or a parameter, or None if it is missing or invalid."""
         name = self.text(element, "name")
         if name is None:
             return None
@@ -120,13 +121,13 @@ class Attributes:
         return None if problem else name
 
     def length(self, element: Element) -> int:
-        """The length of a parameter in tokens; 1 where it is missing or no good."""
+        """Return the length of a parameter in tokens, or 1 if it is missing or invalid."""
         name = _required(element.tag)[1]
         text = self.text(element, name)
         if text is None:
             return 1
         digits = text.strip().lstrip("0")
-        # the count of digits first: Python refuses to convert very long numbers
+        # Python refuses to convert very long numbers
         if re.fullmatch("[0-9]{1,9}", digits) and int(digits) <= MAX_PARAM_LENGTH:
             return int(digits)
         wrong = f"{name}={quote(text)} is not a whole number from 1 to {MAX_PARAM_LENGTH}"
@@ -134,7 +135,7 @@ class Attributes:
         return 1
 
     def cache(self, element: Element) -> bool:
-        """Whether a module is encoded once and kept."""
+        """Return True if the module is encoded once and kept."""
         attribute = element.attributes.get("cache")
         if attribute is None or attribute.value in ("true", "false"):
             return attribute is None or attribute.value == "true"
@@ -142,12 +143,12 @@ class Attributes:
         return True
 
     def meta(self, element: Element) -> list[Meta]:
-        """What the attributes in a namespace tell about an element."""
+        """Return the metadata in an element's namespaced attributes."""
         given = element.attributes.items() if element.tag in _CARRIES_META else ()
         return [Meta(name, one.value, one.place) for name, one in given if is_in_namespace(name)]
 
     def preserve(self, element: Element, inherited: bool) -> bool:
-        """Whether ``xml:space`` of this element, or else of those around it, keeps all white space."""
+        """Return True if ``xml:space``, on this element or inherited, keeps all white space."""
         attribute = element.attributes.get(_SPACE)
         if attribute is None:
             return inherited
@@ -157,7 +158,7 @@ class Attributes:
         return attribute.value == "preserve"
 
     def place(self, element: Element, name: str) -> Place:
-        """Where an attribute stands, or else its tag."""
+        """Return the place of an attribute, or of its tag if the attribute is missing."""
         attribute = element.attributes.get(name)
         return attribute.place if attribute else element.place
 

@@ -1,8 +1,8 @@
-"""The JSON form as pydantic models: which keys each object has, and what they hold.
+"""The JSON form of PML as pydantic models: the keys of each object and the types of their values.
 
-A model validates one object alone: members of lists are skipped, as the readers validate them one by one. So every
-problem gets a place and a sentence, several come at once, and hostile input ends early. The published JSON Schema is
-made from the same models and describes the whole tree. Names of classes are the names in its ``$defs``.
+A model validates a single object and skips the members of its lists, because the readers validate these one by one.
+This gives each problem a place and a message, reports several at once, and stops early on hostile input. The published
+JSON Schema is made from the same models and covers the whole tree. Class names become the names in its ``$defs``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Name = Annotated[
     str,
     Field(
         description="An XML name without a colon, such as unit.py.",
-        # the readers say themselves what is wrong with a name
+        # the readers check names and report errors in more detail
         json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
     ),
 ]
@@ -55,7 +55,7 @@ ArgumentsField = Field(None, max_length=MAX_ATTRIBUTES, description="What fills 
 
 
 class Form(BaseModel):
-    """What all objects have in common: no key beyond those that are listed, and nothing is converted."""
+    """The base of all objects: unknown keys are errors, and values are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -91,7 +91,7 @@ class Union(Form):
 
 
 class Turn(Form):
-    """A chat turn of a schema or of a module, which alone holds parameters."""
+    """A chat turn of a schema or of a module. Only a turn inside a module may hold parameters."""
 
     role: Literal["system", "user", "assistant"]
     content: TurnContent | None = None
@@ -118,7 +118,7 @@ class Import(Form):
 
 
 class ImportSet(Form):
-    """Imports whose order is free."""
+    """Imports in free order."""
 
     set: list[SkipValidation[Import]] = Field(min_length=1, max_length=MAX_SET)
 
@@ -139,15 +139,15 @@ class ShortImport(Form):
 
 
 class ShortSet(Form):
-    """Modules that a prompt in the short form imports, in an order that is free."""
+    """Modules in free order that a prompt in the short form imports."""
 
     set: ShortMembers = Field(min_length=1, max_length=MAX_SET)
 
 
 class Prompt(Form):
-    """A prompt of PML: which modules of a schema it imports, and what it says besides.
+    """A prompt of PML: the modules that it imports from a schema, and its new text.
 
-    In the short form, which has no content, its text stands behind all imports.
+    The short form has no content. Its text follows all imports.
     """
 
     of: Label = Field(alias="schema")
@@ -170,7 +170,7 @@ for _form in (Param, Module, Union, Turn, Schema, Import, ImportSet, PromptTurn,
 
 
 class _Published(GenerateJsonSchema):
-    """Leaves out what only repeats: titles made from keys, and null as the default."""
+    """Leaves out redundant parts: titles made from keys, and null as the default."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -180,7 +180,7 @@ class _Published(GenerateJsonSchema):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of both documents: of schemas and of prompts."""
+    """Return the JSON Schema (draft 2020-12) of schemas and prompts."""
     return {
         "$schema": GenerateJsonSchema.schema_dialect,
         "title": "PML as JSON",

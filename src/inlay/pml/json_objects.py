@@ -1,4 +1,4 @@
-"""What the readers of both JSON documents have in common: one object checked at a time, limits, and sentences."""
+"""The common part of both JSON readers: validation of one object at a time, limits and error messages."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from inlay.strict_json import Fault, JSONError, Pairs, read_json, repeated
 from inlay.wording import quote, shown
 
 KINDS = ("module", "param", "union", "role", "import", "set")
-"""The keys of which an object in ``content`` has one, which says what it is."""
+"""The keys that give the kind of an object in ``content``. Each object has one of them."""
 
-_MOST_TEXTS = 2 * limits.MAX_ELEMENTS  # as many as PML can have between its tags
-_MOST_PROBLEMS = 1_000  # after which reading on helps nobody
+_MOST_TEXTS = 2 * limits.MAX_ELEMENTS  # the most that PML can have between its tags
+_MOST_PROBLEMS = 1_000  # reading stops here, because more errors would not help
 _CALLED: dict[type[Form], str] = {
     Schema: "a schema",
     Module: "a module",
@@ -82,7 +82,7 @@ _EXPECTED_IN: dict[type[Form], dict[str, str]] = {
     },
 }
 
-_DIGITS = 18  # of a whole number that is still taken for one
+_DIGITS = 18  # longer integers become floats
 _REMEDIES = {
     "Expecting property name enclosed in double quotes": (
         "a key in double quotation marks belongs here; write one, or delete the comma before it"
@@ -101,13 +101,13 @@ _REMEDIES = {
 
 
 class JSONObject(dict[str, Any]):
-    """An object; ``twice`` holds the keys that it was given more than once."""
+    """A JSON object. ``twice`` holds its duplicate keys."""
 
     twice: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, pairs: Pairs) -> JSONObject:
-        """The object with these keys and values."""
+        """Build an object from its keys and values."""
         made = cls(pairs)
         if len(made) < len(pairs):
             made.twice = repeated(pairs)
@@ -115,7 +115,12 @@ class JSONObject(dict[str, Any]):
 
 
 def document_from_json(document: str | bytes | Mapping[str, Any], source: str) -> bytes:
-    """A document in whatever way it is given, as UTF-8 text; raises PMLError, or ParameterError for another type."""
+    """Return a document as UTF-8 text.
+
+    Raises:
+        PMLError: It is not UTF-8, or too large.
+        ParameterError: It is of another type, or the mapping cannot be written as JSON.
+    """
     if isinstance(document, Mapping):
         return document_from_string(_dumped(document), source)
     if isinstance(document, str):
@@ -131,7 +136,7 @@ def document_from_json(document: str | bytes | Mapping[str, Any], source: str) -
 
 
 def parse_json(data: bytes, source: str) -> Any:
-    """The value that a document in UTF-8 holds, objects as JSONObject; raises PMLError."""
+    """Parse a document in UTF-8, with objects as JSONObject; raises PMLError."""
     start = data.lstrip()[:1]
     if start in (b"", b"<"):
         message = "this is PML, not JSON; read it with from_string, or from a file that does not end in .json"
@@ -144,7 +149,7 @@ def parse_json(data: bytes, source: str) -> Any:
 
 
 def _dumped(document: Mapping[str, Any]) -> str:
-    # so that a mapping is held to the same rules as text: nothing but JSON, no NaN, and a bounded size
+    # Writing the mapping as text applies the same rules to it: only JSON, no NaN, and a bounded size.
     try:
         return json.dumps(dict(document), default=_as_dict, ensure_ascii=True)
     except RecursionError:
@@ -160,7 +165,7 @@ def _as_dict(value: object) -> dict[Any, Any]:
 
 
 def _integer(digits: str) -> int | float:
-    # Python refuses to convert very long numbers, and none of ours is long
+    # Python refuses to convert very long integers, and PML needs none
     return int(digits) if len(digits) <= _DIGITS else float(digits)
 
 
@@ -175,11 +180,11 @@ def _sentence(error: JSONError) -> str:
 
 
 class StopError(Exception):
-    """Ends the reading after a problem that has been recorded."""
+    """Ends the reading after a problem that has been reported."""
 
 
 class JSONReader:
-    """Checks objects one at a time; what is wrong goes to ``problems``."""
+    """Validates objects one at a time and reports errors to ``problems``."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
@@ -188,16 +193,20 @@ class JSONReader:
         self._texts = 0
 
     def add(self, place: Place, message: str) -> None:
-        """Report a problem; raises StopError after many of them."""
+        """Report a problem; raises StopError after _MOST_PROBLEMS of them."""
         self._problems.add(place, message)
         self._reported += 1
         if self._reported >= _MOST_PROBLEMS:
             raise StopError
 
     def check(self, raw: JSONObject, form: type[Form], place: JSONPlace, depth: int) -> None:
-        """Report what is wrong with the keys of an object and with their values, members of ``content`` left out.
+        """Report errors in the keys and values of an object, except in the members of its lists.
 
-        depth: how many objects are nested here, this one counted. Raises StopError where a limit is passed.
+        Args:
+            depth: The nesting depth of the object. The outermost object has depth 1.
+
+        Raises:
+            StopError: A limit is exceeded.
         """
         self.count_object(place)
         if depth > limits.MAX_DEPTH:
@@ -212,7 +221,7 @@ class JSONReader:
             self._report(error, raw, form, place)
 
     def members(self, raw: JSONObject, key: str, place: JSONPlace) -> Iterator[tuple[Any, JSONPlace]]:
-        """What a list holds, each with its place; as ``content``, a text alone is a list of one."""
+        """Yield the members of a list with their places. A single text in ``content`` counts as a list of one."""
         value, place = raw.get(key), place.key(key)
         if isinstance(value, str) and key == "content":
             yield value, place
@@ -221,7 +230,7 @@ class JSONReader:
                 yield member, place.index(index)
 
     def kind(self, raw: Any, place: JSONPlace, takes: Iterable[str]) -> str | None:
-        """Which of KINDS an object is, or None after a problem. takes: what may stand here."""
+        """Return the kind of an object, one of KINDS, or None after a problem. ``takes`` lists the allowed kinds."""
         if not isinstance(raw, JSONObject):
             self.add(place, f"this is {shown(raw, kind=True)}; write a text or an object")
             return None
@@ -236,19 +245,19 @@ class JSONReader:
         return kind
 
     def count_object(self, place: JSONPlace) -> None:
-        """An object or a scaffold stands here; raises StopError where there are too many."""
+        """Count an object or a scaffold; raises StopError if there are too many."""
         self._objects += 1
         if self._objects > limits.MAX_ELEMENTS:
             self._stop(place, f"there are more than {limits.MAX_ELEMENTS} objects; split this into several files")
 
     def count_text(self, place: JSONPlace) -> None:
-        """A text stands here; raises StopError where there are too many."""
+        """Count a text; raises StopError if there are too many."""
         self._texts += 1
         if self._texts > _MOST_TEXTS:
             self._stop(place, f"there are more than {_MOST_TEXTS} texts; join neighbouring ones")
 
     def name(self, name: Any, place: JSONPlace, reserved: Iterable[str] = ()) -> str:
-        """A name; empty where it is no good. Models have reported what is no text."""
+        """Return a valid name, or "" after a problem. The models report values that are not texts."""
         if not isinstance(name, str):
             return ""
         problem = objection(name)
@@ -259,7 +268,7 @@ class JSONReader:
         return "" if problem else name
 
     def path(self, path: Any, place: JSONPlace) -> str:
-        """The path of a module; empty where it is no good."""
+        """Return a valid path of a module, or "" after a problem."""
         if isinstance(path, str) and path.count("/") >= limits.MAX_DEPTH:
             self.add(place, f"this path has more than {limits.MAX_DEPTH} names; modules are nested less deeply")
             return ""
@@ -267,7 +276,7 @@ class JSONReader:
         return path if names and "" not in [self.name(name, place, TAGS) for name in names] else ""
 
     def meta(self, raw: JSONObject, place: JSONPlace) -> tuple[Meta, ...]:
-        """What is told about a part of a schema; names in a namespace first, as PML has them."""
+        """Return the metadata of a part of a schema. Namespaced names come first, as in PML."""
         told = raw.get("meta")
         if not isinstance(told, JSONObject):
             return ()
@@ -280,7 +289,7 @@ class JSONReader:
         return tuple(found)
 
     def label(self, raw: JSONObject, key: str, place: JSONPlace) -> str:
-        """The name of a schema."""
+        """Return the name of a schema."""
         label = raw.get(key)
         if isinstance(label, str) and label and not label.strip():
             self.add(place.key(key), f"this is white space alone; write {_EXPECTED[key]}")
@@ -293,7 +302,7 @@ class JSONReader:
             self._stop(place, f"an object has more than {limits.MAX_ATTRIBUTES} keys; write fewer")
 
     def _report(self, error: ValidationError, raw: JSONObject, form: type[Form], place: JSONPlace) -> None:
-        """What pydantic found, in sentences of our own."""
+        """Report pydantic's errors with our own messages."""
         found = error.errors(include_url=False, include_context=False, include_input=False)
         expected = _EXPECTED_IN.get(form, _EXPECTED)
         unknown = [str(one["loc"][0]) for one in found if one["type"] == "extra_forbidden"]
@@ -309,7 +318,7 @@ class JSONReader:
         for key in missing:
             if key not in meant:
                 self.add(place, f"{_CALLED[form]} has no {quote(key)}; write {expected[key]}")
-        # two entries where one value fits neither of two types
+        # a value that fits neither of two types has two entries
         for key, argument in dict.fromkeys((str(loc[0]), _argument(loc)) for loc in wrong):
             if argument is None:
                 self.add(place.key(key), f"this is {shown(raw[key], kind=True)}; write {expected[key]}")
@@ -323,5 +332,5 @@ class JSONReader:
 
 
 def _argument(loc: tuple[int | str, ...]) -> str | None:
-    """The name of the argument that an error is about, if it is about one."""
+    """Return the name of the argument that an error concerns, if any."""
     return str(loc[1]) if loc[0] == "arguments" and len(loc) > 1 else None

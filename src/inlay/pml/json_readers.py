@@ -1,4 +1,4 @@
-"""JSON → the nodes of a schema, or of a prompt. Held to the same rules as PML, by the same code where the two meet."""
+"""Turns JSON into the nodes of a schema or a prompt. JSON and PML share the code of their common rules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WORDS = Words("the scaffold", "from_json")
 
 
 def read_schema_json(data: bytes, source: str, folder: Folder | None) -> SchemaParts:
-    """The parts of a schema in UTF-8; raises PMLError with every problem found."""
+    """Read the parts of a schema in UTF-8; raises PMLError with every problem found."""
     problems = Problems(source)
     parts = None
     with suppress(StopError):
@@ -53,7 +53,7 @@ class _SchemaReader(JSONReader):
     def __init__(self, folder: Folder | None, problems: Problems) -> None:
         super().__init__(problems)
         self._rules = SchemaRules(folder, problems, _WORDS)
-        self._scope: tuple[str, ...] = ()  # the names of the modules around what is read
+        self._scope: tuple[str, ...] = ()  # names of the enclosing modules, outermost first
         self._in_turn = False
 
     def read(self, root: Any, place: JSONPlace) -> SchemaParts | None:
@@ -75,7 +75,7 @@ class _SchemaReader(JSONReader):
     def _content(
         self, parent: JSONObject, key: str, place: JSONPlace, takes: frozenset[str], depth: int
     ) -> list[_Node]:
-        """The nodes that a list holds. depth: how many objects are nested in it, its own members counted."""
+        """Return the nodes in a list. ``depth`` is the nesting depth of its members."""
         nodes: list[_Node] = []
         for raw, where in self.members(parent, key, place):
             if isinstance(raw, str):
@@ -83,13 +83,14 @@ class _SchemaReader(JSONReader):
             elif kind := self.kind(raw, where, takes):
                 if kind not in takes:
                     self.add(where, _misplaced(kind, takes))
-                if kind in takes or kind in ("module", "union"):  # for what is wrong inside, and for names it defines
+                # for the problems inside it and the names that it defines
+                if kind in takes or kind in ("module", "union"):
                     nodes.append(self._node(kind, raw, where, depth))
         return nodes
 
     def _text(self, text: str, place: JSONPlace, takes: frozenset[str]) -> list[Text]:
         self.count_text(place)
-        # not even an empty one: the published JSON Schema has no text in a union at all
+        # an empty text is an error too: the published JSON Schema allows no text in a union
         if _TEXT not in takes:
             self.add(place, _misplaced(_TEXT, takes))
         return [Text(text, place)] if text else []
@@ -107,7 +108,7 @@ class _SchemaReader(JSONReader):
         self._in_turn = True
         takes = _PIECES | {"param"} if self._scope else _PIECES
         nodes = self._content(raw, "content", place, takes, depth + 1)
-        self._in_turn = False  # a turn stands in no other
+        self._in_turn = False  # turns do not nest
         children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
         return Turn(role, children, place, meta=self.meta(raw, place))
 
@@ -165,7 +166,7 @@ class _SchemaReader(JSONReader):
 
 
 def _misplaced(kind: str, takes: frozenset[str]) -> str:
-    """About something that may not stand here. takes: what may."""
+    """Return the error message for a misplaced object or text. ``takes`` lists the allowed kinds."""
     if kind == "import":
         return 'an import stands in a schema, but only prompts import; write {"module": …} to define a module'
     if kind == "set":
@@ -186,7 +187,7 @@ _IN_SET = frozenset(("import",))
 
 
 def read_prompt_json(data: bytes, source: str) -> PromptParts:
-    """The parts of a prompt in UTF-8; raises PMLError with every problem found."""
+    """Read the parts of a prompt in UTF-8; raises PMLError with every problem found."""
     problems = Problems(source)
     parts = None
     with suppress(StopError):
@@ -216,7 +217,7 @@ class _PromptReader(JSONReader):
         return PromptParts(self.label(root, "schema", place), nodes, place.key("schema"))
 
     def _short(self, parent: JSONObject, place: JSONPlace, depth: int) -> tuple[Import | ImportSet, ...]:
-        """The imports of the short form. depth: how many objects are nested in its list, its own members counted."""
+        """Return the imports of the short form. ``depth`` is the nesting depth of the list's members."""
         nodes: list[Import | ImportSet] = []
         for raw, where in self.members(parent, "imports", place):
             if isinstance(raw, JSONObject) and "set" in raw:
@@ -250,7 +251,7 @@ class _PromptReader(JSONReader):
     def _content(
         self, parent: JSONObject, place: JSONPlace, takes: frozenset[str], depth: int
     ) -> tuple[Text | Import | ImportSet | PromptTurn, ...]:
-        """The nodes that a list holds. depth: how many objects are nested in it, its own members counted."""
+        """Return the nodes in a list. ``depth`` is the nesting depth of its members."""
         nodes: list[Text | Import | ImportSet | PromptTurn] = []
         for raw, where in self.members(parent, "content", place):
             if isinstance(raw, str):

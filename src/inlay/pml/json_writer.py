@@ -1,6 +1,6 @@
-"""Nodes → JSON that reads back to the same nodes, and is laid out to be read.
+"""Writes nodes as readable JSON that reads back to the same nodes.
 
-Strings are text exactly as they are; there is no white-space rule. See docs/json.md.
+Strings are written exactly; JSON has no white-space rule. See docs/json.md.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def write_schema_json(
     scaffolds: Iterable[Scaffold],
     meta: Iterable[Meta] = (),
 ) -> str:
-    """A schema as JSON that ends in a line break; reads back to the same nodes, all but their places.
+    """Write a schema as JSON that ends in a line break and reads back to the same nodes, except for their places.
 
-    Text that came from ``src`` files stands in it. Raises ParameterError for nodes that break the rules of PML.
+    Text from ``src`` files is written inline. Raises ParameterError for nodes that break the rules of PML.
     """
     document: _Value = {"name": name, "content": _content(children, 1)}
     if together := [list(scaffold.modules) for scaffold in scaffolds]:
@@ -40,9 +40,9 @@ def write_schema_json(
 
 
 def write_prompt_json(schema: str, children: Iterable[Text | Import | ImportSet | PromptTurn]) -> str:
-    """A prompt as JSON that ends in a line break; reads back to the same nodes, all but their places.
+    """Write a prompt as JSON that ends in a line break and reads back to the same nodes, except for their places.
 
-    schema: the name of its schema.     Raises ParameterError for nodes that break the rules of PML.
+    ``schema`` is the name of the prompt's schema. Raises ParameterError for nodes that break the rules of PML.
     """
     document = {"schema": schema, "content": _content(children, 1)}
     return _checked(document, f"the prompt of schema {quote(schema)}", read_prompt_json)
@@ -50,7 +50,7 @@ def write_prompt_json(schema: str, children: Iterable[Text | Import | ImportSet 
 
 def _checked(document: _Value, what: str, read: Callable[[bytes, str], object]) -> str:
     text = _laid_out(document, 0) + "\n"
-    # nodes may come from anywhere; the readers know all the rules
+    # callers may pass any nodes, and the readers check every rule
     try:
         read(document_from_string(text, what), what)
     except PMLError as error:
@@ -59,7 +59,7 @@ def _checked(document: _Value, what: str, read: Callable[[bytes, str], object]) 
 
 
 def _content(nodes: Iterable[_Node], depth: int) -> str | list[str | _Value]:
-    """What stands in an object that is nested in ``depth`` - 1 others: one text alone, or a list."""
+    """Return the content of an object at nesting depth ``depth``: a single text, or a list."""
     content = [
         node.text if isinstance(node, Text) else _value(node, depth + 1)
         for node in nodes
@@ -114,7 +114,7 @@ def _import(node: Import, depth: int) -> _Value:
 
 
 def _laid_out(value: Any, level: int) -> str:
-    """A value on one line where that is short, and otherwise with each member on lines of its own."""
+    """Format a value on one line if it is short, otherwise with each member on its own line."""
     if isinstance(value, dict):
         members = [f"{_dumped(key)}: {_laid_out(member, level + 1)}" for key, member in value.items()]
         start, end = "{}"

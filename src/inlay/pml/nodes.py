@@ -1,7 +1,8 @@
-"""The nodes of a parsed schema and of a parsed prompt: plain, immutable data; and how large such a document may be.
+"""The nodes of a parsed schema and a parsed prompt, and the limits on a document.
 
-Nothing here knows a tokenizer or a model. Nodes of a schema carry ``order``, their number in document order, by which
-later stages refer to them. Hostile input is refused early, by the limits, in bounded time and memory.
+Nodes are plain, immutable data without a tokenizer or a model. Each node of a schema carries ``order``, its number
+in document order, and later stages refer to it by this number. The limits at the end of the file reject hostile
+input early, in bounded time and memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Something that is told about a part of a schema and costs no tokens: no model sees it."""
+    """Metadata of one part of a schema. The model never sees it, and it costs no tokens."""
 
     name: str
     value: str
@@ -26,7 +27,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A run of text between two tags, white space already settled; never empty."""
+    """A run of text between two tags, after the white-space rule. It is never empty."""
 
     text: str
     place: Place
@@ -37,7 +38,7 @@ class Text:
 class Param:
     """A hole of ``length`` tokens in a module, filled by an argument or by ``default``.
 
-    scaffold: what fills it while its module is encoded over placeholders.
+    ``scaffold`` is the placeholder text that fills it while its module is encoded.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Param:
 class Module:
     """A named piece of a schema that prompts import.
 
-    cache: whether it is encoded once and kept; otherwise each request that imports it computes it, with all in it.
+    With ``cache=False`` the module and its content are not kept: each request that imports it computes it.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Module:
 class Union:
     """Modules that exclude each other and start at the same position.
 
-    scaffold: the member that stands for it where Prompt Cache encodes a whole schema at once; without effect here.
+    ``scaffold`` names the member that Prompt Cache encodes when it encodes a whole schema at once. inlay ignores it.
     """
 
     members: tuple[Module, ...]
@@ -80,7 +81,10 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A chat turn of a schema, or of one of its modules, which alone holds parameters; its role is one of ROLES."""
+    """A chat turn of a schema or of one of its modules.
+
+    ``role`` is one of ROLES. Only a turn inside a module may hold parameters.
+    """
 
     role: str
     children: tuple[Text | Param | Module | Union, ...]
@@ -91,7 +95,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """Modules that are encoded together, for prompts that import all of them; by their paths."""
+    """Paths of modules that are encoded together, for prompts that import all of them."""
 
     modules: tuple[str, ...]
     place: Place
@@ -110,7 +114,7 @@ class Argument:
 class Import:
     """A module named by a prompt, with arguments, nested imports and new text inside it.
 
-    name: its own, or a path of names, which stands for imports of the modules around it as well.
+    ``name`` is a module's name or a path. A path also imports the modules around the last one.
     """
 
     name: str
@@ -121,7 +125,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class ImportSet:
-    """Imports whose order is free: the engine chooses it, by what is stored (engine/order.py)."""
+    """Imports in free order. The engine chooses the order by the modules that are stored (engine/order.py)."""
 
     imports: tuple[Import, ...]
     place: Place
@@ -140,7 +144,7 @@ _Node = TypeVar("_Node", bound=Text | Param | Module | Union | Turn)
 
 
 def numbered(children: tuple[Text | Module | Union | Turn, ...]) -> tuple[Text | Module | Union | Turn, ...]:
-    """The children of a schema with ``order`` set throughout, from 0 in document order."""
+    """Return the children of a schema with ``order`` set on every node, from 0 in document order."""
     orders = count()
 
     def number(node: _Node) -> _Node:
@@ -157,12 +161,12 @@ def numbered(children: tuple[Text | Module | Union | Turn, ...]) -> tuple[Text |
 
 
 MAX_BYTES = 16 * 2**20  # of one file or string, as UTF-8
-MAX_SOURCE_BYTES = 64 * 2**20  # of all the files that one schema names in src, together
-MAX_DEPTH = 32  # elements inside elements, the outermost one counted
+MAX_SOURCE_BYTES = 64 * 2**20  # in total, of all files that one schema names in src
+MAX_DEPTH = 32  # nested elements, including the outermost one
 MAX_ELEMENTS = 100_000
 MAX_ATTRIBUTES = 1_000  # of one element
 MAX_ATTRIBUTE_CHARACTERS = 2**20  # of one attribute's value
 MAX_NAME_CHARACTERS = 256
 MAX_PARAM_LENGTH = 1_000_000  # tokens
-MAX_SET = 64  # imports of one set: each of them may stand at each of its places
-MAX_PROBLEMS = 20  # that one error shows
+MAX_SET = 64  # imports of one set; each of them may take each position of the set
+MAX_PROBLEMS = 20  # shown in one error

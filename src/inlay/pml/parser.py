@@ -1,8 +1,8 @@
-"""Text → elements: expat with DTDs and entities off, a place for everything, and limits; and the white-space rule.
+"""Parses XML text into elements with expat, and defines PML's white-space rule (``settle``).
 
-Knows XML and nothing of schemas or prompts. What is not well-formed ends the parse; the elements read so far are
-returned, so that the readers can still report what else is wrong. White space is as in a here-document (``settle``):
-layout costs no tokens, text keeps what belongs to it.
+DTDs and entities are off, every element carries its place in the source, and limits bound the work. This module knows
+XML and nothing of schemas or prompts. Malformed XML ends the parse. The elements read so far are still returned, so the
+readers can report further problems.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ from inlay.pml.problems import Problems
 from inlay.wording import clip
 
 WHITE = " \t\r\n"
-"""White space in XML's sense. A no-break space, for one, is text."""
+"""White space as XML defines it. A no-break space counts as text."""
 
 
 def is_white(text: str) -> bool:
-    """Whether there is nothing but white space."""
+    """Return True if the text is empty or only white space."""
     return not text.strip(WHITE)
 
 
 def settle(run: str) -> str:
-    """The text that a run between two tags stands for; empty where it is layout.
+    """Apply the white-space rule to a run of text between two tags, as in a here-document.
 
-    A run of white space alone is layout if it holds a line break, and text otherwise. In any other run:
-    the first line goes, with its line break, if nothing stands on it; lines of white space alone become empty, among
-    them the indentation of the tag that follows; and the indentation common to the lines that begin in the run goes.
+    A run of only white space is layout, and becomes "", if it holds a line break. Otherwise it is text. In any other
+    run:
+
+    - A blank first line is removed with its line break.
+
+    - Lines of only white space become empty, including the indentation of the next tag.
+
+    - The common indentation of the lines that begin in the run is removed.
     """
     if is_white(run):
         return "" if "\n" in run else run
@@ -49,7 +54,7 @@ def _without_indentation(lines: list[str]) -> list[str]:
 
 
 def _common_beginning(first: str, last: str) -> int:
-    # of all strings in sorted order, the first and the last have the least in common
+    # In sorted order, the first and the last string share the shortest prefix of all.
     alike = (one == other for one, other in zip(first, last, strict=False))
     return sum(takewhile(bool, alike))
 
@@ -73,7 +78,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute's value and where the attribute stands."""
+    """An attribute's value and its place in the source."""
 
     value: str
     place: Place
@@ -81,7 +86,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The text between two tags, white space not yet settled; ``place`` is its first character that is not white."""
+    """The text between two tags, before the white-space rule.
+
+    ``place`` is the first character that is not white space. If there is none, it is the start of the run.
+    """
 
     text: str
     place: Place
@@ -89,7 +97,7 @@ class Run:
 
 @dataclass(slots=True)
 class Element:
-    """A tag with its attributes and content. ``closed`` is False where the document broke off inside it."""
+    """A tag with its attributes and content. ``closed`` is False if the document ends before the closing tag."""
 
     tag: str
     attributes: dict[str, Attribute]
@@ -103,11 +111,16 @@ class _StopError(Exception):
 
 
 def parse(data: bytes, problems: Problems, *, declaration_counts: bool = False) -> Element | None:
-    """The outermost element of a document in UTF-8, or None if there is none; what is wrong goes to ``problems``.
+    """Parse a document in UTF-8 and report its errors to ``problems``.
 
-    ``declaration_counts`` refuses a declared encoding other than UTF-8; otherwise the declaration is ignored.
+    Args:
+        declaration_counts: Report an XML declaration whose encoding is not UTF-8 or ASCII. False ignores the
+            declaration.
+
+    Returns:
+        The outermost element, or None if there is none.
     """
-    if (nul := data.find(b"\0")) >= 0:  # expat would take it for UTF-16
+    if (nul := data.find(b"\0")) >= 0:  # expat would read the document as UTF-16
         place = place_at(problems.source, data[:nul].decode())
         problems.add(place, "a NUL character is not text; leave it out, or save the file as UTF-8")
         return None
@@ -122,7 +135,7 @@ def parse(data: bytes, problems: Problems, *, declaration_counts: bool = False) 
 
 
 def place_at(source: str, text: str) -> Place:
-    """The place that directly follows ``text``, which begins its source."""
+    """Return the place that follows ``text``, the start of the source."""
     return _moved(Place(source, 1, 1), _BREAK.split(text))
 
 
@@ -139,7 +152,7 @@ class _TreeBuilder:
         self._run_place: Place | None = None
         self.parser = expat.ParserCreate("UTF-8")
         self.parser.buffer_size = 2**16
-        self.parser.buffer_text = False  # setting the size has turned it on
+        self.parser.buffer_text = False  # setting the size turns it on
         self.parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
@@ -150,7 +163,7 @@ class _TreeBuilder:
             self.parser.XmlDeclHandler = self._declaration
 
     def report(self, error: expat.ExpatError) -> None:
-        """Add what expat says about a document that is not well-formed."""
+        """Report expat's error for a malformed document."""
         message = expat.ErrorString(error.code) or "not well-formed"
         place = Place(self._problems.source, error.lineno, error.offset + 1)
         innermost = self._open[-1] if self._open else None
@@ -198,8 +211,8 @@ class _TreeBuilder:
         self._open.pop().closed = True
 
     def _text(self, text: str) -> None:
-        # Unbuffered, expat reports each piece with its own place; buffered, it is much faster. So: unbuffered up to the
-        # first piece that is not white space, whose place is the run's, and buffered from there to the next tag.
+        # Unbuffered, expat reports the place of each piece. Buffered, it is much faster. So the parser buffers only
+        # after the first piece that is not white space, because that piece's place is the place of the run.
         if not is_white(text):
             if not self.parser.buffer_text:
                 indentation = len(text) - len(text.lstrip(" \t"))
@@ -263,7 +276,7 @@ class _TreeBuilder:
 
 
 def _moved(place: Place, lines: list[str]) -> Place:
-    """The place after text that begins at ``place``, given by its lines."""
+    """Return the place after text that begins at ``place`` and consists of ``lines``."""
     column = len(lines[-1]) + (1 if len(lines) > 1 else place.column or 1)
     return Place(place.source, (place.line or 1) + len(lines) - 1, column)
 

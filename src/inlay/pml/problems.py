@@ -1,4 +1,4 @@
-"""What is wrong with a document, and where: problems are collected, so that one error can report several of them."""
+"""Collects the problems of a document, so that one error can report several of them with their places."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from inlay.errors import Place, PMLError, Problem
 from inlay.pml.nodes import MAX_PROBLEMS
 from inlay.wording import SHOWN, quote
 
-_KEPT = 1_000  # enough to sort what is shown; the rest is only counted
-_CANDIDATES = 2_000  # comparing names is slow, and near names are a courtesy
+_KEPT = 1_000  # enough to sort the ones that are shown; the rest is only counted
+_CANDIDATES = 2_000  # comparing names is slow, and a suggestion is optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class JSONPlace(Place):
         return f"{self.source}: {self.path}" if self.path else self.source
 
     def key(self, key: str) -> JSONPlace:
-        """The value of a key of this object."""
+        """Return the place of a key's value in this object."""
         return self._longer(f".{key}" if self.path else key)
 
     def index(self, index: int) -> JSONPlace:
-        """A member of this list."""
+        """Return the place of a member of this list."""
         return self._longer(f"[{index}]")
 
     def named(self, kind: str, name: str) -> JSONPlace:
-        """This very object, with what it is and what it is called."""
+        """Return this place with the object's kind and name added."""
         return self.key(f"{kind} {quote(name)}")
 
     def _longer(self, part: str) -> JSONPlace:
@@ -41,7 +41,7 @@ class JSONPlace(Place):
 
 
 def whereabouts(place: Place) -> str:
-    """The place within its source, as a part of a sentence."""
+    """Format the place within its source, as a part of a sentence."""
     return f"at {place.path}" if isinstance(place, JSONPlace) else f"in line {place.line}"
 
 
@@ -59,17 +59,20 @@ class Problems:
             self._problems.append(Problem(place, message))
 
     def near(self, name: str, candidates: Iterable[str]) -> str | None:
-        """The candidate that looks most like ``name``, if one does and the problem can still be shown."""
+        """Return the candidate that is most similar to ``name``.
+
+        Returns None if no candidate is similar, if the name is too long, or if the problem would not be shown.
+        """
         if self._count >= MAX_PROBLEMS or len(name) > SHOWN:
             return None
         names = list(islice(candidates, _CANDIDATES))
-        # difflib thinks little of swapped letters, the commonest slip
+        # difflib scores swapped letters, the most common slip, low
         letters = sorted(name.casefold())
         swapped = [candidate for candidate in names if sorted(candidate.casefold()) == letters]
         return next(iter(swapped or get_close_matches(name, names, n=1)), None)
 
     def raise_any(self) -> None:
-        """Raise PMLError if there is any problem; the first ones are shown, the others counted."""
+        """Raise PMLError if there is any problem. It shows the first MAX_PROBLEMS and counts the others."""
         if not self._problems:
             return
         shown = sorted(self._problems, key=_position) if self._one_source() else self._problems

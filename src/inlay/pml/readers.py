@@ -1,4 +1,4 @@
-"""Elements → the nodes of a schema, or of a prompt."""
+"""Turns elements into the nodes of a schema or a prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from inlay.pml.sources import Folder
 from inlay.wording import clip
 
 _Node = Text | Param | Module | Union | Turn | Scaffold
-_TEXT = "text"  # no tag of PML, so it can stand among them
+_TEXT = "text"  # cannot collide with a tag, because PML has no such tag
 _PIECES = frozenset((_TEXT, "module", "union"))
 _PARAMS = frozenset(("param", "parameter"))
 _TURNS = frozenset(ROLES)
@@ -40,7 +40,7 @@ _WORDS = Words("<scaffold>", "from_string")
 
 
 def read_schema(data: bytes, source: str, folder: Folder | None, *, declaration_counts: bool) -> SchemaParts:
-    """The parts of a schema in UTF-8; raises PMLError with every problem found."""
+    """Read the parts of a schema in UTF-8; raises PMLError with every problem found."""
     problems = Problems(source)
     root = parse(data, problems, declaration_counts=declaration_counts)
     parts = None if root is None else _SchemaReader(folder, problems).read(root)
@@ -54,8 +54,8 @@ class _SchemaReader:
         self._problems = problems
         self._attributes = Attributes(problems)
         self._rules = SchemaRules(folder, problems, _WORDS)
-        self._scope: tuple[str, ...] = ()  # the names of the modules around what is read
-        self._turn: str | None = None  # the role of the turn around it
+        self._scope: tuple[str, ...] = ()  # names of the enclosing modules, outermost first
+        self._turn: str | None = None  # role of the enclosing turn
 
     def read(self, root: Element) -> SchemaParts | None:
         if root.tag != "schema":
@@ -84,11 +84,11 @@ class _SchemaReader:
                 message = misplaced_tag(child.tag, parent.tag, self._problems, turn=self._turn)
                 self._problems.add(child.place, message)
                 if child.tag in ("module", "union"):
-                    self._node(child, preserve)  # for what is wrong inside, and for the names it defines
+                    self._node(child, preserve)  # for the problems inside it and the names that it defines
         return nodes
 
     def _meta(self, element: Element) -> tuple[Meta, ...]:
-        """What is told about an element, by attributes in a namespace and by <meta> tags in front of its content."""
+        """Return the metadata of an element: namespaced attributes and leading <meta> tags."""
         found = self._attributes.meta(element)
         for child in element.children[: _front(element)]:
             if isinstance(child, Element):
@@ -125,7 +125,7 @@ class _SchemaReader:
         meta = self._meta(element)
         self._turn = element.tag
         nodes = self._content(element, preserve, _PIECES | _PARAMS if self._scope else _PIECES)
-        self._turn = None  # a turn stands in no other
+        self._turn = None  # turns do not nest
         children = tuple(node for node in nodes if isinstance(node, Text | Param | Module | Union))
         return Turn(element.tag, children, element.place, meta=meta)
 
@@ -187,7 +187,7 @@ class _SchemaReader:
 
 
 def _front(element: Element) -> int:
-    """How many children of an element are the <meta> tags in front of its content, and white space before these."""
+    """Return the number of leading children that are <meta> tags or white space before them."""
     front = 0
     for number, child in enumerate(element.children, 1):
         if isinstance(child, Element) and child.tag == "meta":
@@ -198,7 +198,7 @@ def _front(element: Element) -> int:
 
 
 def _is_beside_turn(parent: Element, index: int) -> bool:
-    """Whether this is white space alone beside a chat tag: layout, with or without a line break."""
+    """Return True for a run of only white space beside a chat tag. It is layout even without a line break."""
     run = parent.children[index]
     neighbours = parent.children[max(index - 1, 0) : index + 2]
     beside = any(isinstance(child, Element) and child.tag in ROLES for child in neighbours)
@@ -212,7 +212,7 @@ def _not_a_schema(tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """What a prompt file holds."""
+    """The contents of a prompt file."""
 
     schema: str
     children: tuple[Text | Import | ImportSet | PromptTurn, ...]
@@ -220,7 +220,7 @@ class PromptParts:
 
 
 def read_prompt(data: bytes, source: str, *, declaration_counts: bool) -> PromptParts:
-    """The parts of a prompt in UTF-8; raises PMLError with every problem found."""
+    """Read the parts of a prompt in UTF-8; raises PMLError with every problem found."""
     problems = Problems(source)
     root = parse(data, problems, declaration_counts=declaration_counts)
     parts = None if root is None else _PromptReader(problems).read(root)

@@ -1,4 +1,4 @@
-"""Checks a prompt against its schema, and puts what both say into one order: a flat list of items."""
+"""Checks a prompt against its schema and merges both into a flat list of items in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inlay.pml.scopes import names_of, opened, path_of
 
 @dataclass(frozen=True, slots=True)
 class SchemaText:
-    """Text of the schema. ``owner`` names the modules around it, outermost first; none for always-present text."""
+    """Text of the schema. ``owner`` names the modules around it, outermost first, and is () for always-present text."""
 
     node: Text
     owner: tuple[str, ...]
@@ -24,7 +24,7 @@ class SchemaText:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A parameter with the argument that the prompt gives, or with its default."""
+    """A parameter with the prompt's argument or its default."""
 
     param: Param
     text: str
@@ -43,10 +43,13 @@ class NewText:
 
 @dataclass(frozen=True, slots=True)
 class TurnStart:
-    """A chat turn begins; ``own`` is True if the prompt adds it, False if it is the schema's.
+    """The start of a chat turn.
 
-    place: where it is written, or where the module is imported that it comes with. node, owner: the turn of the schema,
-    and the names of the modules around it; None and () for one that the prompt adds.
+    Attributes:
+        own: True if the prompt adds the turn, False if the schema has it.
+        place: The place of the turn, or of the import of the module that holds it.
+        node: The schema's turn, or None for a turn of the prompt.
+        owner: The names of the modules around the schema's turn, outermost first.
     """
 
     role: str
@@ -58,7 +61,7 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """The chat turn ends."""
+    """The end of a chat turn."""
 
     role: str
     own: bool
@@ -66,19 +69,19 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class SetStart:
-    """Imports begin whose order is free. number: of the set among ``Resolved.sets``."""
+    """The start of imports in free order. ``number`` is the index of the set in ``Resolved.sets``."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStart:
-    """The next import of a set begins."""
+    """The start of the next import in a set."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetEnd:
-    """A set ends."""
+    """The end of a set."""
 
 
 Item = SchemaText | Filled | NewText | TurnStart | TurnEnd | SetStart | MemberStart | SetEnd
@@ -86,10 +89,12 @@ Item = SchemaText | Filled | NewText | TurnStart | TurnEnd | SetStart | MemberSt
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSet:
-    """A set of imports. names: in the order in which they stand in the items, by their paths.
+    """A set of imports after resolution.
 
-    why_fixed: the reason why they stand in this order alone; "" where any order is as good. Items have no borders of
-    such a set.
+    Attributes:
+        names: Paths of the imports, in the order of the items.
+        why_fixed: The reason why the order is fixed, or "" if it is free. A fixed set has no SetStart, MemberStart or
+            SetEnd among the items.
     """
 
     names: tuple[str, ...]
@@ -98,9 +103,11 @@ class ResolvedSet:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A prompt that fits its schema: what it says, in order, and which modules it imports, by their paths.
+    """A prompt that fits its schema, as items in order.
 
-    sets: in the order of the prompt.
+    Attributes:
+        imported: Paths of the imported modules.
+        sets: The prompt's sets, in the order of the prompt.
     """
 
     schema: Schema
@@ -114,11 +121,17 @@ _Arguments = Mapping[str, Argument]
 
 
 def resolve(schema: Schema, prompt: Prompt, *, moves: bool = False) -> Resolved:
-    """What the prompt says, as one list of items in order.
+    """Check the prompt against its schema and return its content as items in order.
 
-    Imports follow the schema's order. With ``moves``, those between which the schema has no always-present text, no
-    parameter and no border of a turn may stand in any order. Imports of a set follow the schema's order where they may
-    not. Raises PMLError with every problem found.
+    Imports must follow the schema's order. Imports of a set that is not free to move are sorted into it.
+
+    Args:
+        moves: Let imports change order unless the schema has always-present text, a parameter or a turn's border
+            between
+            them.
+
+    Raises:
+        PMLError: The prompt does not fit the schema. The error lists every problem found.
     """
     problems = Problems(prompt.source)
     resolver = _Resolver(schema, moves, problems)
@@ -134,10 +147,12 @@ def resolve(schema: Schema, prompt: Prompt, *, moves: bool = False) -> Resolved:
 
 @dataclass(slots=True)
 class _Placed:
-    """An import with its place in the schema, and the new text that goes with it.
+    """An import with its slot in the schema, and the new text around it.
 
-    of: the number of the set of which it may stand at any place; None for one that has one place.
-    member: whether it is of a set at all. inside: whether it is, or stands in an import that is.
+    Attributes:
+        of: The number of its set if the set's order is free, otherwise None.
+        member: It belongs to a set.
+        inside: It belongs to a set, or an enclosing import does.
     """
 
     node: Import
@@ -153,17 +168,17 @@ class _Resolver:
     def __init__(self, schema: Schema, moves: bool, problems: Problems) -> None:
         self.imported: dict[str, Import] = {}  # by path
         self.sets: dict[int, ResolvedSet] = {}  # by number
-        self._numbers: dict[int, int] = {}  # of the prompt's sets in the order in which they are written, by identity
+        self._numbers: dict[int, int] = {}  # id of each ImportSet → its number, in the order of the prompt
         self._schema = schema
         self._moves = moves
         self._problems = problems
 
     def in_order(self) -> tuple[ResolvedSet, ...]:
-        """The prompt's sets."""
+        """Return the prompt's sets in the order of the prompt."""
         return tuple(self.sets[number] for number in range(len(self._numbers)))
 
     def prompt(self, prompt: Prompt) -> list[Item]:
-        """All items of the prompt."""
+        """Return all items of the prompt."""
         self._number(prompt.children)
         loose = self._loose(prompt)
         turns = [child for child in prompt.children if isinstance(child, PromptTurn)]
@@ -183,7 +198,7 @@ class _Resolver:
                 self._number(node.children)
 
     def _loose(self, prompt: Prompt) -> list[Text | Import | ImportSet]:
-        """What stands in no turn of the prompt; it has to stand before them."""
+        """Return the nodes outside the prompt's turns, and report any that follow a turn."""
         loose: list[Text | Import | ImportSet] = []
         turn: PromptTurn | None = None
         for child in prompt.children:
@@ -217,7 +232,10 @@ class _Resolver:
         return [*items, TurnEnd(turn.role, True)]
 
     def _turns_around_imports(self, turns: list[PromptTurn]) -> list[Item]:
-        """The prompt's turns where the schema is modules alone: their imports together follow the schema's order."""
+        """Return the items of the prompt's turns, for a schema of only modules.
+
+        The imports of all turns together must follow the schema's order.
+        """
         items: list[Item] = []
         order: list[_Placed] = []
         for turn in turns:
@@ -235,7 +253,7 @@ class _Resolver:
     def _place(
         self, parts: Iterable[Text | Import | ImportSet], owner: tuple[str, ...], *, inside: bool = False
     ) -> tuple[list[_Placed], list[NewText]]:
-        """The imports of one level, with the new text around them, and the new text that ends the level."""
+        """Return the imports of one level with the new text around them, and the new text after the last import."""
         placed: list[_Placed] = []
         waiting: list[NewText] = []
         for part in opened(parts):
@@ -254,7 +272,7 @@ class _Resolver:
         return [] if slot is None else [_Placed(node, slot, member=member, inside=inside or member)]
 
     def _set(self, node: ImportSet, owner: tuple[str, ...], inside: bool) -> list[_Placed]:
-        """The imports of a set: as they are written where their order is free, and else as the schema has them."""
+        """Return the imports of a set: as written if their order is free, otherwise in schema order."""
         number = self._numbers[id(node)]
         if inside:
             self._problems.add(node.place, sentences.nested_set())
@@ -283,7 +301,7 @@ class _Resolver:
         return ""
 
     def _slot(self, node: Import, owner: tuple[str, ...]) -> Slot | None:
-        """Where the import goes at this level, or None after a problem."""
+        """Return the slot of an import at this level, or None after a problem."""
         name, path = node.name, path_of((*owner, node.name))
         slot = self._schema.levels[path_of(owner) if owner else None].slots.get(name)
         if slot is None:
@@ -296,7 +314,7 @@ class _Resolver:
         return slot
 
     def _why_not_here(self, name: str, owner: tuple[str, ...]) -> str:
-        """What is wrong with the import of a module that does not stand at this level."""
+        """Return the error message for a module that this level does not have."""
         modules = self._schema.modules
         paths = modules.paths(name)
         if len(paths) == 1:
@@ -307,7 +325,7 @@ class _Resolver:
         return sentences.unknown_module(name, near, self._schema.name, modules)
 
     def _check_order(self, placed: list[_Placed]) -> None:
-        """The imports of one level follow the schema, and no two of them are members of one union."""
+        """Report imports of one level that break the schema's order, and two imports from one union."""
         taken: dict[Slot, Import] = {}
         last: tuple[Slot, Import] | None = None
         for one in placed:
@@ -323,7 +341,7 @@ class _Resolver:
                 self._problems.add(node.place, sentences.out_of_order(node.name, last[1].name, movable))
 
     def _merge(self, level: Level, placed: list[_Placed], owner: tuple[str, ...], arguments: _Arguments) -> list[Item]:
-        """The level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
+        """Return the level's fixed pieces, with the imports of each zone before the piece that ends the zone."""
         zones: dict[int, list[Item]] = {}
         for zone in {one.slot.zone: None for one in placed}:
             inside = [one for one in placed if one.slot.zone == zone]
@@ -377,7 +395,10 @@ class _Resolver:
 
 
 def _with_borders(placed: Sequence[_Placed], imported: Sequence[list[Item]]) -> list[Item]:
-    """What neighbouring imports say, and the new text around them: text beside a set stays beside all of it."""
+    """Return the items of neighbouring imports, with the new text around them and the borders of free sets.
+
+    Text beside a free set stays outside the set.
+    """
     items: list[Item] = []
     for number, (one, inside) in enumerate(zip(placed, imported, strict=True)):
         of = one.of
@@ -396,5 +417,7 @@ def _ends_in_user_turn(items: list[Item]) -> bool:
 
 
 def _with_rest(items: list[Item], rest: list[NewText]) -> list[Item]:
-    """Items with new text at their end: the question ends the very user turn that holds the documents."""
+    """Append new text to the items. A final user turn of the schema takes the text in, as the question after its
+    documents.
+    """
     return [*items[:-1], *rest, items[-1]] if rest and _ends_in_user_turn(items) else [*items, *rest]

@@ -1,4 +1,4 @@
-"""What is wrong with a prompt, or with where a tag stands, in sentences: what it is; then what to write instead."""
+"""Error messages about prompts and misplaced tags. Each states the fault and then the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inlay.wording import clip, listed, quote
 
 
 def other_schema(named: str, schema: str) -> str:
-    """The prompt is for another schema."""
+    """The prompt names another schema."""
     return f'the prompt is for schema {quote(named)}, not for {quote(schema)}; write <prompt schema="{clip(schema)}">'
 
 
@@ -66,7 +66,7 @@ def misnested(name: str, parents: tuple[str, ...], inside: str | None) -> str:
 
 
 def ambiguous(name: str, paths: Iterable[str], inside: str | None) -> str:
-    """Several modules have this name, and none of them stands here."""
+    """Several modules have this name, but none of them at this level."""
     stands = "at the top level" if inside is None else f"inside <{clip(inside)}>"
     return f"{_tag(name)} stands {stands}, where the schema has none; it has {choice(paths)}"
 
@@ -77,7 +77,7 @@ def turns_in_turn(name: str, role: str) -> str:
 
 
 def out_of_order(name: str, after: str, movable: bool) -> str:
-    """A module is imported after one that the schema has later."""
+    """A module is imported after one that follows it in the schema."""
     message = f"{_tag(name)} stands after {_tag(after)}, but the schema has it before; write {_tag(name)} first"
     return f"{message} (with packed positions, their order is free)" if movable else message
 
@@ -98,7 +98,7 @@ def large_set(imports: int) -> str:
 
 
 def nested_set() -> str:
-    """A set stands in a set, or in an import in one."""
+    """A set is nested in another set, directly or through an import."""
     return "<set> stands inside another, whose imports move with all that they hold; delete the inner one"
 
 
@@ -108,19 +108,19 @@ def turns_in_set(name: str) -> str:
 
 
 def loose_after_turn(node: Text | Import | ImportSet, role: str) -> str:
-    """Something stands outside chat tags, after one."""
+    """A node outside chat tags follows a chat tag."""
     what = _what(node)
     return f"{what} stands after <{role}> and outside chat tags; write it before <{role}>, or inside a chat tag"
 
 
 def loose_beside_turns(node: Text | Import | ImportSet, schema: str) -> str:
-    """Something stands outside the chat tags of a prompt whose schema is modules alone."""
+    """A node stands outside the chat tags of a prompt, and the prompt's schema has only modules."""
     remedy = "write everything inside chat tags, or nothing"
     return f"{_what(node)} stands outside chat tags, and schema {quote(schema)} is modules alone; {remedy}"
 
 
 def import_in_turn(name: str, schema: str, has: str, role: str) -> str:
-    """A module is imported inside a prompt's turn, though the schema places it outside."""
+    """A prompt's turn imports a module, but the schema needs it outside the turn."""
     why = f"schema {quote(schema)} has {has} of its own"
     return f"{_tag(name)} stands inside <{role}>, but {why}; write it outside <{role}>, before it"
 
@@ -136,12 +136,12 @@ def _tag(name: str) -> str:
 
 
 def misplaced_text(parent: str) -> str:
-    """About text in a tag that holds none, such as <union>."""
+    """Text is in a tag that holds none, such as <union>."""
     return f"text stands directly inside <{parent}>; put it into a <module>"
 
 
 def misplaced_tag(tag: str, parent: str, problems: Problems, *, turn: str | None) -> str:
-    """About a tag of a schema that its parent does not take. turn: the chat tag around it, if there is one."""
+    """A schema's tag is in a parent that does not take it. ``turn`` is the role of the enclosing chat tag, or None."""
     if tag not in TAGS:
         return _unknown(tag, problems)
     inside = f"<{tag}> stands inside <{parent}>"

@@ -1,7 +1,7 @@
-"""What holds of a schema in whatever form it is written: unique names, scaffolds that fit, files that can be read.
+"""The rules that a schema must follow in every written form, and the levels that the resolver fills.
 
-And what follows for its prompts: which modules exclude each other, and where at one level of the schema, between which
-always-present pieces, the modules go that are imported there.
+The rules: names are unique, scaffolds fit together, and files can be read. The module also finds modules that exclude
+each other, and the slot of each module between the always-present pieces of its level.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from inlay.pml.scopes import ByPath, path_of
 from inlay.pml.sources import Folder, UnreadableError
 from inlay.wording import listed, quote
 
-_Choices = dict[int, str]  # order of a union → the member of it that a prompt must import
+_Choices = dict[int, str]  # order of a union → the member that a prompt must import
 
 
 class Exclusions:
-    """Knows, of every module, by path, which member of which union a prompt has to choose to import it."""
+    """The union members that a prompt must choose before it can import a module, by module path."""
 
     def __init__(self, children: tuple[Text | Module | Union | Turn, ...]) -> None:
         self._choices: dict[str, _Choices] = {}
         self._visit(children, (), {})
 
     def between(self, paths: Iterable[str]) -> tuple[str, str] | None:
-        """The first two of these modules that no prompt can import together."""
+        """Return the first two of these modules that no prompt can import together, or None."""
         chosen: dict[int, tuple[str, str]] = {}
         for path in paths:
             for union, member in self._choices.get(path, {}).items():
@@ -53,7 +53,7 @@ class Exclusions:
 
 @dataclass(frozen=True, slots=True)
 class SchemaParts:
-    """What a schema file holds."""
+    """The contents of a schema file."""
 
     name: str
     children: tuple[Text | Module | Union | Turn, ...]
@@ -63,14 +63,14 @@ class SchemaParts:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How problems call things, which depends on the form: a scaffold, and the method that reads a string."""
+    """Terms for error messages that differ between PML and JSON: the scaffold, and the method that reads a string."""
 
     scaffold: str
     method: str
 
 
 class SchemaRules:
-    """Checks one schema while it is read; what is wrong goes to ``problems``."""
+    """Checks one schema while it is read, and reports errors to ``problems``."""
 
     def __init__(self, folder: Folder | None, problems: Problems, words: Words) -> None:
         self._folder = folder
@@ -79,7 +79,13 @@ class SchemaRules:
         self._modules: dict[str, Place] = {}  # by path
 
     def define(self, names: tuple[str, ...], place: Place, name_place: Place) -> None:
-        """A module begins at ``place``. names: its own, behind those of the modules around it."""
+        """Record a module and report a second definition of its path.
+
+        Args:
+            names: The names of the enclosing modules, outermost first, and then the module's name.
+            place: The start of the module.
+            name_place: The place of the name, for the error.
+        """
         module = path_of(names)
         first = self._modules.setdefault(module, place)
         if first is not place:
@@ -87,7 +93,7 @@ class SchemaRules:
             self._problems.add(name_place, f"{twice}; give this one another name")
 
     def check_meta(self, meta: Iterable[Meta]) -> None:
-        """Nothing is told twice about one part of a schema."""
+        """Report metadata that one part of a schema holds twice."""
         seen = set()
         for one in meta:
             if one.name and one.name in seen:
@@ -95,7 +101,7 @@ class SchemaRules:
             seen.add(one.name)
 
     def check_member(self, name: str, members: Iterable[Module], place: Place, union: str) -> None:
-        """The scaffold of a union is a member of it. union: what problems call it."""
+        """Report a union's scaffold that is not one of its members. Errors refer to the union as ``union``."""
         names = [member.name for member in members]
         if name not in names:
             near = self._problems.near(name, names)
@@ -103,7 +109,7 @@ class SchemaRules:
             self._problems.add(place, f"{union} has scaffold={quote(name)}, which is no member of it; {remedy}")
 
     def check_params(self, module: str, children: Iterable[Text | Param | Module | Union | Turn]) -> None:
-        """No two parameters of a module have the same name, those in its turns included."""
+        """Report parameters of a module that share a name, including parameters in its turns."""
         seen = set()
         for param in _params(children):
             if param.name and param.name in seen:
@@ -112,7 +118,7 @@ class SchemaRules:
             seen.add(param.name)
 
     def file(self, src: str, place: Place) -> tuple[Text, ...]:
-        """The content of a module that names a file."""
+        """Return the text of a module that names a file, and report errors."""
         if self._folder is None:
             remedy = f"give one with Schema.{self._words.method}(text, folder=…)"
             self._problems.add(place, f"src needs a folder, and a schema in a string has none; {remedy}")
@@ -127,7 +133,10 @@ class SchemaRules:
     def checked_scaffolds(
         self, scaffolds: Iterable[Scaffold], children: tuple[Text | Module | Union | Turn, ...]
     ) -> tuple[Scaffold, ...]:
-        """Scaffolds with the paths of their modules, which a prompt can import together; all are defined by now."""
+        """Return the scaffolds with their modules' paths, and report scaffolds that no prompt can import.
+
+        All modules must be defined before this call.
+        """
         modules, exclusions, uncached = ByPath(self._modules), Exclusions(children), set(_uncached(children, (), False))
         checked = []
         for scaffold in scaffolds:
@@ -146,7 +155,7 @@ class SchemaRules:
         return tuple(checked)
 
     def _path(self, name: str, modules: ByPath[Place], place: Place) -> str:
-        """The path of a module that a scaffold names; after a problem, the name."""
+        """Return the path of a module that a scaffold names, or the name itself after a problem."""
         paths = modules.paths(name)
         if len(paths) == 1:
             return paths[0]
@@ -161,14 +170,14 @@ class SchemaRules:
 
 
 def _params(children: Iterable[Text | Param | Module | Union | Turn]) -> Iterator[Param]:
-    """The parameters of a module with these children."""
+    """Yield the parameters of a module with these children, including those in its turns."""
     return (node for node in _opened(children) if isinstance(node, Param))
 
 
 def _uncached(
     children: Iterable[Text | Param | Module | Union | Turn], scope: tuple[str, ...], inside: bool
 ) -> Iterator[str]:
-    """The paths of modules that are never cached. inside: whether they stand in one that is not."""
+    """Yield the paths of modules that are never cached. ``inside``: an enclosing module is not cached."""
     for child in children:
         if isinstance(child, Module):
             names, never = (*scope, child.name), inside or not child.cache
@@ -182,7 +191,7 @@ def _uncached(
 
 
 def choice(paths: Iterable[str]) -> str:
-    """Some paths of modules as a sentence offers them."""
+    """Format paths of modules as a list of choices for a sentence."""
     return listed([quote(path) for path in paths])
 
 
@@ -196,9 +205,11 @@ class Border:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
-    """Where a module goes: after how many fixed pieces of its level, and there at which place in schema order.
+    """The slot of a module at its level. Members of one union share their slot.
 
-    Members of one union share their slot.
+    Attributes:
+        zone: The number of fixed pieces before it.
+        index: Its place in schema order.
     """
 
     zone: int
@@ -207,9 +218,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The top level of a schema, or the inside of a module, turns opened up.
+    """The top level of a schema or the inside of a module, with turns replaced by their borders and content.
 
-    ``fixed`` is what is always there once the level is; ``slots`` says where each importable module goes, by name.
+    Attributes:
+        fixed: The pieces that are present whenever the level is.
+        slots: The slot of each importable module, by name.
+        params: The parameters, by name.
     """
 
     fixed: tuple[Text | Param | Border, ...]
@@ -220,7 +234,7 @@ class Level:
 def levels_of(
     children: Iterable[Text | Module | Union | Turn], modules: Mapping[str, Module]
 ) -> dict[str | None, Level]:
-    """The top level of a schema under None, and the inside of each module under its path."""
+    """Return the levels of a schema: the top level under None, and each module's inside under its path."""
     levels: dict[str | None, Level] = {path: _level(module.children) for path, module in modules.items()}
     levels[None] = _level(children)
     return levels

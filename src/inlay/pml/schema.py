@@ -1,11 +1,10 @@
-"""Schemas, the pieces of text that prompts are made of; and prompts: what they import of a schema, and say besides.
+"""Schemas and prompts, read from PML or JSON. Prompts can also be built in Python.
 
-Both are read from PML or JSON. Prompts can be written in Python, too:
-``schema.prompt().use("plan", use("miami"), duration="3 days").text("…").build()``. Builders are immutable: every call
-returns a new one, so that many prompts can grow from one beginning. Text and arguments are taken as they are; the
-white-space rule is for XML. Names are checked when the prompt is resolved.
+``schema.prompt().use("plan", use("miami"), duration="3 days").text("…").build()`` builds a prompt. Builders are
+immutable: each call returns a new one, so many prompts can start from one builder. Builders take text and arguments
+unchanged, because the white-space rule is for XML. ``resolve`` checks the names.
 
-What reads and writes JSON is imported where it is needed: it imports pydantic, which reading PML does without.
+The JSON modules are imported inside functions, because they import pydantic, which PML does not need.
 """
 
 from __future__ import annotations
@@ -49,8 +48,10 @@ _PromptNode = Text | Import | ImportSet | PromptTurn
 class Prompt:
     """A prompt as written; ``resolve`` checks it against its schema.
 
-    ``schema`` is the schema's name, ``source`` the file or label that errors name, and ``place`` where the prompt
-    names its schema, if that is known.
+    Attributes:
+        schema: The schema's name.
+        source: The file or label that errors name.
+        place: The place of the schema's name in the prompt, if known.
     """
 
     schema: str
@@ -60,7 +61,7 @@ class Prompt:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Prompt:
-        """Read a prompt from a file in UTF-8: as JSON if its name ends in ``.json``, and else as PML.
+        """Read a prompt from a file in UTF-8: as JSON if its name ends in ``.json``, otherwise as PML.
 
         Raises PMLError.
         """
@@ -75,15 +76,17 @@ class Prompt:
 
     @classmethod
     def from_string(cls, text: str, *, source: str = "<prompt>") -> Prompt:
-        """Read a prompt from a string; errors call it ``source``. Raises PMLError."""
+        """Read a prompt from a PML string; errors name it ``source``. Raises PMLError."""
         parts = read_prompt(document_from_string(text, source), source, declaration_counts=False)
         return cls(parts.schema, parts.children, source, parts.place)
 
     @classmethod
     def from_json(cls, document: str | bytes | Mapping[str, Any], *, source: str = "<prompt>") -> Prompt:
-        """Read a prompt in its JSON form; errors call it ``source``.
+        """Read a prompt in its JSON form; errors name it ``source``.
 
-        Raises PMLError, and ParameterError for a mapping that is no JSON.
+        Raises:
+            PMLError: The document is wrong.
+            ParameterError: It is not a str, bytes or mapping, or the mapping cannot be written as JSON.
         """
         from inlay.pml.json_objects import document_from_json
         from inlay.pml.json_readers import read_prompt_json
@@ -92,34 +95,40 @@ class Prompt:
         return cls(parts.schema, parts.children, source, parts.place)
 
     def in_any_order(self) -> Prompt:
-        """This prompt with a set around imports that are neighbours and stand in none."""
+        """Return this prompt with neighbouring imports grouped into sets, unless they already belong to a set or
+        hold one.
+        """
         return replace(self, children=_with_sets(self.children))
 
     def to_pml(self) -> str:
-        """The prompt as PML; raises ParameterError for what PML cannot express. See ``writer.write_prompt``."""
+        """Return the prompt as PML; raises ParameterError if PML cannot express it. See ``writer.write_prompt``."""
         return write_prompt(self.schema, self.children)
 
     def to_json(self) -> str:
-        """The prompt in its JSON form; raises ParameterError for nodes that break the rules of PML."""
+        """Return the prompt in its JSON form; raises ParameterError for nodes that break the rules of PML."""
         from inlay.pml.json_writer import write_prompt_json
 
         return write_prompt_json(self.schema, self.children)
 
 
 def use(name: str, /, *children: str | Import | ImportSet, **arguments: str) -> Import:
-    """Import a module, with new text and imports inside it; raises ParameterError for what is no str.
+    """Import a module, with new text and imports inside it; raises ParameterError for a value that is not a str.
 
-    By its path it comes with the modules around it: ``use("plan/miami")`` is ``use("plan", use("miami"))``.
+    A path also imports the enclosing modules: ``use("plan/miami")`` is ``use("plan", use("miami"))``.
 
-    An argument whose name is no Python name goes in as ``use("trip", **{"days-left": "3"})``.
+    Pass an argument that is not a Python identifier as ``use("trip", **{"days-left": "3"})``.
     """
     return _import(name, children, arguments)
 
 
 def any_order(*imports: str | Import) -> ImportSet:
-    """Imports whose order is free, as ``<set>`` has it: names of modules, or ``use(…)``.
+    """Import modules in free order, as ``<set>`` does.
 
-    Raises ParameterError for what is neither.
+    Args:
+        imports: Names of modules, or ``use(…)``.
+
+    Raises:
+        ParameterError: An import is neither a str nor ``use(…)``.
     """
     place = _caller()
     nodes = []
@@ -131,7 +140,9 @@ def any_order(*imports: str | Import) -> ImportSet:
 
 
 def _with_sets(nodes: Iterable[_PromptNode]) -> tuple[_PromptNode, ...]:
-    """The nodes, imports that are neighbours as one set; what stands inside these keeps its order."""
+    """Return the nodes with each run of movable imports as one set, or as several above MAX_SET. Nodes inside keep
+    order.
+    """
     made: list[_PromptNode] = []
     for may_move, group in groupby(opened(nodes), _may_move):
         members = list(group)
@@ -150,7 +161,7 @@ def _with_sets(nodes: Iterable[_PromptNode]) -> tuple[_PromptNode, ...]:
 
 
 def _may_move(node: _PromptNode) -> bool:
-    """Whether a node may stand in a set: an import without a set of its own."""
+    """Return True for an import that holds no set, so that it may stand in one."""
     return isinstance(node, Import) and not _holds_set(node)
 
 
@@ -160,7 +171,7 @@ def _holds_set(node: Import) -> bool:
 
 @dataclass(frozen=True)
 class PromptBuilder:
-    """The prompt so far. Made by ``Schema.prompt()``."""
+    """A prompt under construction. Made by ``Schema.prompt()``."""
 
     schema: str
     place: Place
@@ -168,19 +179,19 @@ class PromptBuilder:
 
     @classmethod
     def for_schema(cls, schema: str) -> PromptBuilder:
-        """An empty prompt of the schema of this name."""
+        """Return an empty prompt of the schema of this name."""
         return cls(schema, _caller())
 
     def use(self, name: str, /, *children: str | Import | ImportSet, **arguments: str) -> PromptBuilder:
-        """Import a module, as the function ``use`` does."""
+        """Import a module, like the function ``use``."""
         return self._and(_import(name, children, arguments))
 
     def any_order(self, *imports: str | Import) -> PromptBuilder:
-        """Import modules whose order is free, as the function ``any_order`` does."""
+        """Import modules in free order, like the function ``any_order``."""
         return self._and(any_order(*imports))
 
     def text(self, text: str) -> PromptBuilder:
-        """Say something that is not in the schema."""
+        """Add text that is not in the schema."""
         return self._and(*_nodes("text", (_checked("text", text),)))
 
     def system(self, *parts: str | Import | ImportSet) -> PromptBuilder:
@@ -196,7 +207,7 @@ class PromptBuilder:
         return self._and(PromptTurn("assistant", _nodes("assistant", parts), _caller()))
 
     def build(self) -> Prompt:
-        """The prompt."""
+        """Return the finished prompt."""
         return Prompt(self.schema, self.children, self.place.source, self.place)
 
     def _and(self, *nodes: Text | Import | ImportSet | PromptTurn) -> PromptBuilder:
@@ -231,7 +242,7 @@ def _checked(what: str, value: str) -> str:
 
 
 def _caller() -> Place:
-    """The place of the first frame that is not inlay's own, with its file relative to the working folder."""
+    """Return the place of the first caller outside inlay, with its file relative to the working folder."""
     frame = sys._getframe()
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] == "inlay":
         frame = frame.f_back
@@ -240,10 +251,11 @@ def _caller() -> Place:
 
 @dataclass(frozen=True, repr=False)
 class Schema:
-    """A schema in document order; every node in it has an ``order`` of its own, from 0.
+    """A schema in document order. Each node has a unique ``order``, counted from 0.
 
-    Whoever builds one from nodes gives modules names that are unique in their scope, names them in scaffolds by their
-    paths, and passes the children through ``nodes.numbered``.
+    A caller that builds a schema from nodes must meet three conditions. Module names are unique in their scope.
+    Scaffolds
+    name modules by their paths. The children have passed through ``nodes.numbered``.
     """
 
     name: str
@@ -254,7 +266,7 @@ class Schema:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Schema:
-        """Read a schema from a file in UTF-8, and the files that it names beside it; raises PMLError.
+        """Read a schema from a file in UTF-8, with the files that it names in ``src``; raises PMLError.
 
         A file whose name ends in ``.json`` is read as JSON, and any other as PML.
         """
@@ -272,9 +284,11 @@ class Schema:
     def from_string(
         cls, text: str, *, source: str = "<schema>", folder: str | os.PathLike[str] | None = None
     ) -> Schema:
-        """Read a schema from a string; errors call it ``source``, and ``src`` names files in ``folder``.
+        """Read a schema from a PML string; raises PMLError.
 
-        Raises PMLError.
+        Args:
+            source: The name of the document in errors.
+            folder: The folder of the files that the schema names in ``src``. None allows no ``src``.
         """
         data = document_from_string(text, source)
         files = None if folder is None else Folder(folder)
@@ -289,9 +303,15 @@ class Schema:
         source: str = "<schema>",
         folder: str | os.PathLike[str] | None = None,
     ) -> Schema:
-        """Read a schema in its JSON form; errors call it ``source``, and ``src`` names files in ``folder``.
+        """Read a schema in its JSON form.
 
-        Raises PMLError, and ParameterError for a mapping that is no JSON.
+        Args:
+            source: The name of the document in errors.
+            folder: The folder of the files that the schema names in ``src``. None allows no ``src``.
+
+        Raises:
+            PMLError: The document is wrong.
+            ParameterError: It is not a str, bytes or mapping, or the mapping cannot be written as JSON.
         """
         from inlay.pml.json_objects import document_from_json
         from inlay.pml.json_readers import read_schema_json
@@ -317,39 +337,39 @@ class Schema:
 
     @cached_property
     def parents(self) -> ByPath[tuple[str, ...]]:
-        """By path of a module, the names of the modules around it, outermost first."""
+        """The names of the modules around each module, outermost first, by the module's path."""
         return ByPath({path_of((*parents, module.name)): parents for module, parents in _modules(self.children, ())})
 
     @cached_property
     def paths(self) -> Mapping[int, str]:
-        """The paths of modules, by their order."""
+        """The path of each module, by its ``order``."""
         return {module.order: path for path, module in self.modules.items()}
 
     @cached_property
     def levels(self) -> Mapping[str | None, Level]:
-        """By path of a module, what stands directly in it; under None, what stands in no module."""
+        """The direct content of each module by its path, and the top level under None."""
         return levels_of(self.children, self.modules)
 
     @cached_property
     def has_turns(self) -> bool:
-        """Whether the schema has chat turns outside of modules."""
+        """True if the schema has chat turns outside of modules."""
         return any(isinstance(child, Turn) for child in self.children)
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that it says, in hexadecimal: the same wherever it was read."""
+        """Hexadecimal sha256 of the schema's JSON form. It does not depend on the file that the schema came from."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def prompt(self) -> PromptBuilder:
-        """A builder for a prompt of this schema."""
+        """Start a prompt of this schema."""
         return PromptBuilder.for_schema(self.name)
 
     def to_pml(self) -> str:
-        """The schema as PML; raises ParameterError for what PML cannot express. See ``writer.write_schema``."""
+        """Return the schema as PML; raises ParameterError if PML cannot express it. See ``writer.write_schema``."""
         return write_schema(self.name, self.children, self.scaffolds, self.meta)
 
     def to_json(self) -> str:
-        """The schema in its JSON form; raises ParameterError for nodes that break the rules of PML."""
+        """Return the schema in its JSON form; raises ParameterError for nodes that break the rules of PML."""
         from inlay.pml.json_writer import write_schema_json
 
         return write_schema_json(self.name, self.children, self.scaffolds, self.meta)

@@ -1,6 +1,7 @@
-"""Names of modules. They are unique in their scope: the schema's root, or one module. Elsewhere a module is its path.
+"""Names and paths of modules.
 
-Unions and turns open no scope. A path is the names of the modules from the root down, as in ``age/default``.
+A module's name is unique in its scope: the root of the schema, or one module. Unions and turns open no scope. A path
+lists the names from the root down, as in ``age/default``, and identifies a module in the whole schema.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ _SEPARATOR = "/"
 
 
 def path_of(names: tuple[str, ...]) -> str:
-    """The path of the module with these names, from the root down; "" for none of them."""
+    """Join the names of a module, from the root down, into its path. No names give ""."""
     return _SEPARATOR.join(names)
 
 
 def names_of(path: str) -> tuple[str, ...]:
-    """The names that a path is made of."""
+    """Split a path into its names."""
     return tuple(path.split(_SEPARATOR))
 
 
 def opened(nodes: Iterable[_Child]) -> tuple[_Child | Import, ...]:
-    """The nodes of one level, with what a path imports inside an import of the path's first name.
+    """Expand imports by path into nested imports, for the nodes of one level.
 
-    That is the one before it, if it has this name, or else a new one.
+    A path goes into the import before it if that import has the path's first name. Otherwise a new import is added.
     """
     level: list[_Child | Import] = []
-    inside: dict[int, list[Import]] = {}  # by number in the level, what goes into this import
+    inside: dict[int, list[Import]] = {}  # imports to nest, by the index of the outer import in the level
     for node in nodes:
         head, separator, rest = node.name.partition(_SEPARATOR) if isinstance(node, Import) else ("", "", "")
         if not isinstance(node, Import) or not separator:
@@ -51,9 +52,9 @@ def opened(nodes: Iterable[_Child]) -> tuple[_Child | Import, ...]:
 
 
 class ByPath(Mapping[str, _T]):
-    """What is known of modules, by their paths. It is found by a last name, too, where one module alone has that.
+    """A mapping from module paths to values, with lookup by a module's last name if that name is unique.
 
-    A name that is a path is that path: so a module of the schema's root wins over others of its name.
+    An exact path wins. So a module at the root of the schema wins over nested modules of the same name.
     """
 
     def __init__(self, known: Mapping[str, _T]) -> None:
@@ -63,11 +64,11 @@ class ByPath(Mapping[str, _T]):
             self._by_last.setdefault(path.rpartition(_SEPARATOR)[2], []).append(path)
 
     def paths(self, name: str) -> tuple[str, ...]:
-        """The paths that a name may mean; none where no module has it."""
+        """Return the paths that a name may mean. Empty if no module has the name."""
         return (name,) if name in self._known else tuple(self._by_last.get(name, ()))
 
     def last_names(self) -> Iterator[str]:
-        """The last names of all modules, each once."""
+        """Iterate over the distinct last names of all modules."""
         return iter(self._by_last)
 
     def __getitem__(self, name: str) -> _T:

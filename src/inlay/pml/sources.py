@@ -1,6 +1,6 @@
-"""Where documents come from: strings, files, and the files that a schema names in ``src``.
+"""Reads documents from strings, from files, and from the files that a schema names in ``src``.
 
-A file is read only if it is a regular file of bounded size: a device or a pipe would never end.
+Only regular files of bounded size are read, because a device or a pipe would never end.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class UnreadableError(Exception):
-    """A file cannot be read; the message says why and what to do instead."""
+    """A file cannot be read. The message gives the reason and the remedy."""
 
 
 def document_from_string(text: str, source: str) -> bytes:
-    """The text as UTF-8, without a byte order mark; raises PMLError if it cannot be that, or is too large."""
+    """Encode the text as UTF-8 without a byte order mark.
+
+    Raises:
+        PMLError: The text holds a lone surrogate or is too large.
+        ParameterError: It is not a str.
+    """
     if not isinstance(text, str):
         kind = type(text).__name__
         raise ParameterError(f"from_string takes a str, not {kind}; decode it, or give a path to from_file")
@@ -38,7 +43,7 @@ def document_from_string(text: str, source: str) -> bytes:
 
 
 def document_from_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file in UTF-8, without a byte order mark; raises PMLError if it cannot be read as that."""
+    """Read a file in UTF-8 and drop its byte order mark; raises PMLError if it is unreadable or not UTF-8."""
     source = os.fsdecode(path)
     try:
         data = _read(source, limits.MAX_BYTES)
@@ -53,23 +58,26 @@ def document_from_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def is_json(path: str) -> bool:
-    """Whether a file of this name holds JSON, and not PML."""
+    """Return True if a file of this name holds JSON instead of PML."""
     return path.lower().endswith(".json")
 
 
 class Folder:
-    """The folder of a schema, whose files its modules may name in ``src``."""
+    """The folder of a schema. Its modules may name files in this folder in ``src``."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         self._left = limits.MAX_SOURCE_BYTES
 
     def name(self, src: str) -> str:
-        """What to call the file in errors."""
+        """Return the file's path for error messages."""
         return str(Path(self._path) / src)
 
     def read(self, src: str) -> str:
-        """The file's text, with LF as line break; raises UnreadableError."""
+        """Return the file's text with LF line breaks; raises UnreadableError.
+
+        Counts against MAX_SOURCE_BYTES, the limit for all files of one schema together.
+        """
         if not src:
             raise UnreadableError('src is empty; write src="…" with the name of a file beside the schema')
         if os.path.isabs(src) or PureWindowsPath(src).anchor:
@@ -94,7 +102,8 @@ class Folder:
 
 def _read(path: str, most: int) -> bytes:
     try:
-        # before opening, since to open a device can act on it; and after, since the path may lead elsewhere by then
+        # Checked before opening, because opening a device can act on it. Checked after, because the path may have
+        # changed.
         _regular(os.stat(path).st_mode)
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with os.fdopen(os.open(path, flags), "rb") as file:

@@ -1,13 +1,13 @@
-"""Nodes → PML that is pleasant to read, and reads back to the same nodes.
+"""Writes nodes as readable PML that reads back to the same nodes.
 
-Every run of text is laid out on indented lines if the white-space rule brings exactly that text back, which is tried
-with the rule itself. Where no layout does, the tag around the text gets ``xml:space="preserve"``, and nothing is added
-within.
+The writer puts each run of text on indented lines if the white-space rule (``settle``) restores that exact text.
+Otherwise the enclosing tag gets ``xml:space="preserve"``, and the writer adds no white space inside it.
 
-Two things have no form in PML. Texts that are neighbours are joined: a run ends at a tag alone. What the model reads
-stays the same, character by character; only where its tokens are cut at the seam may change, as each text is
-tokenized alone. (The texts around a scaffold stay two.) And white space alone beside a chat tag is refused, since PML
-takes it for layout. The JSON form keeps both.
+PML cannot express two things. The JSON form keeps both:
+
+- Neighbouring texts become one text, because only a tag ends a run. The characters stay the same, but the tokens at
+  the seam may change, because each text is tokenized alone. Texts around a scaffold stay separate.
+- White space alone beside a chat tag is layout in PML, so the writer raises an error.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ _Node = Text | Param | Module | Union | Turn | Scaffold | Import | ImportSet | P
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _INDENTATION = "  "
-_WIDTH = 100  # characters of a line that several imports share
-_IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", "\r": "&#13;"})  # a bare carriage return would become a line feed
+_WIDTH = 100  # characters of a line that holds several imports
+# XML parsers turn a bare carriage return into a line feed
+_IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", "\r": "&#13;"})
 _IN_VALUE = str.maketrans({"&": "&amp;", "<": "&lt;", '"': "&quot;", "\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
 
 
 class Flow(Enum):
-    """Where a tag stands among others."""
+    """The layout of a tag among its neighbours."""
 
     BLOCK = "on lines of its own"
     IMPORT = "on lines of its own, or beside others where there is little"
@@ -61,9 +62,9 @@ class Flow(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A tag to be written. No two texts among ``children`` are neighbours, and none is empty.
+    """A tag to be written. Neighbouring texts in ``children`` are already joined, and none is empty.
 
-    only_layout: white space alone is layout in it in any case, and it holds no text.
+    ``only_layout``: the tag holds no text, so white space alone in it is always layout.
     """
 
     name: str
@@ -79,10 +80,13 @@ def write_schema(
     scaffolds: Iterable[Scaffold],
     meta: Iterable[Meta] = (),
 ) -> str:
-    """A schema as PML that ends in a line break; reads back to the same nodes, all but their places.
+    """Write a schema as PML that ends in a line break and reads back to the same nodes, except for their places.
 
-    Text that came from ``src`` files stands in it. Raises ParameterError for what PML cannot express: characters that
-    XML cannot carry, and nodes that break its rules.
+    Text from ``src`` files is written inline.
+
+    Raises:
+        ParameterError: XML cannot carry a character, white space alone is beside a chat tag, or nodes break PML's
+            rules.
     """
     what = f"schema {quote(name)}"
     nodes = list(_between_texts(children, scaffolds))
@@ -94,10 +98,14 @@ def write_schema(
 
 
 def write_prompt(schema: str, children: Iterable[Text | Import | ImportSet | PromptTurn]) -> str:
-    """A prompt as PML that ends in a line break; reads back to the same nodes, all but their places.
+    """Write a prompt as PML that ends in a line break and reads back to the same nodes, except for their places.
 
-    schema: the name of its schema. Raises ParameterError for what PML cannot express: characters that XML cannot carry,
-    white space alone beside a chat tag, and nodes that break PML's rules.
+    Args:
+        schema: The name of the prompt's schema.
+
+    Raises:
+        ParameterError: XML cannot carry a character, white space alone is beside a chat tag, or nodes break PML's
+            rules.
     """
     what = f"the prompt of schema {quote(schema)}"
     attributes = (_attribute("schema", schema, what),)
@@ -107,7 +115,7 @@ def write_prompt(schema: str, children: Iterable[Text | Import | ImportSet | Pro
 
 
 def _read_back(what: str, read: Callable[[], object]) -> None:
-    # nodes may come from anywhere; the readers know all the rules
+    # callers may pass any nodes, and the readers check every rule
     try:
         read()
     except PMLError as error:
@@ -115,7 +123,9 @@ def _read_back(what: str, read: Callable[[], object]) -> None:
 
 
 def _between_texts(children: Iterable[_Node], scaffolds: Iterable[Scaffold]) -> Iterator[_Node]:
-    """The children and, as far as there are any, a scaffold between neighbouring texts; the other ones at the end."""
+    """Yield the children with a scaffold between neighbouring texts, while scaffolds last, and the other scaffolds
+    after them.
+    """
     left = list(scaffolds)
     after_text = False
     for child in children:
@@ -128,7 +138,7 @@ def _between_texts(children: Iterable[_Node], scaffolds: Iterable[Scaffold]) -> 
 
 
 def _content(nodes: Iterable[_Node], what: str, depth: int) -> tuple[Tag | str, ...]:
-    """The content of a tag that has ``depth`` - 1 tags around it."""
+    """Return the content of a tag at nesting depth ``depth``. The outermost tag has depth 1."""
     content: list[Tag | str] = []
     for node in opened(nodes):
         if not isinstance(node, Text):
@@ -179,7 +189,7 @@ def _tag(node: Param | Module | Union | Turn | Scaffold | Import | ImportSet | P
 
 
 def _with_meta(tag: Tag, meta: Iterable[Meta], what: str) -> Tag:
-    """The tag with what is told about it: attributes in a namespace, and tags in front of its content."""
+    """Return the tag with its metadata, as namespaced attributes and leading <meta> tags."""
     told = [(one.name, _carried(one.value, what)) for one in meta]
     attributes = tuple(one for one in told if is_in_namespace(one[0]))
     tags = tuple(
@@ -211,7 +221,7 @@ def _import(node: Import, depth: int) -> Tag:
 
 
 def _name(name: str) -> str:
-    """A name that stands outside of quotation marks, or among others in them."""
+    """Return a name that is written without quotation marks or in a list; raises ParameterError if it is not a name."""
     if not is_name(name):
         raise ParameterError(f"{quote(name)} is not a name of PML; rename it")
     return name
@@ -229,12 +239,12 @@ def _carried(text: str, what: str) -> str:
 
 
 def _laid_out(root: Tag) -> str:
-    """The document, which ends in a line break."""
+    """Return the document, which ends in a line break."""
     return _written(root, 0, preserve=False) + "\n"
 
 
 def _written(tag: Tag, level: int, *, preserve: bool) -> str:
-    """The tag with all that is in it. ``preserve``: whether the tags around it keep white space."""
+    """Return the tag with its content. ``preserve``: the enclosing tags keep white space."""
     if not tag.children:
         return f"<{tag.name}{_attributes(tag)}/>"
     if (line := _on_one_line(tag, level)) is not None:
@@ -249,7 +259,7 @@ def _written(tag: Tag, level: int, *, preserve: bool) -> str:
 
 
 def _on_one_line(tag: Tag, level: int) -> str | None:
-    """The whole tag on one line, which keeps every text without a line break; None where lines read better."""
+    """Return the whole tag on one line, which keeps every text without a line break, or None if lines read better."""
     inner = [child for child in tag.children if isinstance(child, Tag)]
     if any(child.flow is not Flow.INLINE and (child.flow is not Flow.IMPORT or child.children) for child in inner):
         return None
@@ -262,7 +272,7 @@ def _on_one_line(tag: Tag, level: int) -> str | None:
 
 
 def _on_lines(tag: Tag, level: int) -> list[str] | None:
-    """The runs of a tag laid out on indented lines, or None where some text would not come back from that."""
+    """Return the runs of a tag on indented lines, or None if reading would not restore some text."""
     settled: list[str] = []
     for text, before, after in _runs(tag):
         own_line = any(one is None or one.flow is not Flow.INLINE for one in (before, after))
@@ -275,7 +285,7 @@ def _on_lines(tag: Tag, level: int) -> list[str] | None:
 
 
 def _verbatim(tag: Tag, level: int) -> list[str]:
-    """The runs of a tag that keeps white space: nothing is added, but beside chat tags."""
+    """Return the runs of a tag that keeps white space. Layout is added only beside chat tags."""
     kept: list[str] = []
     for text, before, after in _runs(tag):
         own_line = any(one is not None and one.flow is Flow.TURN for one in (before, after))
@@ -284,7 +294,8 @@ def _verbatim(tag: Tag, level: int) -> list[str]:
 
 
 def _runs(tag: Tag) -> Iterator[tuple[str, Tag | None, Tag | None]]:
-    """The texts before, between and after the inner tags, empty ones too, each with the tag before it and after it.
+    """Yield the texts before, between and after the inner tags, with the tags before and after each. Texts may be
+    empty.
 
     None stands for the start and the end of ``tag`` itself.
     """
@@ -303,7 +314,10 @@ def _layout(own_line: bool, indentation: str) -> str:
 
 
 def _run(text: str, before: Tag | None, indentation: str, end: str) -> str | None:
-    """A run that stands for the text: on lines of its own, or else begun where the tag before it ends; or None."""
+    """Return a run that reads back as the text, or None.
+
+    The run starts on a new line or directly after the tag before it.
+    """
     lines = text.split("\n")
     indented = [line and indentation + line for line in lines]
     if len(lines) > 1 and not lines[-1]:

@@ -1,6 +1,6 @@
-"""From a log of prompts to a schema: finds text that repeats, anywhere, and counts what a schema of it saves.
+"""Turns a log of prompts into a schema: finds repeated text anywhere, and counts the tokens that the schema saves.
 
-Knows neither models nor tokenizers: whoever calls gives a function that encodes texts.
+Needs no model and no tokenizer: the caller passes a function that encodes texts.
 """
 
 from inlay.advice.extract.corpus import Corpus

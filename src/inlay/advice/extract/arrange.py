@@ -1,6 +1,6 @@
-"""The order of the modules in a schema, which of them exclude each other, and what they are called.
+"""Arranges modules in a schema: their order, their unions and their names.
 
-Names are readable, unique, and the same for the same log.
+Names are readable and unique, and the same log always gives the same names.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from inlay.pml.attributes import TAGS, objection
 Floats = npt.NDArray[np.float64]
 
 EXPECTED = 3.0
-"""How many prompts must hold two modules together, if they were independent, before it counts that none does."""
+"""Two modules that never meet are exclusive only if this many prompts would hold both by chance."""
 
-_OFTEN = 0.5  # the share of its places in which something stands beside a module, for it to be the module's neighbour
+_OFTEN = 0.5  # a neighbour counts if it is beside the module in this share of the module's places
 _START, _END, _VARIES = -1, -2, -3
 _EXAMPLES = 5
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """groups: pieces in schema order; a group of several is a union. swapped: how many pairs stand in both orders.
+    """The order of pieces in a schema.
 
-    examples: the most balanced ones of those pairs: (one, other, times one comes first, times the other does).
+    Attributes:
+        groups: Pieces in schema order. A group of several is a union.
+        swapped: Number of pairs that occur in both orders.
+        examples: The most balanced of these pairs: (one, other, times one comes first, times the other does).
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -40,10 +43,10 @@ class Arrangement:
 
 
 def arrange(corpus: Corpus, cover: Cover, pieces: int) -> Arrangement:
-    """Order the pieces as they mostly stand, and unite those that take the same place and never meet.
+    """Put pieces into their usual order, and unite pieces that take the same place and never meet.
 
-    Two pieces take the same place if they stand in turns of the same role and mostly have the same neighbour on one
-    side: the same piece, or the start or the end of the turn.
+    Two pieces take the same place if their turns have the same role and they usually share a neighbour on one side. A
+    neighbour is a piece, or the start or the end of the turn.
     """
     before, positions = _precedence(cover, pieces)
     groups = _groups(corpus, cover, pieces, before)
@@ -52,7 +55,11 @@ def arrange(corpus: Corpus, cover: Cover, pieces: int) -> Arrangement:
 
 
 def _precedence(cover: Cover, pieces: int) -> tuple[Longs, Floats]:
-    """How often one piece stands before another, (pieces, pieces); and the mean rank of each in its prompts, 0 … 1."""
+    """Count how often one piece precedes another, and compute the mean rank of each piece.
+
+    Returns:
+        The counts, [pieces, pieces], and the mean rank in prompts, 0 to 1, [pieces].
+    """
     before = np.zeros((pieces, pieces), np.int64)
     ranks, counts = np.zeros(pieces), np.zeros(pieces)
     for prompt in range(len(cover.bounds) - 1):
@@ -65,7 +72,7 @@ def _precedence(cover: Cover, pieces: int) -> tuple[Longs, Floats]:
 
 
 def _groups(corpus: Corpus, cover: Cover, pieces: int, before: Longs) -> list[list[int]]:
-    """Unions and single pieces. A piece joins the first union whose place it takes and whose members it never meets."""
+    """Return unions and single pieces. A piece joins the first union that has its place and that it never meets."""
     roles, left, right = _places(corpus, cover, pieces)
     counts = np.bincount(cover.pieces, minlength=pieces)
     together = before + before.T
@@ -87,7 +94,7 @@ def _agree(neighbours: Longs) -> bool:
 
 
 def _places(corpus: Corpus, cover: Cover, pieces: int) -> tuple[list[str | None], Longs, Longs]:
-    """By piece: the role of the turns that it mostly stands in, and what mostly stands to its left and to its right."""
+    """Return, by piece, the usual role of its turns and its usual left and right neighbours."""
     turns = corpus.turn_of(cover.starts)
     side_by_side = turns[1:] == turns[:-1]
     left, right = np.full(len(turns), _START), np.full(len(turns), _END)
@@ -104,7 +111,7 @@ def _places(corpus: Corpus, cover: Cover, pieces: int) -> tuple[list[str | None]
 
 
 def _mostly(cover: Cover, pieces: int, values: Longs, often: float) -> Longs:
-    """By piece, the value that most of its occurrences have, or _VARIES where it is not so many."""
+    """Return, by piece, the most frequent value of its occurrences, or _VARIES if its share is below ``often``."""
     most = np.full(pieces, _VARIES)
     order = np.argsort(cover.pieces, kind="stable")
     borders = np.searchsorted(cover.pieces[order], np.arange(pieces + 1))
@@ -116,7 +123,7 @@ def _mostly(cover: Cover, pieces: int, values: Longs, often: float) -> Longs:
 
 
 def _ordered(groups: list[list[int]], before: Longs, positions: Floats) -> tuple[tuple[int, ...], ...]:
-    """The groups so that what mostly stands before stands before; where that runs in circles, with least harm."""
+    """Order the groups by their usual precedence. In a cycle, the group with the fewest predecessors comes first."""
     member = np.zeros((len(before), len(groups)), np.int64)
     for number, group in enumerate(groups):
         member[group, number] = 1
@@ -149,11 +156,11 @@ _HEADING = re.compile(r"^\s*(?:#{1,6}\s+\S|<[A-Za-z]|\*\*\S|=+\s*\S)")
 _WORDS = re.compile(r"[^\W_]+")
 _MOST_WORDS = 4
 _MOST_CHARACTERS = 32
-_LINES = 4  # at the front of a text that are searched for a heading
+_LINES = 4  # lines at the start of a text that may hold a heading
 
 
 def names_for(texts: Iterable[str]) -> list[str]:
-    """A name for each text, from its first heading or else its first words: ``company-policy``; unique by numbers."""
+    """Return a unique name for each text, from its first heading or its first words, such as ``company-policy``."""
     taken: set[str] = set(TAGS)
     names = []
     for text in texts:
@@ -168,7 +175,7 @@ def names_for(texts: Iterable[str]) -> list[str]:
 
 
 def schema_name(stem: str) -> str:
-    """A name for the schema of a log, from the name of its file without endings."""
+    """Return a name for the schema of a log, from the log's file name without endings."""
     return _slug(stem)
 
 
@@ -182,7 +189,7 @@ def _slug(title: str) -> str:
     name = "-".join(words)[:_MOST_CHARACTERS].strip("-")
     if name and not (name[0].isalpha() or name[0] == "_"):
         name = f"text-{name}"
-    if not name or objection(name):  # letters that the XML parser does not take in names
+    if not name or objection(name):  # the XML parser refuses some letters in names
         name = re.sub("-+", "-", re.sub("[^a-z0-9-]", "", name)).strip("-")
         name = f"text-{name}".strip("-")
     return name

@@ -1,4 +1,4 @@
-"""Which runs become modules, and where in each prompt they stand."""
+"""Chooses the runs that become modules, and finds their places in each prompt."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from inlay.advice.extract.runs import Runs
 from inlay.pml.nodes import MAX_BYTES
 
 Encode = Callable[[Sequence[str]], list[Sequence[int]]]
-"""Texts → token ids, each text alone."""
+"""Encodes texts into token ids, each text alone."""
 
-ROOM = MAX_BYTES * 9 // 10  # the rest is for tags and for what this estimate misses
+ROOM = MAX_BYTES * 9 // 10  # the rest is for tags and for errors of the estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that becomes a module. tokens: its length. prompts: how many different ones hold it."""
+    """A text that becomes a module, with its tokens and the number of different prompts that hold it."""
 
     text: str
     tokens: int
@@ -28,16 +28,19 @@ class Piece:
 
     @property
     def worth(self) -> int:
-        """The tokens that need not be computed if each prompt but the first reads it from the cache."""
+        """The tokens that are saved if every prompt but the first reads the text from the cache."""
         return self.tokens * (self.prompts - 1)
 
 
 @dataclass(frozen=True)
 class Cover:
-    """Where pieces stand in the log, in the order of the places; each piece once in a prompt.
+    """The occurrences of pieces in the log, in the order of their places. A piece occurs once in a prompt.
 
-    starts, stops, pieces: (occurrences,).
-    bounds: (prompts + 1,) prompt p has the occurrences bounds[p] … bounds[p + 1] - 1.
+    Attributes:
+        starts: The first place of each occurrence, [occurrences].
+        stops: The place after each occurrence, [occurrences].
+        pieces: The index of each occurrence's piece, [occurrences].
+        bounds: Prompt p has the occurrences bounds[p] … bounds[p + 1] - 1, [prompts + 1].
     """
 
     starts: Longs
@@ -46,13 +49,13 @@ class Cover:
     bounds: Longs
 
     def of(self, prompt: int) -> slice:
-        """The occurrences in a prompt."""
+        """Return the occurrences in a prompt."""
         return slice(int(self.bounds[prompt]), int(self.bounds[prompt + 1]))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """pieces: those that become modules, the most worth first. left_out: those that were too many."""
+    """The pieces that become modules, by falling worth, and the pieces that a schema has no room for."""
 
     pieces: tuple[Piece, ...]
     cover: Cover
@@ -60,7 +63,7 @@ class Choice:
 
 
 def choose(corpus: Corpus, found: Found, encode: Encode, *, min_tokens: int, max_modules: int) -> Choice:
-    """The runs of at least ``min_tokens`` tokens, as many as are allowed and as a schema can hold."""
+    """Choose runs of at least ``min_tokens`` tokens, up to ``max_modules`` and the size limit of a schema."""
     runs = found.runs
     first = np.sort(np.unique(runs.ids, return_index=True)[1])
     ids = runs.ids[first]
@@ -68,7 +71,7 @@ def choose(corpus: Corpus, found: Found, encode: Encode, *, min_tokens: int, max
     tokens = [len(encoded) for encoded in encode(texts)]
     pieces = [Piece(*values) for values in zip(texts, tokens, found.prompts[ids].tolist(), strict=True)]
     long = [index for index, piece in enumerate(pieces) if piece.tokens >= min_tokens]
-    ranked = sorted(long, key=lambda index: -pieces[index].worth)  # of equal worth, the first in the log
+    ranked = sorted(long, key=lambda index: -pieces[index].worth)  # pieces of equal worth keep their order in the log
     taken = _fitting([pieces[index].text for index in ranked], max_modules)
     chosen = [index for index, fits in zip(ranked, taken, strict=True) if fits]
     left_out = [index for index, fits in zip(ranked, taken, strict=True) if not fits]
@@ -80,7 +83,7 @@ def choose(corpus: Corpus, found: Found, encode: Encode, *, min_tokens: int, max
 
 
 def _fitting(texts: list[str], most: int) -> list[bool]:
-    """Which of the texts go into one schema: the first ones, without those that would make its file too large."""
+    """Return True for each text that fits into one schema, in order. A text that is too large is skipped."""
     room, left = ROOM, most
     fitting = []
     for text in texts:
@@ -93,7 +96,7 @@ def _fitting(texts: list[str], most: int) -> list[bool]:
 
 
 def _written_size(text: str) -> int:
-    """An upper bound of the bytes that a schema takes for a text, with what is escaped and with indentation."""
+    """Return an upper bound of a text's bytes in a schema, with escapes and indentation."""
     return len(text.encode()) + sum(
         text.count(one) * cost for one, cost in {"&": 5, "<": 4, ">": 4, "\r": 5, "\n": 8}.items()
     )
@@ -105,7 +108,7 @@ def _cover(corpus: Corpus, runs: Runs, ids: Ints) -> Cover:
     kept = np.flatnonzero(piece_of[runs.ids] >= 0)
     pieces = piece_of[runs.ids[kept]]
     prompts = corpus.prompts_of(runs.starts[kept])
-    # a prompt imports a module once: where it stands first
+    # a prompt imports a module once, at its first place
     first = np.sort(np.unique(prompts * (len(ids) + 1) + pieces, return_index=True)[1])
     kept = kept[first]
     bounds = np.searchsorted(prompts[first], np.arange(len(corpus) + 1))

@@ -1,15 +1,16 @@
-"""The prompts of a log in memory: their texts, their words as one long array of numbers, and what of it repeats.
+"""The prompts of a log in memory: their texts, their words as one array of numbers, and their repeated windows.
 
-A word is a run of letters of one kind (with its capital), a run of digits, a rule such as ``----``, or any other single
-character, each with the one space in front of it; and white space. Scripts without spaces between words (Chinese,
-Japanese, Thai, …) are cut into single characters. Where a word ends depends on the characters right around alone, so
-the same text is cut the same way wherever it stands, but for the first word or two. Nothing is lost: the words of a
-text, put together, are the text.
+A word is one of these: letters of one kind with their capital, digits, a rule such as ``----``, or any other single
+character. Each includes one space before it. Other white space forms words too. Scripts without spaces between words
+(Chinese, Japanese, Thai, …) are cut into single characters. The end of a word depends only on the characters directly
+around it. So the same text is cut the same way everywhere, except for the first word or two. The words of a text,
+joined, are the text.
 
-Which windows of a fixed number of words occur again is found exactly, without a hash. They are named by doubling (Karp,
-Miller, Rosenberg 1972): words have numbers; a window of 2 n words is named by the pair of names of its halves, and
-equal pairs are found by sorting. Equal names mean equal words. A window that occurs too seldom loses its name, and so
-do all that hold it, which keeps the arrays short where little repeats.
+Repeated windows of a fixed number of words are found exactly, without a hash. They are named by doubling (Karp, Miller,
+Rosenberg 1972). Words have numbers, and a window of 2 n words is named by the names of its halves. Equal pairs are
+found
+by sorting, so equal names mean equal words. A window that occurs too seldom loses its name, and so do all windows that
+contain it. This keeps the arrays short if little repeats.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, in order; together they are the text."""
+    """Split a text into words. The words, joined, are the text."""
     return _WORD.findall(text)
 
 
 def carried_by_xml(text: str) -> bool:
-    """Whether XML, and so a schema, can hold this text."""
+    """Return True if XML, and so a schema, can hold this text."""
     return not _NO_XML.search(text)
 
 
 class Vocabulary:
-    """Numbers words, from 0 in the order in which they first appear. Equal numbers mean equal words."""
+    """Numbers words from 0 in the order of their first use. Equal numbers mean equal words."""
 
     def __init__(self) -> None:
         self._numbers = _Numbers()
 
     def encode(self, text: str) -> npt.NDArray[np.int32]:
-        """The numbers of the words of a text."""
+        """Return the numbers of the words of a text."""
         words = split_words(text)
         return np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
 
@@ -59,7 +60,7 @@ class Vocabulary:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[str]:
-        """The words, in the order of their numbers."""
+        """Iterate over the words in the order of their numbers."""
         return iter(self._numbers)
 
 
@@ -74,24 +75,26 @@ Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 END = -1
-"""What follows the words of each turn, so that no run of words goes from one turn into the next."""
+"""Follows the words of each turn, so that no run of words crosses from one turn into the next."""
 
 MAX_WORDS = 2**27
-"""The most words of a log; finding what repeats takes about 80 bytes for each."""
+"""The most words of a log. Finding repeats takes about 80 bytes for each."""
 
 
 @dataclass(frozen=True)
 class Corpus:
     """The prompts of a log.
 
-    lines: (prompts,) the line of each prompt.
-    first_turns: (prompts + 1,) prompt p holds the turns first_turns[p] … first_turns[p + 1] - 1.
-    roles, texts: (turns,) the role of each turn, None for a prompt without turns, and its text in UTF-8.
-    starts: (turns + 1,) the words of turn t stand at the places starts[t] … starts[t + 1] - 2, and END behind them.
-    words: the words of all turns, as numbers.
-    word_lengths: (vocabulary,) in characters.
-    usable: (vocabulary,) whether a schema can hold the word.
-    breaks: (vocabulary,) whether the word holds a line break.
+    Attributes:
+        lines: The line of each prompt, [prompts].
+        first_turns: Prompt p holds the turns first_turns[p] … first_turns[p + 1] - 1, [prompts + 1].
+        roles: The role of each turn, None for a prompt without turns, [turns].
+        texts: The text of each turn in UTF-8, [turns].
+        starts: The words of turn t are at the places starts[t] … starts[t + 1] - 2, followed by END, [turns + 1].
+        words: The numbers of the words of all turns, [places].
+        word_lengths: Characters of each word, [vocabulary].
+        usable: Mask of the words that a schema can hold, [vocabulary].
+        breaks: Mask of the words with a line break, [vocabulary].
     """
 
     source: str
@@ -107,7 +110,7 @@ class Corpus:
 
     @classmethod
     def of(cls, prompts: Iterable[LoggedPrompt], source: str = "<log>") -> Corpus:
-        """Read all prompts. Raises LogError where there are more words than ``MAX_WORDS``."""
+        """Read all prompts. Raises LogError if they have more than ``MAX_WORDS`` words."""
         vocabulary = Vocabulary()
         lines, first_turns, starts = [], [0], [0]
         roles: list[str | None] = []
@@ -140,31 +143,31 @@ class Corpus:
         )
 
     def __len__(self) -> int:
-        """How many prompts there are."""
+        """Return the number of prompts."""
         return len(self.lines)
 
     def turns(self, prompt: int) -> range:
-        """The turns of a prompt."""
+        """Return the turns of a prompt."""
         return range(int(self.first_turns[prompt]), int(self.first_turns[prompt + 1]))
 
     def places(self, turn: int) -> slice:
-        """The places of a turn's words."""
+        """Return the places of a turn's words."""
         return slice(int(self.starts[turn]), int(self.starts[turn + 1]) - 1)
 
     def turn_of(self, places: Longs) -> Longs:
-        """The turns in which these places are."""
+        """Return the turns that contain these places."""
         return np.searchsorted(self.starts, places, side="right") - 1
 
     def prompts_of(self, places: Longs) -> Longs:
-        """The prompts in which these places are."""
+        """Return the prompts that contain these places."""
         return np.searchsorted(self.first_turns, self.turn_of(places), side="right") - 1
 
     def text(self, turn: int) -> str:
-        """The text of a turn."""
+        """Return the text of a turn."""
         return self.texts[turn].decode()
 
     def cut(self, turn: int, borders: Iterable[int]) -> list[str]:
-        """The text of a turn, cut before the words at these places; they rise. One piece more than there are places."""
+        """Cut the text of a turn before the words at these ascending places, into one piece more than places."""
         places = self.places(turn)
         ends = np.concatenate(([0], np.cumsum(self.word_lengths[self.words[places]], dtype=np.int64)))
         text = self.text(turn)
@@ -172,7 +175,7 @@ class Corpus:
         return [text[start:end] for start, end in pairwise(characters)]
 
     def spans(self, starts: Longs, stops: Longs) -> list[str]:
-        """The texts of these stretches of words, each within one turn; they rise and do not overlap."""
+        """Return the texts of these stretches of words. Each lies within one turn. They ascend without overlap."""
         turns, first = np.unique(self.turn_of(starts), return_index=True)
         borders = np.stack((starts, stops), axis=1)
         groups = zip(turns.tolist(), np.split(borders, first[1:]), strict=True) if len(turns) else ()
@@ -180,21 +183,25 @@ class Corpus:
 
 
 NONE = -1
-"""No name: the window here occurs too seldom, holds a word that may not be used, or crosses the end of a turn."""
+"""No name. The window occurs too seldom, holds an unusable word, or crosses the end of a turn."""
 
 
 def repeated_windows(words: Ints, size: int, least: int, prompt_ends: Longs) -> Ints:
-    """By place, the name of the window of ``size`` words that begins there, or NONE.
+    """Name the window of ``size`` words at each place, or NONE.
 
-    words: numbers of words, and NONE where none may be used; the last one is NONE.
-    least: how many different prompts must hold a window for it to have a name.
-    prompt_ends: (prompts,) the place behind each prompt.
-    Names are 0, 1, 2, …; two places have the same name if and only if the same words follow them.
+    Args:
+        words: Numbers of words, and NONE for unusable words. The last one is NONE.
+        size: Words of a window.
+        least: Number of different prompts that must hold a named window.
+        prompt_ends: The place after each prompt, [prompts].
+
+    Returns:
+        Names 0, 1, 2, … by place. Two places have the same name if and only if the same words follow them.
     """
     names, length = _renamed(words, _often(words, least)), 1
     while length < size:
         bits = max(int(names.max(initial=0)).bit_length(), 1)
-        # as many shorter windows side by side as fit into one 64-bit key; the last two may overlap
+        # as many shorter windows as fit into one 64-bit key; the last two may overlap
         many = min(64 // bits, -(-size // length))
         shifts = [min(number * length, size - length) for number in range(many)]
         names = _joined(names, shifts, bits, least)
@@ -203,22 +210,22 @@ def repeated_windows(words: Ints, size: int, least: int, prompt_ends: Longs) -> 
 
 
 def _often(names: Ints, least: int) -> Longs:
-    """How often each name occurs, and 0 for those that occur less than ``least`` times."""
+    """Count each name, with 0 for names that occur less than ``least`` times."""
     counts = np.bincount(names[names != NONE])
     counts[counts < least] = 0
     return counts
 
 
 def _renamed(names: Ints, counts: Longs) -> Ints:
-    """The names whose count is not 0 as 0, 1, 2, …; NONE for the others."""
-    fresh = np.full(len(counts) + 1, NONE, np.int32)  # the last one is for NONE itself
+    """Renumber the names with a count as 0, 1, 2, …, and replace the others by NONE."""
+    fresh = np.full(len(counts) + 1, NONE, np.int32)  # the last element is for NONE itself
     kept = np.flatnonzero(counts)
     fresh[kept] = np.arange(len(kept), dtype=np.int32)
     return fresh[names]
 
 
 def _joined(names: Ints, shifts: list[int], bits: int, least: int) -> Ints:
-    """Names for the windows that are made of the windows at these shifts, which are named already."""
+    """Name the windows that consist of the named windows at these shifts."""
     joined = np.full_like(names, NONE)
     room = len(names) - shifts[-1]
     if room <= 0:
@@ -241,9 +248,9 @@ def _joined(names: Ints, shifts: list[int], bits: int, least: int) -> Ints:
 
 
 def _in_prompts(names: Ints, least: int, prompt_ends: Longs) -> Ints:
-    """Keep the names of windows that stand in at least this many different prompts."""
+    """Keep the names of windows in at least ``least`` different prompts."""
     places = np.flatnonzero(names != NONE)
-    order = np.argsort(names[places], kind="stable")  # so that the prompts of one name rise
+    order = np.argsort(names[places], kind="stable")  # so the prompts of one name ascend
     places = places[order]
     found, prompts = names[places], np.searchsorted(prompt_ends, places, side="right")
     fresh = np.concatenate(([True], (found[1:] != found[:-1]) | (prompts[1:] != prompts[:-1])))[: len(found)]

@@ -1,4 +1,4 @@
-"""From a log to a schema with its savings; and what was found, as plain data for people and programs."""
+"""Extracts a schema with its savings from a log, and describes the result as plain data."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _FIRST_WORDS = 80  # characters of a module that are shown
 Row = dict[str, Any]
 
 Stage = Callable[[str], Callable[[int, int], None]]
-"""Begins a stage of the work, by name; gives a function of (done, total)."""
+"""Begins a stage of the work, by name, and returns a function of (done, total)."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What counts as repeated.
+    """The thresholds for repeated text. Raises ParameterError for values out of range.
 
-    min_prompts: how many different prompts must hold a text. min_tokens: how long it must be.
-    max_modules: how many a schema may have; those that save most are kept.
-    Raises ParameterError for values out of range.
+    Attributes:
+        min_prompts: Number of different prompts that must hold a text, at least 2.
+        min_tokens: Tokens of the shortest text, at least 2.
+        max_modules: The most modules of a schema, 1 to 5,000. Modules that save most are kept.
     """
 
     min_prompts: int = 3
@@ -47,22 +48,26 @@ class Settings:
 
     @property
     def size(self) -> int:
-        """The words of the shortest run that is found for certain: two tokens a word, which few texts exceed."""
+        """Words of the shortest run that is surely found. It assumes two tokens a word, which few texts exceed."""
         return max(self.min_tokens // 2, 1)
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """A schema for a log, and what it saves on it."""
+    """A schema for a log, and its savings on the log."""
 
     proposal: Proposal
     saving: Saving
 
 
 def extract(corpus: Corpus, encode: Encode, *, name: str, settings: Settings, stage: Stage | None = None) -> Extraction:
-    """Find what repeats in a log, make a schema of it, and count what that saves.
+    """Find repeated text in a log, make a schema of it, and count its savings.
 
-    encode: the tokenizer that counts, for many texts at a time. name: of the schema.
+    Args:
+        encode: The tokenizer that counts tokens, for many texts at a time.
+        name: The name of the schema.
+        settings: The thresholds.
+        stage: Begins a stage of the work, for progress.
     """
     begin = stage or (lambda name: lambda done, total: None)
     found = find(corpus, size=settings.size, least=settings.min_prompts, progress=begin("finding repeats"))
@@ -72,7 +77,7 @@ def extract(corpus: Corpus, encode: Encode, *, name: str, settings: Settings, st
 
 
 def describe(result: Extraction) -> Row:
-    """The report. Shares are of 1; tokens are counted as ``Saving`` says."""
+    """Return the report as plain data. Shares are fractions of 1. ``Saving`` defines the counts of tokens."""
     proposal, saving = result.proposal, result.saving
     names, pieces = proposal.names, proposal.choice.pieces
     return {
@@ -108,7 +113,7 @@ def describe(result: Extraction) -> Row:
 
 
 def _first_words(text: str) -> str:
-    """The front of a text on one line, without what a terminal might act on."""
+    """Return the start of a text on one line, without characters that a terminal might interpret."""
     line = " ".join(text[: 4 * _FIRST_WORDS].split())[:_FIRST_WORDS]
     return "".join(character if character.isprintable() else "·" for character in line)
 
@@ -118,7 +123,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _notes(result: Extraction) -> list[str]:
-    """What a reader should know besides, a sentence each."""
+    """Return remarks on the result, one sentence each."""
     proposal, saving = result.proposal, result.saving
     notes = []
     if not proposal.schema.children:
@@ -161,8 +166,8 @@ def _order(result: Extraction) -> list[str]:
 
 
 def _unusable(corpus: Corpus) -> int:
-    """How many prompts hold characters that no schema can hold."""
-    usable = np.concatenate((corpus.usable, [True]))  # the last one is for END
+    """Return the number of prompts with characters that no schema can hold."""
+    usable = np.concatenate((corpus.usable, [True]))  # the last element is for END
     return len(np.unique(corpus.prompts_of(np.flatnonzero(~usable[corpus.words]))))
 
 

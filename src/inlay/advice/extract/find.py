@@ -1,6 +1,6 @@
-"""What repeats in a log: a front that nearly all prompts have, and runs of text that some of them hold anywhere.
+"""Finds repeated text in a log: a front that nearly all prompts share, and runs of text that occur anywhere.
 
-The front is whole turns, and the beginning of the turn behind them.
+The front consists of whole turns and the start of the next turn.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Frame:
-    """Text that a schema can hold outside of modules: always present, and in front of all that differs.
+    """Text that a schema can hold outside of modules: always present, and before all differences.
 
-    example: the turns of one prompt that has this front; all but the last are whole.
-    opening: how many words of the last turn belong to it.
-    prompts: (prompts,) which prompts have this front.
+    Attributes:
+        example: The turns of one prompt with this front. All but the last are whole.
+        opening: Number of words of the last turn that belong to the front.
+        prompts: Mask of the prompts that have this front, [prompts].
     """
 
     example: range
@@ -32,21 +33,24 @@ class Frame:
     prompts: Bools
 
     def words(self, corpus: Corpus) -> int:
-        """How many words it has."""
+        """Return the number of words in the front."""
         whole = sum(len(corpus.words[corpus.places(turn)]) for turn in self.example[:-1])
         return whole + self.opening
 
     def open_places(self, corpus: Corpus, prompt: int) -> slice:
-        """The places of a prompt that has this front where it may go on in its own way: the rest of the last turn."""
+        """Return the places of the rest of the last turn, in a prompt that has this front."""
         places = corpus.places(corpus.turns(prompt)[len(self.example) - 1])
         return slice(places.start + self.opening, places.stop)
 
 
 def find_frame(corpus: Corpus, least: int, size: int) -> Frame | None:
-    """The longest front that nine prompts in ten and at least ``least`` have, or None if there is no text in it.
+    """Return the longest front of at least nine prompts in ten and at least ``least``, or None if it has no text.
 
-    In chats it ends in a user turn: only there can a prompt say more behind it. If it says less than ``size`` words of
-    that turn, it is whole lines or the whole turn, and only what all prompts say that have the turns before.
+    In chats the front ends in a user turn, because a prompt can add text only there. A front with fewer than ``size``
+    words
+    of its last turn must consist of whole lines or of the whole turn. All prompts with the turns before must share
+    these
+    words. Otherwise the front has no words of that turn.
     """
     if not len(corpus):
         return None
@@ -57,7 +61,7 @@ def find_frame(corpus: Corpus, least: int, size: int) -> Frame | None:
     if not example:
         return None
     last = corpus.words[corpus.places(example[-1])]
-    if len(example) < turns:  # it goes on behind this turn
+    if len(example) < turns:  # the majority continues after this turn
         opening, whole = len(last), True
     if opening < size and not whole:
         lines = np.flatnonzero(corpus.breaks[last[:opening]])
@@ -74,9 +78,10 @@ def _frame(corpus: Corpus, example: range, opening: int) -> Frame:
 
 
 def _majority(corpus: Corpus, least: int) -> tuple[int, int, int, bool]:
-    """Follow what ``least`` prompts say, word by word, for as long as they agree.
+    """Follow the words that at least ``least`` prompts share, as far as they agree.
 
-    Gives one of these prompts, the turns it has begun, the words of the last of them, and whether that turn is whole.
+    Returns:
+        One of these prompts, its number of turns so far, the words of its last turn, and whether that turn is whole.
     """
     left = np.arange(len(corpus))
     turns = words = 0
@@ -94,7 +99,11 @@ def _majority(corpus: Corpus, least: int) -> tuple[int, int, int, bool]:
 
 
 def _majority_of_turn(corpus: Corpus, left: Longs, turn: int, least: int) -> tuple[Longs, int, bool]:
-    """Those that agree to the end of this turn, or for as long as enough do; how many words; whether it is the end."""
+    """Follow one turn while at least ``least`` prompts agree.
+
+    Returns:
+        The prompts that still agree, the number of words, and whether the turn ends there.
+    """
     places = corpus.starts[corpus.first_turns[left] + turn]
     words = 0
     while True:
@@ -131,9 +140,12 @@ def _has(corpus: Corpus, prompt: int, example: range, opening: int) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """What repeats. frame: the always-present text, or None. runs: outside of it, joined; long and frequent ones alone.
+    """The repeated text of a log.
 
-    prompts: (runs,) how many different prompts hold each run.
+    Attributes:
+        frame: The always-present text, or None.
+        runs: Joined runs outside of the frame that are long and frequent enough.
+        prompts: Number of different prompts that hold each run, [runs].
     """
 
     frame: Frame | None
@@ -142,10 +154,16 @@ class Found:
 
 
 def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int], None] | None = None) -> Found:
-    """Find what repeats. size: in words. least: the prompts that must hold it.
+    """Find repeated text.
 
-    Every ``size`` words that stand together in ``least`` prompts are found, character for character. Without a frame
-    that goes for the whole log; with one, for what the prompts that have it say behind it, in its last turn.
+    Every sequence of ``size`` words that occurs in ``least`` prompts is found exactly. With a frame, only its prompts
+    are
+    searched, from the end of the frame to the end of its last turn.
+
+    Args:
+        size: Words of the shortest sequence.
+        least: Number of different prompts that must hold it.
+        progress: Called with the finished steps and STEPS.
     """
 
     def step(number: int) -> None:
@@ -161,7 +179,7 @@ def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int]
     step(2)
     runs = find_runs(names, size)
     step(3)
-    breaks = np.concatenate((corpus.breaks, [False]))[corpus.words]  # the last one is for END
+    breaks = np.concatenate((corpus.breaks, [False]))[corpus.words]  # the last element is for END
     runs = join_runs(runs, breaks, size, least)
     prompts = _prompts_of_runs(corpus, runs)
     runs = runs.only((runs.lengths >= size) & (prompts >= least))
@@ -170,7 +188,7 @@ def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int]
 
 
 def _inside(corpus: Corpus, frame: Frame | None) -> Bools:
-    """By place, whether a module may stand there."""
+    """Return a mask of the places that may belong to a module."""
     if frame is None:
         return np.ones(len(corpus.words), np.bool_)
     inside = np.zeros(len(corpus.words), np.bool_)
@@ -180,16 +198,16 @@ def _inside(corpus: Corpus, frame: Frame | None) -> Bools:
 
 
 def _names(corpus: Corpus, inside: Bools, size: int, least: int) -> Ints:
-    usable = np.concatenate((corpus.usable, [False]))  # the last one is for END
+    usable = np.concatenate((corpus.usable, [False]))  # the last element is for END
     words = np.where(inside & usable[corpus.words], corpus.words, np.int32(NONE))
     return repeated_windows(words, size, least, corpus.starts[corpus.first_turns[1:]])
 
 
 def _frame_pays(corpus: Corpus, frame: Frame, names: Ints, size: int, least: int) -> bool:
-    """Whether the frame with what repeats behind it holds nine tenths of the words that modules alone would hold.
+    """Return True if the frame and the repeats after it hold nine tenths of the words that modules alone would hold.
 
-    Modules behind a frame are encoded with it in front of them; but prompts without the frame are left out, and so are
-    turns behind its last one.
+    Modules after a frame are encoded with the frame as context. But a frame leaves out prompts without it and the turns
+    after its last one.
     """
     in_frame = int(frame.prompts.sum()) * frame.words(corpus)
     held = in_frame + _held(names, size)
@@ -201,13 +219,13 @@ def _frame_pays(corpus: Corpus, frame: Frame, names: Ints, size: int, least: int
 
 
 def _held(names: Ints, size: int) -> int:
-    """How many places are in named windows."""
+    """Return the number of places in named windows."""
     places = np.flatnonzero(names != NONE)
     return int(np.minimum(np.diff(places), size).sum()) + (size if len(places) else 0)
 
 
 def _prompts_of_runs(corpus: Corpus, runs: Runs) -> Longs:
-    """By run, how many different prompts hold it."""
+    """Return the number of different prompts that hold each run."""
     prompts = corpus.prompts_of(runs.starts)
     pairs = np.unique(runs.ids.astype(np.int64) * len(corpus) + prompts)
     return np.bincount(pairs // max(len(corpus), 1), minlength=len(runs.lengths))

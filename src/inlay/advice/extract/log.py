@@ -1,4 +1,4 @@
-"""Logs of requests as JSON lines: one prompt a line, in the forms that people have."""
+"""Reads logs of requests from JSON lines, with one prompt in each line, in common forms."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Progress = Callable[[int, int], None]
 
 MAX_LINE_BYTES = 64 * 2**20
 
-_TOOLS = ("tool", "function")  # what a tool has answered, in OpenAI's newer and older name for it
-#: Roles of logs and their turns in PML. OpenAI now calls the system developer; what tools answer stands between turns
-#: of the assistant, where PML has the user's alone.
+_TOOLS = ("tool", "function")  # the role of tool results, in OpenAI's newer and older name
+#: Role in a log → role in PML. OpenAI now calls the system role developer. Tool results stand between assistant turns,
+#: so they become user turns.
 _ROLES = {**{role: role for role in ROLES}, "developer": "system", **dict.fromkeys(_TOOLS, "user")}
 _FORMS = '{"prompt": "…"}, {"messages": […]}, an OpenAI Batch request, or a string'
 _GZIP = b"\x1f\x8b"
 
 
 class LogError(InlayError):
-    """A log cannot be read, or a line of it is no request."""
+    """A log cannot be read, or one of its lines is not a request."""
 
 
 class _BadLineError(Exception):
-    """What is wrong with a line, and what to write instead."""
+    """A line is wrong. The message gives the fault and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedTurn:
-    """One message, or a whole prompt without turns (role None). tool: whether a tool has said it."""
+    """One message, or a whole prompt without turns (role None). ``tool`` marks the result of a tool."""
 
     role: str | None
     text: str
@@ -48,7 +48,7 @@ class LoggedTurn:
 
 @dataclass(frozen=True, slots=True)
 class LoggedPrompt:
-    """One request of a log. line: where it stands, from 1."""
+    """One request of a log. ``line`` is its line, from 1."""
 
     line: int
     turns: tuple[LoggedTurn, ...]
@@ -57,9 +57,15 @@ class LoggedPrompt:
 class LogReader:
     """Reads a log line by line. Iterating raises LogError at the first bad line, or counts and skips it.
 
-    path: a file, which may be compressed with gzip, or "-" for standard input.
-    skipped, first_skipped: how many lines were skipped, and what was wrong with the first of them.
-    tool_turns: how many turns of tools were read as turns of the user.
+    Args:
+        path: A file, which may be compressed with gzip, or "-" for standard input.
+        skip_bad: Skip bad lines instead of raising LogError.
+        progress: Called with the bytes read and the size of the file.
+
+    Attributes:
+        skipped: Number of skipped lines.
+        first_skipped: The error of the first skipped line.
+        tool_turns: Number of tool results that were read as user turns.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, skip_bad: bool = False, progress: Progress | None = None):
@@ -72,8 +78,8 @@ class LogReader:
         self._progress = progress
 
     def check(self) -> None:
-        """Raises LogError if there is no such file, or it cannot be opened; before other work that takes time."""
-        if self._path != "-" and not Path(self._path).is_fifo():  # a pipe can be opened once
+        """Raise LogError if the file cannot be opened. Call it before long work."""
+        if self._path != "-" and not Path(self._path).is_fifo():  # a pipe can be opened only once
             with _opened(self._path, self.source, None):
                 pass
 
@@ -98,7 +104,7 @@ class LogReader:
 
 @contextmanager
 def _opened(path: str, source: str, progress: Progress | None) -> Iterator[Iterator[bytes]]:
-    """The lines of the file, as far as ``MAX_LINE_BYTES`` + 1 of each; what cannot be read raises LogError."""
+    """Open the file and yield its lines, each cut after ``MAX_LINE_BYTES`` + 1 bytes. Errors raise LogError."""
     try:
         with _stream(path) as raw:
             size = os.fstat(raw.fileno()).st_size if path != "-" else 0
@@ -131,7 +137,7 @@ def _lines(file: io.BufferedIOBase, raw: io.BufferedReader, size: int, progress:
 
 
 def _turns(line: bytes, *, first: bool) -> tuple[LoggedTurn, ...] | None:
-    """The turns of a line, or None for a blank one."""
+    """Return the turns of a line, or None for a blank one."""
     if len(line) > MAX_LINE_BYTES:
         raise _BadLineError(f"the line is longer than {MAX_LINE_BYTES:,} bytes; leave it out")
     try:
@@ -180,7 +186,8 @@ def _message(message: Any, number: int) -> LoggedTurn:
     if not isinstance(role, str) or role not in _ROLES:
         raise _BadLineError(f"{what} has the role {_clipped(role)}, for which PML has no turn; use {', '.join(_ROLES)}")
     content = message.get("content")
-    if content is None and (message.get("tool_calls") or message.get("function_call")):  # the answer is the call
+    # the message is a tool call without content
+    if content is None and (message.get("tool_calls") or message.get("function_call")):
         content = ""
     if isinstance(content, list):
         text = "".join(_part(part, what) for part in content)

@@ -16,10 +16,11 @@ from inlay.pml import Import, Module, Prompt, PromptTurn, Schema, Text, Turn, Un
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schema, and how the log's prompts use it.
+    """A schema, and its use by the log's prompts.
 
-    names: of the modules, by piece.
-    moved: how many prompts import modules in another order than the schema's.
+    Attributes:
+        names: The names of the modules, by piece.
+        moved: Number of prompts that import modules in another order than the schema's.
     """
 
     corpus: Corpus
@@ -31,11 +32,11 @@ class Proposal:
     moved: int = field(default=0)
 
     def fits(self, prompt: int) -> bool:
-        """Whether a prompt of the log can be written as a prompt of the schema."""
+        """Return True if a prompt of the log can be written as a prompt of the schema."""
         return self.frame is None or bool(self.frame.prompts[prompt])
 
     def prompt(self, prompt: int) -> Prompt | None:
-        """A prompt of the log as a prompt of the schema, which says the same; None if it does not fit.
+        """Return a prompt of the log as a prompt of the schema with the same text, or None if it does not fit.
 
         It may need ``resolve(…, moves=True)``: see ``moved``.
         """
@@ -54,7 +55,7 @@ class Proposal:
         return Prompt(self.schema.name, tuple(children), place.source, place)
 
     def _parts(self, prompt: int, turn: int, place: Place, skipped: int = 0) -> tuple[Text | Import, ...]:
-        """A turn without its first words, as imports and new text."""
+        """Return a turn without its first ``skipped`` words, as imports and new text."""
         cover, places = self.choice.cover, self.corpus.places(turn)
         here = cover.of(prompt)
         starts, stops, pieces = cover.starts[here], cover.stops[here], cover.pieces[here]
@@ -71,7 +72,7 @@ class Proposal:
 
 
 def propose(corpus: Corpus, frame: Frame | None, choice: Choice, name: str) -> Proposal:
-    """Make a schema of the chosen pieces, behind the frame if there is one."""
+    """Make a schema of the chosen pieces, after the frame if there is one."""
     arrangement = arrange(corpus, choice.cover, len(choice.pieces))
     names = names_for(piece.text for piece in choice.pieces)
     place = Place(corpus.source)
@@ -88,7 +89,7 @@ def propose(corpus: Corpus, frame: Frame | None, choice: Choice, name: str) -> P
 def _behind(
     corpus: Corpus, frame: Frame, modules: tuple[Module | Union, ...], place: Place
 ) -> tuple[Text | Module | Union | Turn, ...]:
-    """The frame, with the modules at its end."""
+    """Return the frame, with the modules at its end."""
     *whole, last = frame.example
     front = corpus.cut(last, [corpus.places(last).start + frame.opening])[0]
     content = (*((Text(front, place),) if front else ()), *modules)
@@ -103,7 +104,7 @@ def _behind(
 
 
 def _moved(choice: Choice, arrangement: Arrangement) -> int:
-    """How many prompts hold modules in another order than the schema."""
+    """Return the number of prompts that hold modules in another order than the schema."""
     order = np.zeros(len(choice.pieces), np.int64)
     for number, group in enumerate(arrangement.groups):
         order[list(group)] = number

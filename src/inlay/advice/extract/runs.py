@@ -1,15 +1,16 @@
-"""From repeated windows to runs: disjoint stretches of text, each of which stands whole wherever any part of it does.
+"""Turns repeated windows into runs: disjoint stretches of text, each of which occurs only as a whole.
 
-Two places are *aligned* if equal windows begin at the same distance before them; words that are aligned are the same
-word, and aligned places form groups. A run is a chain of groups that always follow each other: it ends where, in some
-prompt, another word or no repeated text stands beside it. So overlapping and nested repeats are split exactly where the
-set of places that share the text changes. (These are the unitigs of a compacted de Bruijn graph, with words for bases.)
+Two places are *aligned* if equal windows begin at the same distance before them. Aligned words are equal, and aligned
+places form groups. A run is a chain of groups that always follow each other. It ends where some prompt has another word
+or no repeated text beside it. So overlapping and nested repeats are split where the set of places that share the text
+changes. (These are the unitigs of a compacted de Bruijn graph, with words for bases.)
 
-From runs to candidates for modules: because runs are split wherever the set of places changes, one prompt with a
-document that breaks off in its middle splits that document for all. A module should be the whole document: where two
-neighbours nearly always stand together they become one, and places where one of them stands alone keep what is left of
-it. What is too short to be a module joins a neighbour, rather on the same line than across a line break: a heading that
-several documents share belongs to what follows it.
+``join_runs`` then turns runs into candidates for modules. A single prompt with a truncated document splits that
+document
+into two runs for all prompts, but a module should be the whole document. So neighbours that nearly always occur
+together
+become one run. Places where only one of them occurs keep the rest of it. Runs that are too short for a module join a
+neighbour, preferably on the same line: a heading that several documents share belongs to the text after it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ MAX_ROUNDS = 200
 
 @dataclass(frozen=True)
 class Runs:
-    """Where which run stands, in the order of the places. Runs do not overlap.
+    """The occurrences of runs, in the order of their places. Runs do not overlap.
 
-    starts, ids: (occurrences,) the first place of each occurrence, and which run it is.
-    lengths: (runs,) in words.
+    Attributes:
+        starts: The first place of each occurrence, [occurrences].
+        ids: The run of each occurrence, [occurrences].
+        lengths: Words of each run, [runs].
     """
 
     starts: Longs
@@ -38,26 +41,28 @@ class Runs:
 
     @property
     def stops(self) -> Longs:
-        """The place behind each occurrence."""
+        """The place after each occurrence."""
         return self.starts + self.lengths[self.ids]
 
     def only(self, runs: Bools) -> Runs:
-        """The occurrences of these runs alone, with the ids as they are."""
+        """Return the occurrences of the selected runs. Ids stay the same."""
         kept = runs[self.ids]
         return Runs(self.starts[kept], self.ids[kept], self.lengths)
 
 
 def find_runs(names: Ints, size: int) -> Runs:
-    """The runs made of named windows of ``size`` words. names: by place, as ``repeated_windows`` gives them.
+    """Return the runs made of named windows of ``size`` words. Every place in a named window is in exactly one run.
 
-    Every place in a named window is in exactly one run.
+    Args:
+        names: Name of the window at each place, from ``repeated_windows``.
+        size: Words of a window.
     """
     groups = _aligned(names, size)
     before = np.concatenate(([NONE], groups[:-1])).astype(np.int32)
     after = np.concatenate((groups[1:], [NONE])).astype(np.int32)
     begins = (groups != NONE) & _varies(groups, before)
     ends = (groups != NONE) & _varies(groups, after)
-    # a link holds if it holds from both sides
+    # a link must hold from both sides
     begins[1:] |= ends[:-1] & (groups[1:] != NONE)
     ends[:-1] |= begins[1:] & (groups[:-1] != NONE)
     starts = np.flatnonzero(begins)
@@ -68,10 +73,10 @@ def find_runs(names: Ints, size: int) -> Runs:
 
 
 def _aligned(names: Ints, size: int) -> Ints:
-    """By place, the group of aligned places that it is in, or NONE outside of all named windows."""
+    """Return the group of aligned places for each place, or NONE outside of all named windows."""
     places = np.arange(len(names), dtype=np.int32)
     latest = np.maximum.accumulate(np.where(names != NONE, places, np.int32(-size)), dtype=np.int32)
-    behind = places - latest  # the distance from the latest named window that has begun
+    behind = places - latest  # distance from the latest named window
     example = np.zeros(int(names.max(initial=NONE)) + 1, np.int32)  # one place of each window
     example[names[names != NONE]] = np.flatnonzero(names != NONE)
     groups = np.full_like(names, NONE)
@@ -81,9 +86,11 @@ def _aligned(names: Ints, size: int) -> Ints:
 
 
 def _alignments(names: Ints, groups: Ints, example: Ints, size: int) -> Longs:
-    """Pairs of groups that are one, (pairs, 2): known from windows that do not go on in the same way everywhere.
+    """Return pairs of groups that are one, [pairs, 2].
 
-    Where the same window always follows, the alignment of its places says the same.
+    Only windows with different successors are examined. Where the same window always follows, its alignment gives the
+    same
+    pairs.
     """
     branching = np.zeros(len(example), np.bool_)
     named = np.flatnonzero(names != NONE)
@@ -103,7 +110,7 @@ def _alignments(names: Ints, groups: Ints, example: Ints, size: int) -> Longs:
 
 
 def _united(groups: Ints, pairs: Longs) -> Ints:
-    """The groups, with those in a pair made one (connected components, by spreading the smallest label)."""
+    """Merge the groups of each pair: connected components, by spreading the smallest label."""
     if not len(pairs):
         return groups
     labels, ends = np.unique(pairs, return_inverse=True)
@@ -129,7 +136,7 @@ def _roots(parents: Longs) -> Longs:
 
 
 def _varies(groups: Ints, beside: Ints) -> Bools:
-    """By place, whether what stands beside the places of its group is not the same group everywhere, or none."""
+    """Return, by place, True if the neighbours of its group's places are not all in one group."""
     kept = groups != NONE
     some = np.full(len(groups), NONE, np.int32)
     some[groups[kept]] = beside[kept]
@@ -140,7 +147,12 @@ def _varies(groups: Ints, beside: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class _State:
-    """runs: so far. claims: (runs,) how many occurrences the longest-established part of each run had; 0 if short."""
+    """The state of joining.
+
+    Attributes:
+        runs: The runs so far.
+        claims: The most occurrences that a long part of each run had, 0 for a short run, [runs].
+    """
 
     runs: Runs
     claims: Longs
@@ -149,10 +161,15 @@ class _State:
 def join_runs(runs: Runs, breaks: Bools, size: int, least: int) -> Runs:
     """Join neighbouring runs, pair by pair.
 
-    breaks: by place, whether the word there holds a line break.
-    size: runs of fewer words are short. Two short runs join if they meet at ``least`` places. Others join if they
-        stand together at nine in ten of the places where either of those that are not short is, and if a short one
-        brings more words than are lost at the other places.
+    Two short runs join if they meet at ``least`` places. Other pairs must meet at nine in ten places of either long
+    run. A
+    short run must also add more words than are lost at the other places.
+
+    Args:
+        runs: The runs to join.
+        breaks: The word at each place holds a line break.
+        size: A run of fewer words is short.
+        least: The least number of places where two runs meet.
     """
     runs = _cut_at_breaks(runs, breaks, size)
     counts = np.bincount(runs.ids, minlength=len(runs.lengths))
@@ -166,7 +183,7 @@ def join_runs(runs: Runs, breaks: Bools, size: int, least: int) -> Runs:
 
 
 def _cut_at_breaks(runs: Runs, breaks: Bools, size: int) -> Runs:
-    """The runs, with the short ones cut in two behind their last line break."""
+    """Cut each short run in two after its last line break."""
     ids, first = np.unique(runs.ids, return_index=True)
     heads = np.zeros(len(runs.lengths), np.int64)  # words before the cut; 0 for none
     for run, start in zip(ids, runs.starts[first], strict=True):
@@ -185,17 +202,17 @@ def _cut_at_breaks(runs: Runs, breaks: Bools, size: int) -> Runs:
 
 
 def _pairs(state: _State, breaks: Bools, least: int) -> Longs:
-    """The pairs to join now, (pairs, 3): left, right, how often. No run is left in one and right in another."""
+    """Return the pairs to join now, [pairs, 3]: left, right, count. No run is left in one pair and right in another."""
     runs, known = state.runs, len(state.runs.lengths)
     meet = np.flatnonzero(_adjacent(runs))
     codes, one, counts = np.unique(_codes(runs)[meet], return_index=True, return_counts=True)
     left, right = codes // max(known, 1), codes % max(known, 1)
     fit = (left != right) & (counts >= least) & _pays(state, left, right, counts)
     pairs = np.stack((left, right, counts), axis=1)[fit]
-    # what is long takes what is short, for as long as that pays; then short ones join each other
+    # long runs join short ones as long as that pays; then short runs join each other
     both_short = (state.claims[pairs[:, :2]] == 0).all(axis=1)
     pairs = pairs[np.lexsort((-pairs[:, 2], _seams(breaks, runs.starts[meet[one[fit]] + 1]), both_short))]
-    # each run is left or right in this round: what it is in the first of its pairs
+    # a run is only left or only right in a round, as in its first pair
     first = np.full((2, known), len(pairs))
     for side in (0, 1):
         np.minimum.at(first[side], pairs[:, side], np.arange(len(pairs)))
@@ -205,15 +222,15 @@ def _pairs(state: _State, breaks: Bools, least: int) -> Longs:
 
 
 def _seams(breaks: Bools, places: Longs) -> Longs:
-    """How well a border before these places suits the text: 0 within a line, 1 before a line break, 2 behind one.
+    """Rate a border before these places: 0 within a line, 1 before a line break, 2 after one.
 
-    Pairs with a border that suits ill join first.
+    Pairs with a poorly placed border join first.
     """
     return np.where(breaks[places], np.int64(1), np.where(breaks[places - 1], np.int64(2), np.int64(0)))
 
 
 def _pays(state: _State, left: Longs, right: Longs, counts: Longs) -> Bools:
-    """Whether these runs, which meet so often, should join."""
+    """Return True for each pair of runs that should join. ``counts`` are their meetings."""
     lengths = state.runs.lengths
     lost = [np.maximum(state.claims[side] - counts, 0) for side in (left, right)]
     together = counts >= TOGETHER * np.maximum(state.claims[left], state.claims[right])
@@ -225,12 +242,12 @@ def _pays(state: _State, left: Longs, right: Longs, counts: Longs) -> Bools:
 
 
 def _adjacent(runs: Runs) -> Bools:
-    """By occurrence, whether the next one begins where it ends."""
+    """Return, by occurrence, True if the next one begins at its end."""
     return np.concatenate((runs.stops[:-1] == runs.starts[1:], [False]))[: len(runs.starts)]
 
 
 def _codes(runs: Runs) -> Longs:
-    """By occurrence, a number for the pair of it and the next one."""
+    """Return, by occurrence, a number for the pair of it and the next one."""
     following = np.concatenate((runs.ids[1:], [0]))[: len(runs.ids)]
     return runs.ids.astype(np.int64) * len(runs.lengths) + following
 

@@ -1,4 +1,6 @@
-"""What a schema saves on its log, counted request by request, beside what a cache of exact prefixes saves."""
+"""Counts the tokens that a schema saves on its log, request by request, and compares them with an exact prefix
+cache.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,31 @@ from inlay.pml import Item, NewText, SchemaText, TurnStart, resolve
 from inlay.pml.nodes import ROLES
 
 _BATCH_CHARACTERS = 4_000_000  # of new text that is tokenized at a time
-_BORDERS = 2**32 - len(ROLES)  # from here on an element is the start of a turn, not a token
+_BORDERS = 2**32 - len(ROLES)  # elements from here on are starts of turns, not tokens
 
 _Ids = npt.NDArray[np.uint32]
 
 ELEMENT = np.dtype(">u4")
-"""An element of a sequence, in bytes: the highest byte first, so that bytes sort as elements do."""
+"""An element of a sequence. It is big-endian, so byte strings sort as elements do."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Tokens of a log's text. What a chat template adds is not counted; each run of text is tokenized alone.
+    """Counts of tokens in a log's text, without the chat template. Each run of text is tokenized alone.
 
-    tokens: of all prompts.
-    by_schema: of those, read from the cache: modules and always-present text, from the second time on. The last token
-        of a request is always computed.
-    by_prefix: what a prefix cache would have read, over the same tokens in the same order; but the last ones.
-    always: saved by the text that is always present. always_tokens: how long that is.
-    by_module: saved by each module.
-    fitting: prompts that can be written as prompts of the schema. helped: those that import a module.
+    Attributes:
+        tokens: Tokens of all prompts.
+        by_schema: Tokens read from the cache: modules and always-present text, from their second use on. The last token
+            of
+            a request is always computed.
+        by_prefix: Tokens that a prefix cache would read, for the same tokens in the same order. The last token of a
+            prompt
+            is always computed here too.
+        always: Tokens of always-present text that are saved.
+        always_tokens: The length of the always-present text.
+        by_module: Tokens that each module saves.
+        fitting: Number of prompts that can be written as prompts of the schema.
+        helped: Number of prompts that import a module.
     """
 
     tokens: int
@@ -74,7 +82,7 @@ def measure(proposal: Proposal, encode: Encode, progress: Callable[[int, int], N
 
 
 def _batches(proposal: Proposal) -> Iterator[list[list[Item]]]:
-    """The items of every prompt of the log, in order, some prompts at a time."""
+    """Yield the items of every prompt of the log in order, in batches of prompts."""
     batch: list[list[Item]] = []
     characters = 0
     for prompt in range(len(proposal.corpus)):
@@ -87,7 +95,7 @@ def _batches(proposal: Proposal) -> Iterator[list[list[Item]]]:
 
 
 def _items(proposal: Proposal, number: int) -> list[Item]:
-    """What a prompt of the log says, as the schema has it; all of it is new text if it does not fit."""
+    """Return the items of a prompt of the log. If it does not fit the schema, all of it is new text."""
     prompt = proposal.prompt(number)
     if prompt is not None:
         return list(resolve(proposal.schema, prompt, moves=True).items)
@@ -102,7 +110,7 @@ def _items(proposal: Proposal, number: int) -> list[Item]:
 
 
 class _Known:
-    """Token ids of items, encoded many at a time: text of the schema once, new text batch by batch."""
+    """Token ids of items. Schema text is encoded once, new text batch by batch."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
@@ -110,7 +118,7 @@ class _Known:
         self._new: dict[str, _Ids] = {}
 
     def learn(self, batch: list[list[Item]]) -> None:
-        """Encode what these prompts say."""
+        """Encode the texts of these prompts."""
         nodes = {item.node.order: item.node for items in batch for item in items if isinstance(item, SchemaText)}
         fresh = [node for order, node in nodes.items() if order not in self._schema]
         self._schema.update(zip((node.order for node in fresh), self._ids([node.text for node in fresh]), strict=True))
@@ -118,7 +126,7 @@ class _Known:
         self._new = dict(zip(new, self._ids(new), strict=True))
 
     def ids(self, item: Item) -> _Ids:
-        """The ids of an item that has been learned; one element for the start of a turn."""
+        """Return the ids of a learned item, and one element for the start of a turn."""
         if isinstance(item, SchemaText):
             return self._schema[item.node.order]
         if isinstance(item, NewText):
@@ -130,7 +138,7 @@ class _Known:
 
 
 class _Saved:
-    """Counts what is read from the cache, prompt by prompt."""
+    """Counts the tokens that are read from the cache, prompt by prompt."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -139,7 +147,7 @@ class _Saved:
         self._encoded: set[int] = set()
 
     def add(self, runs: list[tuple[Item, int]]) -> None:
-        """Count a prompt. runs: its items with their tokens."""
+        """Count a prompt. ``runs`` are its items with their numbers of tokens."""
         total = sum(tokens for _, tokens in runs)
         left = total - 1  # the last token is always computed
         self.tokens += total
@@ -160,22 +168,23 @@ class _Saved:
 
 
 def _tokens_in_prefix(sequence: bytes, elements: int) -> int:
-    """The tokens that a prefix cache reads, of a sequence that shares so many elements with an earlier one."""
+    """Return the tokens that a prefix cache reads, for a sequence that shares ``elements`` with an earlier one."""
     tokens = np.frombuffer(sequence, ELEMENT) < _BORDERS
     return min(int(tokens[:elements].sum()), max(int(tokens.sum()) - 1, 0))
 
 
 def shared_prefixes(sequences: Sequence[bytes]) -> list[int]:
-    """For each sequence, how many elements it has in common, from its start, with the best of those before it.
+    """Return, for each sequence, the length of the longest prefix that it shares with an earlier one.
 
-    This is a prefix cache that is never full and finds every single element (those of real servers work in blocks).
+    This models a prefix cache that never evicts and matches single elements. Real servers match blocks.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
     left: dict[int, int | None] = dict(zip(order, [None, *order], strict=False))
     right: dict[int, int | None] = dict(zip(order, [*order[1:], None], strict=False))
     common = {one: _common(sequences[other], sequences[one]) for one, other in zip(order[1:], order, strict=False)}
     shared = [0] * len(sequences)
-    # taken out from the last to the first, each finds only earlier ones beside it; the nearest has most in common
+    # Sequences are removed from last to first, so each has only earlier ones beside it. The nearest has the longest
+    # prefix.
     for one in reversed(range(len(sequences))):
         lower, upper = left[one], right[one]
         to_lower = common.get(one, 0) if lower is not None else 0
@@ -190,7 +199,7 @@ def shared_prefixes(sequences: Sequence[bytes]) -> list[int]:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many elements two sequences begin with in common."""
+    """Return the length of the common prefix of two sequences, in elements."""
     size = min(len(one), len(other))
     differ = np.frombuffer(one[:size], ELEMENT) != np.frombuffer(other[:size], ELEMENT)
     return int(differ.argmax()) if differ.any() else size // ELEMENT.itemsize

@@ -1,4 +1,4 @@
-"""Advice on schemas: what costs memory, positions or reuse, and what to write instead."""
+"""Advice on schemas: findings about memory, positions and reuse, each with a remedy."""
 
 from inlay.advice.lint.checked import Finding
 from inlay.advice.lint.lint import RULES, lint_schema

@@ -1,4 +1,4 @@
-"""What rules look at, and what they say."""
+"""The input of the rules (``Checked``) and their output (``Finding``)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from inlay.pml.scopes import names_of
 from inlay.prompt.contexts import SchemaSpecs
 from inlay.prompt.layout import Hole, Owner, SchemaLayout, TextRun
 
-#: Fewer tokens or positions than this are not worth a word of advice.
+#: Smaller savings, in tokens or positions, get no advice.
 WORTH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A piece of advice: ``file:line:column: rule: what; what to do instead``."""
+    """A piece of advice. Its text is ``file:line:column: rule: fault; remedy``."""
 
     rule: str
     place: Place
@@ -31,7 +31,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a prompt fills a parameter with. tokens: how long it is. is_default: whether the schema's default."""
+    """The text that a prompt puts into a parameter, by its number of tokens. ``is_default``: it is the schema's
+    default.
+    """
 
     param: Param
     tokens: int
@@ -41,11 +43,12 @@ class Passed:
 
 @dataclass(frozen=True)
 class Checked:
-    """A schema as it is laid out for one model, and how it is used.
+    """A schema laid out for one model, with its use by prompts.
 
-    passed: the arguments and defaults of the prompts that were given.
-    max_positions: the model's context, or None where it is not known.
-    small: a module of fewer tokens is too small.
+    Attributes:
+        passed: The arguments and defaults of the given prompts.
+        max_positions: The model's context, or None if unknown.
+        small: A module of fewer tokens is too small.
     """
 
     layout: SchemaLayout
@@ -68,32 +71,34 @@ class Checked:
 
     @cached_property
     def levels(self) -> list[Level]:
-        """What stands side by side: in each turn, outside of modules and turns, and in each module."""
+        """The groups of neighbours: the content of each turn, the top level outside of turns, and the content of
+        each module.
+        """
         levels = _levels((), None, self.schema.children)
         for path, module in self.schema.modules.items():
             levels += _levels(names_of(path), path, module.children)
         return levels
 
     def tokens(self, order: int) -> int:
-        """How many tokens a text node has."""
+        """Return the number of tokens of a text node."""
         run = self.layout.entries[self.layout.run_of[order]] if order in self.layout.run_of else None
         return sum(len(part.ids) for part in run.parts if part.node == order) if isinstance(run, TextRun) else 0
 
     def displaced(self, entry: TextRun | Hole) -> bool:
-        """Whether an entry is encoded behind other text, from which it can move away under ``packed`` positions."""
+        """Return True if an entry is encoded after other text and can move away from it under ``packed`` positions."""
         owners = frozenset(entry.owner[:depth] for depth in range(len(entry.owner) + 1))
         return any(isinstance(before, TextRun) for before in self.layout.chain(entry.index, owners))
 
     @cached_property
     def specs(self) -> SchemaSpecs:
-        """The segments under the default policy, ``anchored`` and ``packed``, but for the model's part of keys."""
+        """The segments under the default policy, ``anchored`` and ``packed``. Their keys lack the model's part."""
         keys = KeyMaker(b"", "", "", b"", positioned=False)
         return SchemaSpecs(self.layout, anchored=True, packed=True, movable=True, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Neighbours in a schema. module: the path of the one that they stand in, or None outside of modules."""
+    """Neighbours in a schema. ``module`` is the path of their module, or None outside of modules."""
 
     owner: Owner
     module: str | None
@@ -101,7 +106,7 @@ class Level:
 
 
 def _levels(owner: Owner, module: str | None, children: Sequence[Text | Param | Module | Union | Turn]) -> list[Level]:
-    """What stands side by side in each turn among these children, and beside the turns."""
+    """Return the groups of neighbours: the content of each turn, and the children outside of turns."""
     levels = [Level(owner, module, child.children) for child in children if isinstance(child, Turn)]
     beside = tuple(child for child in children if not isinstance(child, Turn))
     return [*levels, Level(owner, module, beside)] if beside or not levels else levels
@@ -117,12 +122,12 @@ def _nodes(children: Sequence[_Node]) -> Iterator[_Node]:
 
 
 def inside(node: _Node) -> Sequence[_Node]:
-    """The nodes directly in this one."""
+    """Return the nodes directly inside this one."""
     if isinstance(node, Union):
         return node.members
     return node.children if isinstance(node, Module | Turn) else ()
 
 
 def has_parameter(node: _Node) -> bool:
-    """Whether this is a parameter or holds one, at any depth."""
+    """Return True if this is a parameter or holds one, at any depth."""
     return isinstance(node, Param) or any(map(has_parameter, inside(node)))

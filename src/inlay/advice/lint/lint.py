@@ -1,4 +1,4 @@
-"""Advice on schemas: all rules over one laid-out schema, in the order of their places."""
+"""Runs all rules over one laid-out schema."""
 
 from __future__ import annotations
 
@@ -41,13 +41,19 @@ def lint_schema(
     max_positions: int | None = None,
     small: int = 16,
 ) -> list[Finding]:
-    """Advice on a schema, in the order of places. Nothing of it is an error, except where it says so.
+    """Return advice on a schema, in the order of places. A finding is an error only if its message says that a prompt
+    fails.
 
-    layout: the schema as laid out with the tokenizer of a model. encoder: the same tokenizer, for arguments.
-    prompts: prompts of this schema, of which the arguments are looked at.
-    max_positions: the model's context, or None.
-    small: a module of fewer tokens than this is too small to pay.
-    Raises PMLError for a prompt that does not fit the schema, and ParameterError for a negative ``small``.
+    Args:
+        layout: The schema, laid out with a model's tokenizer.
+        encoder: The same tokenizer, for arguments.
+        prompts: Prompts of this schema. The rules examine their arguments.
+        max_positions: The model's context, or None if unknown.
+        small: A module of fewer tokens is too small to pay.
+
+    Raises:
+        PMLError: A prompt does not fit the schema.
+        ParameterError: ``small`` is negative.
     """
     if small < 0:
         raise ParameterError(f"small is {small}; it must be a number of tokens, or 0 for no advice on small modules")

@@ -1,8 +1,4 @@
-"""Rules about how a schema is built: what stands behind what, parameters, and unions.
-
-Text may be worth more in front, and scaffolds may be hidden by others; the ``len`` of a parameter may not fit what
-prompts pass.
-"""
+"""Rules about the structure of a schema: the order of text and modules, scaffolds, parameters, and unions."""
 
 from __future__ import annotations
 
@@ -15,10 +11,13 @@ from inlay.prompt.layout import Hole
 
 
 def late_text(checked: Checked) -> Iterator[Finding]:
-    """Modules are encoded behind the always-present text, and their ancestors' text, that stands *before* them.
+    """Report text after a module, because the module is encoded without it (``SchemaSpecs`` under ``anchored``).
 
-    (``SchemaSpecs`` under ``anchored``.) Text behind modules is itself encoded without them, and is read at another
-    distance from the text that it was encoded behind, in every prompt that imports one: it counts as displaced.
+    A module's context is only the always-present text and its ancestors' text *before* it. Text after a module is
+    itself
+    encoded without the module. A prompt that imports the module reads this text at another distance from its context,
+    so
+    the text counts as displaced.
     """
     for level in checked.levels:
         for child, first in _texts_behind_modules(level):
@@ -38,7 +37,7 @@ def late_text(checked: Checked) -> Iterator[Finding]:
 
 
 def _texts_behind_modules(level: Level) -> Iterator[tuple[Text, Module]]:
-    """The texts that stand behind a module of their level, with the first one."""
+    """Yield the texts after a module of their level, each with the first module of the level."""
     first: Module | None = None
     for child in level.children:
         if isinstance(child, Text) and first is not None:
@@ -48,7 +47,10 @@ def _texts_behind_modules(level: Level) -> Iterator[tuple[Text, Module]]:
 
 
 def hidden_scaffolds(checked: Checked) -> Iterator[Finding]:
-    """Of the scaffolds that a prompt completes, a module is encoded in the first that names it (``SchemaSpecs``)."""
+    """Report scaffolds that an earlier one hides.
+
+    A module is encoded in the first scaffold that names it and that the prompt completes (``SchemaSpecs``).
+    """
     scaffolds = checked.schema.scaffolds
     for number, scaffold in enumerate(scaffolds):
         names = set(scaffold.modules)
@@ -71,7 +73,9 @@ _SPARE = 16  # positions
 
 
 def long_arguments(checked: Checked) -> Iterator[Finding]:
-    """``placement.py`` refuses arguments of more tokens than ``len``. A default is checked with the schema."""
+    """Report arguments of more tokens than ``len``, which ``placement.py`` refuses. Defaults are checked with the
+    schema.
+    """
     for one in checked.passed:
         if one.tokens > one.param.length:
             yield Finding(
@@ -83,7 +87,7 @@ def long_arguments(checked: Checked) -> Iterator[Finding]:
 
 
 def wide_parameters(checked: Checked) -> Iterator[Finding]:
-    """A hole takes ``len`` positions, whatever fills it."""
+    """Report parameters that are much longer than their arguments, because a hole always takes ``len`` positions."""
     longest: dict[int, int] = {}
     for one in checked.passed:
         longest[one.param.order] = max(one.tokens, longest.get(one.param.order, 0))
@@ -102,9 +106,11 @@ def wide_parameters(checked: Checked) -> Iterator[Finding]:
 
 
 def early_parameters(checked: Checked) -> Iterator[Finding]:
-    """What stands behind a hole is encoded without the argument, ``len`` positions from what stands before it.
+    """Report text after a parameter of its module.
 
-    (``SchemaSpecs``.) So under ``packed`` positions a shorter argument displaces it: it is read nearer to that text.
+    It is encoded without the argument, ``len`` positions after the text before the hole (``SchemaSpecs``). Under
+    ``packed``
+    positions a shorter argument displaces it towards that text.
     """
     for entry in checked.layout.entries:
         if not isinstance(entry, Hole):
@@ -123,7 +129,9 @@ def early_parameters(checked: Checked) -> Iterator[Finding]:
 
 
 def arguments_before_modules(checked: Checked) -> Iterator[Finding]:
-    """Under ``exact``, what stands behind an argument is found again behind the same argument alone."""
+    """Report arguments before modules, because ``exact`` reuses text after an argument only behind the same
+    argument.
+    """
     for level in checked.levels:
         pieces = [child for child in level.children if isinstance(child, Module | Union)]
         first = next((number for number, piece in enumerate(pieces) if has_parameter(piece)), None)
@@ -156,7 +164,7 @@ _SHARE = 0.25
 
 
 def unions_of_one(checked: Checked) -> Iterator[Finding]:
-    """A module is optional by itself."""
+    """Report unions of one member, because every module is optional."""
     for union in checked.unions:
         if len(union.members) == 1:
             name = checked.schema.paths[union.members[0].order]
@@ -168,7 +176,11 @@ def unions_of_one(checked: Checked) -> Iterator[Finding]:
 
 
 def uneven_unions(checked: Checked) -> Iterator[Finding]:
-    """Members start together and the union is as long as its longest one (``layout.py``): shorter ones leave a gap."""
+    """Report unions whose members differ much in length.
+
+    Members start together, and the longest member gives the length of the union (``layout.py``). Shorter ones leave a
+    gap.
+    """
     for union in checked.unions:
         lengths = {checked.schema.paths[member.order]: _length(checked, member) for member in union.members}
         longest = max(lengths, key=lambda name: lengths[name])
@@ -190,7 +202,9 @@ def _length(checked: Checked, module: Module) -> int:
 
 
 def scaffolds_of_unions(checked: Checked) -> Iterator[Finding]:
-    """No optional text is ever context for other text, so no member has to stand in for a union."""
+    """Report scaffolds of unions. Optional text is never context for other text, so no member must stand in for a
+    union.
+    """
     for union in checked.unions:
         if union.scaffold is not None:
             yield Finding(

@@ -1,4 +1,4 @@
-"""Rules about text: what stands in a schema twice, modules too small to pay or empty, and what no context holds."""
+"""Rules about text: repeated text, modules that are too small or empty, and text beyond the model's context."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ID_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Repeat:
-    """``length`` tokens of ``run`` from ``at`` on that are those of an earlier run from ``first_at`` on."""
+    """``length`` tokens of ``run`` from ``at`` on that repeat an earlier run from ``first_at`` on."""
 
     first: TextRun
     first_at: int
@@ -30,7 +30,7 @@ class _Repeat:
 
 
 def repeated_text(checked: Checked) -> Iterator[Finding]:
-    """The same tokens are stored once only where both runs begin with them behind the same context."""
+    """Report repeated text. Equal tokens share storage only if both runs begin with them after the same context."""
     told: set[tuple[Owner, Owner]] = set()
     for repeat in sorted(_repeats(list(checked.layout.runs)), key=lambda repeat: -repeat.length):
         pair = (repeat.first.owner, repeat.run.owner)
@@ -53,9 +53,9 @@ def _message(checked: Checked, repeat: _Repeat) -> str:
 
 
 def _repeats(runs: list[TextRun]) -> Iterator[_Repeat]:
-    """Stretches of at least ``WORTH`` tokens that an earlier run of another owner holds, as long as they go."""
+    """Yield maximal stretches of at least ``WORTH`` tokens that repeat an earlier run of another owner."""
     data = [np.asarray(run.ids, "<u4").tobytes() for run in runs]
-    seen: dict[bytes, tuple[int, int]] = {}  # a window of tokens → the run and the place where it stood first
+    seen: dict[bytes, tuple[int, int]] = {}  # window of tokens → run and place of its first occurrence
     for number, run in enumerate(runs):
         at = 0
         while at + WORTH <= len(run.ids):
@@ -72,7 +72,7 @@ def _window(data: bytes, at: int) -> bytes:
 
 
 def _alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens are the same from the beginning."""
+    """Return the length of the common prefix."""
     differ = (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
 
@@ -83,7 +83,7 @@ def _stored_once(checked: Checked, repeat: _Repeat) -> bool:
 
 
 def _place(checked: Checked, run: TextRun, at: int) -> Place:
-    """Where the text node with this token of a run begins."""
+    """Return the place of the text node with this token of a run."""
     for part in run.parts:
         if at < len(part.ids) and part.node is not None:
             return checked.texts[part.node].place
@@ -92,7 +92,9 @@ def _place(checked: Checked, run: TextRun, at: int) -> Place:
 
 
 def small_modules(checked: Checked) -> Iterator[Finding]:
-    """A short module is found, kept and attended to apart, to save a few rows of a pass that runs in any case."""
+    """Report small modules: each is looked up and attended to separately, and saves only a few rows of a forward
+    pass.
+    """
     for name, module in checked.schema.modules.items():
         tokens = checked.layout.extents[name].tokens
         if 0 < tokens < checked.small and not _has_modules(module):
@@ -106,7 +108,7 @@ def small_modules(checked: Checked) -> Iterator[Finding]:
 
 
 def modules_without_text(checked: Checked) -> Iterator[Finding]:
-    """Text alone is cached: arguments are computed for each request."""
+    """Report modules without text, because only text is cached and arguments are computed for each request."""
     for name, module in checked.schema.modules.items():
         entries = checked.layout.by_owner.get(names_of(name), ())
         if _has_modules(module) or any(isinstance(entry, TextRun) for entry in entries):
@@ -120,7 +122,7 @@ def modules_without_text(checked: Checked) -> Iterator[Finding]:
 
 
 def text_without_a_role(checked: Checked) -> Iterator[Finding]:
-    """Text outside of turns, where the schema or a module has turns: it stands between them as it is."""
+    """Report text outside of turns, if its schema or module has turns. It stands between the turns without a role."""
     beside = [checked.schema.children, *(module.children for module in checked.schema.modules.values())]
     for children in filter(has_turns, beside):
         loose = next((child for child in children if speaks(child) and not has_turns([child])), None)
@@ -135,7 +137,7 @@ def text_without_a_role(checked: Checked) -> Iterator[Finding]:
 
 
 def beyond_the_context(checked: Checked) -> Iterator[Finding]:
-    """``LLM`` refuses a prompt that ends beyond the model's positions."""
+    """Report modules that no prompt can import, because ``LLM`` refuses a prompt beyond the model's positions."""
     layout, longest = checked.layout, checked.max_positions
     if longest is None:
         return

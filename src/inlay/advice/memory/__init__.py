@@ -1,4 +1,4 @@
-"""How much memory a cached token takes, from a model's configuration alone."""
+"""Estimates the memory of a cached token from a model's configuration."""
 
 from inlay.advice.memory.estimate import ARCHITECTURES, Architecture, known_without_files, shape_named, weights_named
 from inlay.advice.memory.families import CODECS, Codec, KVLayer, KVShape, Vectors, codec_named

@@ -1,8 +1,8 @@
-"""What a cached token takes, for a model by its name: of its configuration alone, without weights or tokenizer.
+"""The memory of a cached token, for a model by name. Needs its configuration, but no weights and no tokenizer.
 
-Some architectures are known without any file, with the figures that Prompt Cache prints for them (arXiv 2311.04934,
-table 2). Their numbers are those of the public configurations: bert-base-uncased, falcon-rw-1b, Llama-2, mpt-30b,
-falcon-40b and falcon-180B.
+Some architectures need no file. They carry the figures that Prompt Cache prints for them (arXiv 2311.04934, table 2).
+Their numbers are those of the public configurations: bert-base-uncased, falcon-rw-1b, Llama-2, mpt-30b, falcon-40b and
+falcon-180B.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What decides how much a model keeps of a token.
+    """The numbers that determine a model's KV of one token.
 
-    kind: the model type that transformers knows it by.
-    width: elements of one head.
-    label, paper: the name and the megabytes a token in the paper's table.
+    Attributes:
+        kind: The model type in transformers.
+        width: Elements of one head.
+        label: The name in the paper's table.
+        paper: Megabytes of one token in the paper's table.
     """
 
     kind: str
@@ -38,26 +40,26 @@ class Architecture:
 
     @property
     def encoder(self) -> bool:
-        """Whether it has no cache, so that its size is only a size."""
+        """True if the model has no KV cache, so its size is only a number."""
         return self.kind == "bert"
 
     @property
     def repeated(self) -> bool:
-        """Whether transformers repeats the KV heads for every head before it caches them."""
+        """True if transformers repeats the KV heads for every head before it caches them."""
         return self.kind == "falcon" and 1 < self.kv_heads < self.heads
 
     def shape(self) -> KVShape:
-        """What it keeps of every token."""
+        """Return the KV of one token."""
         notes = (falcon_note(self.kv_heads, self.heads),) if self.repeated else ()
         layers = (attention_layer(self.kv_heads, self.width),) * self.layers
         return KVShape(self.kind, layers, notes=notes)
 
     def every_head(self) -> KVShape:
-        """The same with a key and a value for every query head."""
+        """Return the KV of one token with a key and a value for every query head."""
         return replace(self, kv_heads=self.heads).shape()
 
     def reason(self) -> str:
-        """Why it keeps less than a key and a value for every query head; empty where it does not."""
+        """Return the reason why it keeps less than a key and a value for every query head, or "" if it does not."""
         if self.encoder:
             return ENCODER_REASON
         if self.kv_heads == self.heads:
@@ -78,16 +80,19 @@ ARCHITECTURES = {
 
 
 def known_without_files(name: str) -> bool:
-    """Whether a name is of an architecture or a shape that is written down here, so that nothing is looked up."""
+    """Return True for a name of an architecture or shape with known numbers, so no file is read."""
     return name in ARCHITECTURES or name in SHAPES
 
 
 def shape_named(name: str) -> KVShape:
-    """What a model keeps of every token.
+    """Return a model's KV of one token.
 
-    name: of an architecture in ``ARCHITECTURES``, ``demo``, a shape with or without ``random:``, a directory with a
-        config.json, or a hub name.
-    Raises ModelError with the reason.
+    Args:
+        name: An architecture in ``ARCHITECTURES``, ``demo``, a shape with or without ``random:``, a directory with a
+            config.json, or a hub name.
+
+    Raises:
+        ModelError: The model has no KV cache or cannot be counted. The message gives the reason.
     """
     if name in ARCHITECTURES:
         if ARCHITECTURES[name].encoder:
@@ -101,10 +106,13 @@ def shape_named(name: str) -> KVShape:
 
 
 def weights_named(name: str) -> dict[str, int] | None:
-    """Bytes of a model's weights when it is loaded, in its own dtype, int8 and int4.
+    """Return the bytes of a model's loaded weights, in its own dtype, int8 and int4.
 
-    name: as in ``shape_named``. None for an architecture that is no shape with a vocabulary.
-    Raises ModelError for a model that is not read.
+    Args:
+        name: As in ``shape_named``. An architecture that is not a shape with a vocabulary gives None.
+
+    Raises:
+        ModelError: The model cannot be read.
     """
     import torch
 
@@ -122,7 +130,9 @@ def weights_named(name: str) -> dict[str, int] | None:
 
 
 def config_named(name: str) -> PretrainedConfig:
-    """The configuration of a model. name: as in ``shape_named``, but for ``ARCHITECTURES``. Raises ModelError."""
+    """Return the configuration of a model. ``name`` is as in ``shape_named``, without ``ARCHITECTURES``. Raises
+    ModelError.
+    """
     from transformers import AutoConfig
 
     from inlay.models.load import read_config

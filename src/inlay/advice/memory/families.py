@@ -1,7 +1,7 @@
-"""From a model's configuration to what its layers keep of every token, and how many bytes that is. Needs no weights.
+"""Computes the KV of one token, in bytes, from a model's configuration. Needs no weights.
 
-Only families whose numbers have been compared with what a transformers model of that family really keeps are counted
-(``tests/advice/memory/test_families.py``); the others are refused, because a wrong guess would look like any other
+It counts only families that a test compares with the cache of a real transformers model
+(``tests/advice/memory/test_families.py``). Other families are refused, because a wrong guess would look like any other
 number.
 """
 
@@ -18,11 +18,12 @@ from inlay.errors import ModelError, ParameterError
 class Codec:
     """A number format of stored keys and values.
 
-    bits: of one element.
-    scale_bytes: what every group of elements adds.
-    group: how many elements of a vector share that; None for all of them.
-    runs: whether the engine stores keys and values in it today; the others are for planning.
-    adds: what is counted besides the elements, in words.
+    Attributes:
+        bits: Bits of one element.
+        scale_bytes: Extra bytes of each group of elements.
+        group: Elements of a vector in one group. None for the whole vector.
+        runs: The engine stores keys and values in it. The other formats are for planning.
+        adds: The extra bytes in words.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Codec:
     adds: str = "nothing"
 
     def vector_bytes(self, width: int) -> int:
-        """Bytes of one vector of ``width`` elements: the key, or the value, of one head."""
+        """Return the bytes of one vector of ``width`` elements: the key or the value of one head."""
         groups = 1 if self.group is None else -(-width // self.group)
         return -(-width * self.bits // 8) + groups * self.scale_bytes
 
@@ -54,7 +55,7 @@ CODECS = {
 
 
 def codec_named(name: str) -> Codec:
-    """The codec of this name. Raises ParameterError."""
+    """Return the codec of this name. Raises ParameterError."""
     if name not in CODECS:
         raise ParameterError(f"--codec is '{name}'; use one of {', '.join(CODECS)}")
     return CODECS[name]
@@ -62,7 +63,7 @@ def codec_named(name: str) -> Codec:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """``count`` vectors of ``width`` elements: the keys, or the values, of one token in one layer."""
+    """``count`` vectors of ``width`` elements: the keys or the values of one token in one layer."""
 
     count: int
     width: int
@@ -70,10 +71,12 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """What one layer keeps of a token.
+    """The KV of one token in one layer.
 
-    keys, values: one vector for each KV head. Multi-head latent attention keeps one latent and one rotary key instead.
-    window: how many positions a query sees, its own included; None for all of them.
+    Attributes:
+        keys: One vector for each KV head. Multi-head latent attention has a single latent here.
+        values: One vector for each KV head. Multi-head latent attention has a single rotary key here.
+        window: Number of positions that a query sees, including its own. None for all of them.
     """
 
     keys: Vectors
@@ -81,24 +84,24 @@ class KVLayer:
     window: int | None = None
 
     def token_bytes(self, codec: Codec) -> int:
-        """Bytes of one token in this layer."""
+        """Return the bytes of one token in this layer."""
         return sum(each.count * codec.vector_bytes(each.width) for each in (self.keys, self.values))
 
     def kept(self, tokens: int) -> int:
-        """How many of a sequence's tokens this layer has to keep to go on behind the last one."""
+        """Return the number of a sequence's tokens that this layer must keep to continue after the last one."""
         return tokens if self.window is None else min(tokens, self.window - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a whole model keeps of every token.
+    """The KV of one token in a whole model.
 
-    kind: the model type, as in its configuration.
-    layers: those that keep keys and values of their own.
-    shared: how many layers read the keys and values of another one and keep none.
-    recurrent: how many layers keep a state of fixed size for the whole text instead (Mamba, linear attention,
-        convolutions).
-    notes: what a reader of the numbers should know.
+    Attributes:
+        kind: The model type in the configuration.
+        layers: The layers with their own keys and values.
+        shared: Number of layers that read the keys and values of another layer.
+        recurrent: Number of layers with a state of fixed size instead (Mamba, linear attention, convolutions).
+        notes: Remarks for readers of the numbers.
     """
 
     kind: str
@@ -108,14 +111,14 @@ class KVShape:
     notes: tuple[str, ...] = ()
 
     def bytes_per_token(self, codec: Codec) -> int:
-        """Bytes of one stored token: 2 (keys and values) × layers × KV heads × width × bytes of an element.
+        """Return the bytes of one stored token: 2 (keys and values) × layers × KV heads × width × bytes of an element.
 
         A stored module may be read from anywhere, so layers with a sliding window count in full.
         """
         return sum(layer.token_bytes(codec) for layer in self.layers)
 
     def sequence_bytes(self, tokens: int, codec: Codec) -> int:
-        """Bytes that one running sequence needs: layers with a sliding window keep the end of it alone."""
+        """Return the bytes of one running sequence. Layers with a sliding window keep only its end."""
         return sum(layer.kept(tokens) * layer.token_bytes(codec) for layer in self.layers)
 
     @property
@@ -125,13 +128,13 @@ class KVShape:
 
 
 def attention_layer(kv_heads: int, width: int, window: int | None = None) -> KVLayer:
-    """A layer of multi-head, grouped-query or multi-query attention."""
+    """Return a layer of multi-head, grouped-query or multi-query attention."""
     return KVLayer(Vectors(kv_heads, width), Vectors(kv_heads, width), window)
 
 
-#: Types of a configuration's text part. Every query head has a key and a value of its own:
+#: Types of a configuration's text part. Here every query head has its own key and value.
 _MULTI_HEAD = ("biogpt", "bloom", "gpt2", "gpt_neox", "mpt", "opt", "persimmon")
-#: ``num_key_value_heads`` says how many there are, or a setting of the family's own:
+#: Here ``num_key_value_heads`` or a setting of the family gives the number of KV heads.
 _GROUPED = (
     *("afmoe", "apertus", "arcee", "aria_text", "bamba", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dots1"),
     *("ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2"),
@@ -143,7 +146,7 @@ _GROUPED = (
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "solar_open", "stablelm"),
     *("starcoder2", "vaultgemma"),
 )
-#: One latent and one rotary key stand for all heads:
+#: Here one latent and one rotary key serve all heads.
 _LATENT = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
 FAMILIES = tuple(sorted((*_MULTI_HEAD, *_GROUPED, *_LATENT)))
 
@@ -160,7 +163,7 @@ ENCODER_REASON = (
 
 
 def shape_of(config: Any) -> KVShape:
-    """What a model of this transformers configuration keeps of every token. Raises ModelError with the reason."""
+    """Return the KV of one token for this transformers configuration. Raises ModelError with the reason."""
     try:
         text = config.get_text_config(decoder=True)
     except ValueError as error:
@@ -196,7 +199,7 @@ def _check_family(config: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What one layer is: whether it attends, whether it keeps a state, and its window."""
+    """The kind of one layer: it may attend, keep a state, and have a window."""
 
     attends: bool
     state: bool
@@ -204,7 +207,7 @@ class _Kind:
 
 
 def _attention(config: Any) -> KVShape:
-    """Layers of multi-head, grouped-query or multi-query attention, possibly among others."""
+    """Return layers of multi-head, grouped-query or multi-query attention, possibly among other layers."""
     configs = _layer_configs(config)
     kinds = [_kind(name, each) for name, each in zip(_layer_types(config, configs), configs, strict=True)]
     shared = getattr(config, "num_kv_shared_layers", 0) or 0  # the last layers read those of earlier ones
@@ -225,7 +228,9 @@ def _attention(config: Any) -> KVShape:
 
 
 def _latent(config: Any) -> KVShape:
-    """Multi-head latent attention: a latent and a rotary key a layer (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    """Return multi-head latent attention: a latent and a rotary key in each layer (DeepSeek-V2, arXiv 2405.04434,
+    section 2.1).
+    """
     heads = _positive(config.num_attention_heads)
     layer = KVLayer(Vectors(1, _positive(config.kv_lora_rank)), Vectors(1, _positive(config.qk_rope_head_dim)))
     whole = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
@@ -238,14 +243,16 @@ def _latent(config: Any) -> KVShape:
 
 
 def _layer_configs(config: Any) -> list[Any]:
-    """A configuration for each layer: families whose layers differ in heads have them, the others repeat one."""
+    """Return a configuration for each layer. Families whose layers differ in heads have several, the others repeat
+    one.
+    """
     if getattr(config, "is_heterogeneous", False):
         return list(config.per_layer_config)
     return [config] * config.num_hidden_layers
 
 
 def _layer_types(config: Any, configs: Sequence[Any]) -> list[str]:
-    """The types that the configuration names; without them, a window makes a layer a sliding one."""
+    """Return the layer types of the configuration. Without any, a layer with a window is a sliding one."""
     named = getattr(config, "layer_types", None)
     if named is not None:
         if len(named) != len(configs):
@@ -268,7 +275,7 @@ def _kind(layer_type: str, config: Any) -> _Kind:
 
 
 def _kv_heads(config: Any) -> Any:
-    """Heads of keys and values in one layer."""
+    """Return the number of KV heads in one layer."""
     if config.model_type == "gpt_bigcode":
         return 1 if config.multi_query else config.num_attention_heads
     if config.model_type == "falcon":
@@ -278,9 +285,9 @@ def _kv_heads(config: Any) -> Any:
 
 
 def _width(config: Any) -> Any:
-    """Elements of one head's key, and of its value."""
+    """Return the elements of one head's key, which equal those of its value."""
     named = getattr(config, "head_dim", None)
-    if named is None or config.model_type in (*_MULTI_HEAD, "gpt_bigcode"):  # those look at no head_dim
+    if named is None or config.model_type in (*_MULTI_HEAD, "gpt_bigcode"):  # these families ignore head_dim
         return config.hidden_size // config.num_attention_heads
     return named
 
@@ -298,7 +305,7 @@ def _notes(config: Any, shared: int, recurrent: int, layers: int) -> Iterator[st
 
 
 def falcon_note(kv_heads: int, heads: int) -> str:
-    """What transformers does with Falcon's keys and values, and what that is in words of memory."""
+    """Return the note on Falcon's KV heads, which transformers repeats before it caches them."""
     return (
         f"counted as the {kv_heads} KV heads that the model computes; transformers repeats them for all {heads} heads "
         f"before it caches them, which takes {heads // kv_heads} times as much"

@@ -1,1 +1,1 @@
-"""Drawings, with matplotlib (the optional extra ``plots``)."""
+"""Drawings with matplotlib (the optional extra ``plots``)."""

@@ -1,4 +1,4 @@
-"""Figures: what is asked of matplotlib, one sentence where that cannot be, and the one of what a cached token takes."""
+"""Common functions for figures with matplotlib, and the figure of the memory of a cached token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DPI = 110  # of PNG files
 
 
 def check_plot_file(path: Path) -> None:
-    """Raise ParameterError for a file that no drawing can be saved to, and where matplotlib is missing."""
+    """Raise ParameterError if no drawing can be saved to the file, or if matplotlib is missing."""
     if path.suffix.lower() not in SUFFIXES:
         raise ParameterError(f"--plot is '{path}'; use a name that ends in {' or '.join(SUFFIXES)}")
     if not path.parent.is_dir():
@@ -35,7 +35,7 @@ def check_plot_file(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path, *, option: str = "--plot") -> None:
-    """Write a figure; the same figure gives the same SVG and PDF again. Raises ParameterError, naming the option."""
+    """Write a figure; equal figures give equal SVG and PDF files. Raises ParameterError that names the option."""
     from matplotlib import rc_context
 
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[path.suffix.lower()]
@@ -48,7 +48,7 @@ def save(figure: Figure, path: Path, *, option: str = "--plot") -> None:
 
 @contextmanager
 def one_font_warning(path: Path) -> Iterator[None]:
-    """Say once, for a whole figure, that the font lacks characters, in place of a warning for each of them."""
+    """Log one warning for a whole figure if the font lacks characters, instead of one for each character."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -58,13 +58,13 @@ def one_font_warning(path: Path) -> Iterator[None]:
 
 # Okabe and Ito's blue, and a light grey.
 _KEPT, _OTHER = "#0072B2", "#BBBBBB"
-_MARGIN = 1.12  # room for the numbers behind the bars
+_MARGIN = 1.12  # room for the numbers after the bars
 _FONT = 9.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """MiB a token of one model. kept: None where it keeps nothing. other: what that is compared with, or None."""
+    """MiB of one token of a model. ``kept`` is None if the model keeps nothing. ``other`` is a comparison, or None."""
 
     model: str
     kept: float | None
@@ -72,7 +72,7 @@ class Sizes:
 
 
 def draw_memory(sizes: Sequence[Sizes], path: Path, *, kept: str, other: str = "") -> None:
-    """Draw bars into a PNG, SVG or PDF file. kept, other: what the two kinds of bars are. Raises ParameterError."""
+    """Draw bars into a PNG, SVG or PDF file, with ``kept`` and ``other`` as legend. Raises ParameterError."""
     from matplotlib.figure import Figure
 
     with one_font_warning(path):

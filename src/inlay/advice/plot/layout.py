@@ -1,8 +1,8 @@
-"""A drawing of a schema's layout: position ranges as bars, a row for each module.
+"""Draws a schema's layout: position ranges as bars, with a row for each module.
 
-Modules stand inside boxes of their parents; members of a union start at the same position (Prompt Cache, arXiv
-2311.04934, section 3.3), and what the shorter ones leave unused is shown. Names and numbers stand in columns beside the
-bars, so that they stay readable however short a bar is.
+Modules are inside the boxes of their parents. Members of a union start at the same position (Prompt Cache, arXiv
+2311.04934, section 3.3), and the drawing shows the positions that shorter members leave unused. Names and numbers are
+in columns beside the bars, so they stay readable beside short bars.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROW, _BARS, _INDENT, _GAP, _ABOVE, _BELOW = 0.26, 7.0, 0.18, 0.15, 1.25, 0.6
 _FONT = 9.0
 _LONGEST_NAME = 40  # characters
 
-# The colours of Okabe and Ito, which people with any colour vision can tell apart; patterns differ as well.
+# Okabe and Ito's colours are distinct for any colour vision; the patterns differ too.
 _Look = dict[str, Any]
 _LOOKS: dict[str, _Look] = {
     "template": {"facecolor": "#56B4E9", "edgecolor": "#56B4E9"},
@@ -53,7 +53,7 @@ def draw_layout(layout: SchemaLayout, path: Path) -> None:
 
 
 def layout_figure(layout: SchemaLayout) -> Figure:
-    """The drawing, before it is saved. Raises ParameterError for a schema of too many modules."""
+    """Return the drawing before it is saved. Raises ParameterError for a schema with too many modules."""
     from matplotlib.figure import Figure
 
     found = rows_of(layout)
@@ -77,7 +77,7 @@ def layout_figure(layout: SchemaLayout) -> Figure:
 
 
 def _columns(rows: list[Row]) -> tuple[float, float]:
-    """The widths that the names and the notes need, in inches."""
+    """Return the widths of the names and the notes, in inches."""
     names = max((row.depth * _INDENT + _width(_clip(row.label)) for row in rows), default=0.0)
     notes = max((_width(row.note) for row in rows), default=0.0)
     return names + _GAP, notes
@@ -111,7 +111,7 @@ def _set_up(axes: Axes, layout: SchemaLayout, rows: int) -> None:
 
 
 def _draw_boxes(axes: Axes, found: Rows) -> None:
-    """Outer boxes reach farther up and down than inner ones, so that no two edges lie on each other."""
+    """Draw the boxes. Outer boxes extend farther up and down than inner ones, so no two edges coincide."""
     from matplotlib.patches import Rectangle
 
     deepest = max((box.depth for box in found.boxes), default=0) + 1
@@ -135,7 +135,7 @@ def _draw_rows(axes: Axes, rows: list[Row]) -> None:
 
 
 def _write_columns(axes: Axes, rows: list[Row], names: float) -> None:
-    """Names to the left of the bars and numbers to the right, in inches from the edges of the axes."""
+    """Write names to the left of the bars and numbers to the right, in inches from the edges of the axes."""
     from matplotlib.transforms import ScaledTranslation
 
     figure = axes.figure

@@ -1,4 +1,4 @@
-"""A schema's layout as rows of bars and boxes around them: what a drawing shows, before anything is drawn."""
+"""The rows, bars and boxes of a schema's layout, before they are drawn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from inlay.pml import Module, Param, Text, Turn, Union
 from inlay.pml.scopes import names_of
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 
-#: What a stretch of positions holds. ``unused`` is what a member of a union leaves of it.
+#: The content of a stretch of positions. ``unused``: positions that a member of a union leaves free.
 KINDS = ("template", "always", "module", "parameter", "unused")
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Positions ``start`` … ``start + length - 1`` and which of KINDS they hold."""
+    """Positions ``start`` … ``start + length - 1`` and their content, one of KINDS."""
 
     start: int
     length: int
@@ -24,7 +24,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a drawing. depth: how far its label is indented. note: its numbers, in words."""
+    """One line of a drawing. ``depth`` is the indentation level of its label, ``note`` its counts as text."""
 
     label: str
     note: str
@@ -53,7 +53,9 @@ class Rows:
 
 
 def rows_of(layout: SchemaLayout) -> Rows:
-    """The rows of a schema: one for the always-present text of each turn, or of the schema, and one for each module."""
+    """Return the rows of a schema: one for the always-present text of each turn or of the schema, and one for each
+    module.
+    """
     walk = _Walk(layout)
     turns = [child for child in layout.schema.children if isinstance(child, Turn)]
     *in_turns, beside = _always_present(layout, turns)
@@ -70,7 +72,7 @@ def rows_of(layout: SchemaLayout) -> Rows:
 
 
 def _always_present(layout: SchemaLayout, turns: Sequence[Turn]) -> list[list[Bar]]:
-    """The bars of text outside of modules, for each turn; and last of what stands in no turn."""
+    """Return the bars of text outside of modules: one list for each turn, and last one for text outside of turns."""
     turn_of = {order: number for number, turn in enumerate(turns) for order in _texts(turn)}
     number_of = {layout.turn_of[turn.order]: number for number, turn in enumerate(turns)}
     present: list[list[Bar]] = [[] for _ in (*turns, None)]
@@ -103,7 +105,7 @@ class _Walk:
                 self.module(child, depth, None)
             elif isinstance(child, Union):
                 self.union(child, depth)
-            elif isinstance(child, Turn):  # of a module
+            elif isinstance(child, Turn):  # a turn of a module
                 self.children(child.children, depth)
 
     def union(self, union: Union, depth: int) -> None:
@@ -116,7 +118,7 @@ class _Walk:
         self.found.boxes.insert(box, Box(first, len(self.found.rows) - 1, start, end, depth, union=True))
 
     def module(self, module: Module, depth: int, union_end: int | None) -> None:
-        """union_end: where the union ends that the module is a member of."""
+        """Add a module. ``union_end`` is the end of its union, or None."""
         path = self.layout.schema.paths[module.order]
         extent = self.layout.extents[path]
         bars = [
@@ -142,7 +144,7 @@ def _hole(hole: Hole) -> Bar:
 
 
 def _note(bars: Sequence[Bar]) -> str:
-    """How many tokens of text, positions of parameters, and unused positions there are."""
+    """Format the counts of text tokens, parameter positions and unused positions."""
     count = {kind: sum(bar.length for bar in bars if bar.kind == kind) for kind in KINDS}
     tokens = count["template"] + count["always"] + count["module"]
     parts = [f"{tokens:,} token{'' if tokens == 1 else 's'}"]

@@ -1,9 +1,9 @@
 """Prompt programs: a typed Python function that yields text is a schema, and a call of it is a prompt.
 
-``decorator`` is the table of contents: ``source`` reads the function and refuses what it may not contain, ``inputs``
-reads its arguments, ``translate`` evaluates it in part along ``paths``, with the ``values`` of expressions and what
-``constants`` may do. What comes out hangs on ``cases``; ``decorator`` makes modules of it, and ``runtime`` picks those
-that a call imports.
+``decorator`` is the entry point. ``source`` reads the function and checks its grammar, and ``inputs`` reads its
+arguments. ``translate`` evaluates the function partially along ``paths``. ``values`` evaluates its expressions by the
+rules in ``constants``. ``cases`` describes the conditions of each piece. ``decorator`` turns the pieces into modules,
+and ``runtime`` picks the modules that a call imports.
 """
 
 from inlay.pml.program.decorator import program

@@ -1,11 +1,11 @@
 """Questions that a call of a program answers, and the cases in which a piece of the program is part of the text.
 
-All that a program can branch on has finitely many answers: which value a choice has, whether a set holds an element,
-whether a text is not empty. So what a piece hangs on is written down as cases of answers, once, when the program is
-translated, and a call only looks up which case it is.
+A program branches only on questions with finitely many answers: the value of a choice, an element in a set, an empty or
+non-empty text. The translation writes the conditions of each piece as cases of answers, once. A call only looks up its
+case.
 
-Modules and parameters are named after the arguments and values of their cases. The names hang on nothing but the
-program's text, so that they are the same in every process and on every machine.
+Modules and parameters are named after the arguments and values of their cases. The names depend only on the program's
+text, so every process and machine makes the same names.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from inlay.pml.attributes import TAGS, is_name
 _T = TypeVar("_T")
 
 MAX_CASES = 4_096
-"""How many combinations of answers one statement may hang on."""
+"""The most combinations of answers that one statement may depend on."""
 
 _CHARACTERS = 60  # of one label
-_TOTAL = 200  # of a name, with the calls around it; a number may follow
-_CASES = 8  # that a name tells one by one
+_TOTAL = 200  # of a name with the prefix of its calls; a number may follow
+_CASES = 8  # spelled out one by one in a name
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One thing that every call settles, about an argument or about the ``element``-th value of a set.
+    """A question that every call answers, about an argument or about one element of a set.
 
-    answers: the Python values that stand for the answers.
-    prefix, labels: what names of modules are made of, for each answer.
+    Attributes:
+        element: The index of the element in the set's values, or None for a question about the whole argument.
+        answers: The Python value of each answer.
+        prefix: The start of a module's name.
+        labels: The part of a module's name for each answer.
     """
 
     argument: str
@@ -49,35 +52,42 @@ class Question:
 
 
 Case = Mapping[Question, frozenset[int]]
-"""By question, the numbers of the answers with which the case holds. A question that is missing does not matter."""
+"""By question, the numbers of the answers with which the case holds. A missing question does not matter."""
 
 Cases = tuple[Case, ...]
-"""Cases that exclude each other; whoever has them holds in each."""
+"""Cases that exclude each other. They hold together as a disjunction."""
 
 ALWAYS: Cases = ({},)
 NEVER: Cases = ()
 
 
 class Undecided(Exception):  # noqa: N818  # no error: a question to the caller
-    """What was asked for hangs on a question that has several answers here."""
+    """The result depends on a question that has several answers here."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
 
 
 class TooManyCasesError(Exception):
-    """A statement hangs on too many combinations of answers."""
+    """A statement depends on too many combinations of answers."""
 
 
 def possible(known: Case, question: Question) -> frozenset[int]:
-    """The answers that are left where ``known`` holds."""
+    """Return the answers that remain possible under ``known``."""
     return known.get(question, question.all)
 
 
 def leaves(compute: Callable[[Case], _T], known: Case) -> list[tuple[Case, _T]]:
-    """What ``compute`` gives for all answers that are possible where ``known`` holds: exclusive cases, in order.
+    """Run ``compute`` for all answers that are possible under ``known``.
 
-    ``compute`` gets what is known and raises Undecided for a question that it needs to have answered.
+    Args:
+        compute: Takes the known answers. It raises Undecided for a question that it needs answered.
+
+    Returns:
+        Exclusive cases, in order, each with its result.
+
+    Raises:
+        TooManyCasesError: There are more than MAX_CASES.
     """
     found: list[tuple[Case, _T]] = []
     waiting: list[Case] = [{}]
@@ -96,7 +106,7 @@ def leaves(compute: Callable[[Case], _T], known: Case) -> list[tuple[Case, _T]]:
 def grouped(
     found: Iterable[tuple[Case, _T]], known: Case, key: Callable[[_T], Hashable] = lambda value: value
 ) -> list[tuple[_T, Cases]]:
-    """The leaves with one entry for all that are alike, in order of their first one."""
+    """Group leaves with equal keys, in the order of the first leaf of each group."""
     groups: dict[Hashable, tuple[_T, list[Case]]] = {}
     for case, value in found:
         groups.setdefault(key(value), (value, []))[1].append(case)
@@ -104,7 +114,9 @@ def grouped(
 
 
 def merged(cases: Sequence[Case], known: Case) -> Cases:
-    """Fewer cases that hold as often as these, where ``known`` holds: those that differ in one question are one."""
+    """Merge cases that differ in one question. The result holds exactly when ``cases`` do, as long as ``known``
+    holds.
+    """
     boxes = list(cases)
     questions = list(dict.fromkeys(question for case in cases for question in case))
     before = len(boxes) + 1
@@ -128,7 +140,7 @@ def _merged_by(question: Question, boxes: list[Case], known: Case) -> list[Case]
 
 
 def both(cases: Cases, others: Cases) -> Cases:
-    """The cases in which one of each holds."""
+    """Return the cases in which both hold."""
     met = (_met(case, other) for case in cases for other in others)
     return tuple(case for case in met if case is not None)
 
@@ -139,12 +151,12 @@ def _met(case: Case, other: Case) -> Case | None:
 
 
 def holds(cases: Cases, answers: Mapping[Question, int]) -> bool:
-    """Whether one of the cases is that of a call."""
+    """Return True if one of the cases matches the answers of a call."""
     return any(all(answers[question] in picked for question, picked in case.items()) for case in cases)
 
 
 def narrowed(known: Case, cases: Cases) -> Case:
-    """What is known where one of the cases holds, question by question."""
+    """Return the known answers after adding that one of the cases holds, question by question."""
     found = dict(known)
     for question in cases[0]:
         if all(question in case for case in cases):
@@ -153,40 +165,43 @@ def narrowed(known: Case, cases: Cases) -> Case:
 
 
 def joined(knowns: Sequence[Case]) -> Case:
-    """What is known where one of several paths was taken."""
+    """Return the answers that are known after one of several paths was taken."""
     return {
         question: frozenset[int]().union(*(possible(known, question) for known in knowns)) for question in knowns[0]
     }
 
 
 def word(value: object) -> str:
-    """A value as a part of a name: ``New York`` is ``New-York``; empty where no character can stand in a name."""
+    """Turn a value into a part of a name: ``New York`` becomes ``New-York``. Empty if no character may be in a name."""
     text = value.name if isinstance(value, Enum) else str(value)
     characters = (character if is_name(f"_{character}") else " " for character in text)
     return "-".join("".join(characters).split())
 
 
 def value_words(values: Sequence[object]) -> tuple[str, ...]:
-    """A part of a name for each of these values, by their number where they have none of their own."""
+    """Return a part of a name for each of these values. A value without a usable character gets its number."""
     return tuple(word(value) or f"value-{number}" for number, value in enumerate(values, 1))
 
 
 def argument_label(arguments: Sequence[str]) -> str:
-    """What a module is called that is there for its arguments."""
+    """Return the label of a module that exists for these arguments."""
     return _clipped("-and-".join(dict.fromkeys(map(word, arguments))))
 
 
 def case_label(cases: Sequence[Case]) -> str:
-    """What a module is called that is imported in these cases."""
+    """Return the label of a module that is imported in these cases."""
     if len(cases) > _CASES:
         return argument_label([question.argument for case in cases for question in case])
     return _clipped("-or-".join(_case_label(case) for case in cases))
 
 
 def short_cases(cases: Cases, earlier: Sequence[Case], known: Case) -> list[Case]:
-    """The cases without the answers that others make superfluous: a, or not a and b, is a or b.
+    """Drop answers that other cases make superfluous: "a, or not a and b" becomes "a or b".
 
-    earlier: cases that were asked about before, as by ``if`` before ``elif``, in short; they are not excluded again.
+    Args:
+        cases: The cases to shorten.
+        earlier: Short cases of earlier branches, such as ``if`` before ``elif``. They are not excluded again.
+        known: The answers that are known.
     """
     if len(cases) > _CASES:
         return list(cases)
@@ -202,16 +217,16 @@ def short_cases(cases: Cases, earlier: Sequence[Case], known: Case) -> list[Case
 
 
 class Names:
-    """Gives names that are not taken yet, and that PML does not reserve."""
+    """Gives unique names that PML does not reserve."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}  # by name that is taken, the number that the next one like it may get
+        self._numbers: dict[str, int] = {}  # by name in use, the next number to try for a similar name
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def unique(self, label: str) -> str:
-        """The label as a name, which is taken from now on."""
+        """Turn the label into a new unique name."""
         name = label if is_name(label) else f"_{label}"
         name = f"{name}_" if name in TAGS else name
         if name in self._numbers:
@@ -223,7 +238,7 @@ class Names:
 
 
 def path_label(prefix: str, label: str) -> str:
-    """A label with the names of the calls around it in front."""
+    """Prefix a label with the names of the calls around it."""
     return f"{prefix}{label}"[:_TOTAL]
 
 
@@ -232,7 +247,7 @@ def _case_label(case: Case) -> str:
 
 
 def _answer_label(question: Question, picked: frozenset[int]) -> str:
-    """``place.miami-or-tokyo``, or ``place.not-miami`` where that is shorter."""
+    """Return ``place.miami-or-tokyo``, or ``place.not-miami`` if that is shorter."""
     others = question.all - picked
     few, negation = (picked, "") if len(picked) <= max(len(others), 1) else (others, "not-")
     return f"{question.prefix}{negation}{'-or-'.join(question.labels[answer] for answer in sorted(few))}"

@@ -1,8 +1,7 @@
-"""Python objects that a program may read while it is translated, and what it may do with them.
+"""Operations on Python objects that a program may use while it is translated.
 
-Only what has one outcome, everywhere and always: nothing hangs on the order of a set, and the only code of others that
-runs is how their Enums and dataclasses compare and show themselves. What does not work raises Unusable with the reason
-and a remedy.
+Only operations with a fixed outcome are allowed, so nothing may depend on the order of a set. Foreign code runs only in
+the comparison and formatting of Enums and dataclasses. Anything else raises Unusable with the reason and a remedy.
 """
 
 from __future__ import annotations
@@ -59,18 +58,18 @@ _RECKONED = "an argument that only a call knows is reckoned with; text can be ad
 
 
 class Unusable(Exception):  # noqa: N818  # carries a message to the place that it is about
-    """A program cannot use this; the message says why, and what to write instead."""
+    """A program cannot use this. The message gives the reason and the remedy."""
 
 
 def is_constant(value: object) -> bool:
-    """Whether this is a number, a str, a container, an Enum member, a dataclass: what reads the same every time."""
+    """Return True for a number, a str, a container, an Enum member or a dataclass."""
     if isinstance(value, (*SCALARS, *_CONTAINERS, bytes)):
         return True
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def is_symbolic(value: object) -> bool:
-    """Whether the value of an argument is in this that only a call knows."""
+    """Return True if the value contains an argument that only a call knows."""
     if isinstance(value, Template | Selected):
         return True
     if isinstance(value, dict):
@@ -79,14 +78,14 @@ def is_symbolic(value: object) -> bool:
 
 
 def truth(value: object) -> bool:
-    """Whether a constant counts as true."""
+    """Return the truth value of a constant."""
     if not is_constant(value):
         raise Unusable(f"a condition hangs on {kind(value)}; write it with arguments and constants")
     return bool(attempt(lambda: bool(value)))
 
 
 def items(value: object) -> tuple[Any, ...]:
-    """What a for loop over the value runs through."""
+    """Return the items of a for loop over the value."""
     if isinstance(value, SETS):
         raise Unusable("the order of a set is not fixed; loop over a tuple, or over sorted(…)")
     if isinstance(value, Selected):
@@ -101,17 +100,17 @@ def items(value: object) -> tuple[Any, ...]:
 
 
 def text(value: object) -> str:
-    """A str that is yielded as it is."""
+    """Check a yielded str and return it."""
     if not isinstance(value, str):
         raise Unusable(f"{kind(value)} is not text; write it into an f-string, or yield a str")
-    plain = "".join((value,))  # of an Enum member that is a str too, what joining it gives
+    plain = "".join((value,))  # turns an Enum member that is also a str into its text
     if found := lone_surrogate(plain):
         raise Unusable(f"the text cannot be used: it holds {found}")
     return plain
 
 
 def formatted(value: object, conversion: int, spec: str) -> str:
-    """What an f-string makes of the value."""
+    """Format the value as an f-string does."""
     if not isinstance(value, SCALARS):
         raise Unusable(f"{kind(value)} has no text of its own; write its parts one by one")
     conversions: dict[int, Callable[[Any], str]] = {ord("r"): repr, ord("s"): str, ord("a"): ascii}
@@ -120,17 +119,17 @@ def formatted(value: object, conversion: int, spec: str) -> str:
 
 
 def attempt(compute: Callable[[], Any]) -> Any:
-    """The result of an operation on constants."""
+    """Compute an operation on constants, and turn its exceptions into Unusable."""
     try:
         return compute()
-    except Exception as error:  # whatever Python says of these constants
+    except Exception as error:  # constants may raise any exception
         reason = " ".join(str(error).split()) or type(error).__name__
         said = f"not there: {reason}" if isinstance(error, LookupError | AttributeError) else reason
         raise Unusable(f"this fails ({said}); correct it") from None
 
 
 def compared(kind_of: ast.cmpop, left: object, right: object) -> bool:
-    """The outcome of one comparison of constants."""
+    """Compare two constants."""
     for side in (left, right):
         if is_symbolic(side):
             remedy = "a program sees no more of it than whether it is empty: write if … or if not …"
@@ -145,7 +144,7 @@ def compared(kind_of: ast.cmpop, left: object, right: object) -> bool:
 
 
 def combined(kind_of: ast.operator, left: Any, right: Any) -> Any:
-    """The outcome of an arithmetic operation; texts with holes can be added to texts."""
+    """Compute an arithmetic operation. A text with holes can be added to a text."""
     if isinstance(kind_of, ast.Add) and isinstance(left, str | Template) and isinstance(right, str | Template):
         return merged_parts((left, right))
     if isinstance(left, Template | Selected) or isinstance(right, Template | Selected):
@@ -156,14 +155,14 @@ def combined(kind_of: ast.operator, left: Any, right: Any) -> Any:
 
 
 def signed(kind_of: ast.unaryop, value: Any) -> Any:
-    """A number with a sign in front."""
+    """Apply a sign to a number."""
     if is_symbolic(value):
         raise Unusable(_RECKONED)
     return attempt(lambda: -value if isinstance(kind_of, ast.USub) else +value)
 
 
 def item(value: Any, key: Any) -> Any:
-    """An element of a constant container."""
+    """Return an element of a constant container."""
     if not isinstance(value, str | tuple | list | dict | range):
         raise Unusable(f"{kind(value)} is subscripted; take elements of a constant str, tuple, list or dict")
     if is_symbolic(key):
@@ -172,7 +171,7 @@ def item(value: Any, key: Any) -> Any:
 
 
 def attribute(value: object, name: str) -> Any:
-    """An attribute of a module, a class, an Enum member, a dataclass or a named tuple."""
+    """Read an attribute of a module, a class, an Enum member, a dataclass or a named tuple."""
     if isinstance(value, Template):
         raise Unusable("a text argument goes into the text as it is; change it before the program is called")
     fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
@@ -183,7 +182,7 @@ def attribute(value: object, name: str) -> Any:
 
 
 def called(function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """The result of one of the builtin functions that a program may call."""
+    """Call one of the builtin functions that a program may call."""
     _check_arguments(kind(function), [*arguments, *keywords.values()])
     if any(function is one for one in _ITERATING):
         runs = [one if isinstance(one, int) else items(one) for one in arguments]
@@ -199,7 +198,7 @@ def called(function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any
 
 
 def method(value: object, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """The result of a method of a constant str or dict."""
+    """Call a method of a constant str or dict."""
     names = next((names for of, names in _METHODS.items() if isinstance(value, of)), frozenset())
     if name not in names:
         raise Unusable(f"a program cannot call .{name} of {kind(value)}; {_ASIDE}")
@@ -219,7 +218,7 @@ def _check_arguments(function: str, arguments: list[Any]) -> None:
 
 
 def kind(value: object) -> str:
-    """What a value is, for messages."""
+    """Describe a value for messages."""
     if isinstance(value, SCALARS):
         return shown_python(value)
     if isinstance(value, Selected):
@@ -234,7 +233,7 @@ def kind(value: object) -> str:
 
 
 def merged_parts(parts: Iterable[str | Template]) -> str | Template:
-    """Text pieces as one: a str, or a Template where there are holes."""
+    """Join pieces of text into a str, or into a Template if they have holes."""
     flat = [part for piece in parts for part in (piece.parts if isinstance(piece, Template) else (piece,))]
     joined: list[Any] = []
     for part in flat:

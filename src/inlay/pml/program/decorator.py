@@ -11,9 +11,9 @@
             case "tokyo":
                 yield "Go to Tokyo.\\n"
 
-The function's syntax tree is translated once, when it is decorated; what cannot be translated is an error then, with
-its place and a remedy. The function still runs as plain Python, and says the very text of the prompt. After the prompt
-programs of Prompt Cache (arXiv 2311.04934, section 3.2).
+The decorator translates the function's syntax tree once. It reports every part that it cannot translate, with its place
+and a remedy. The function still runs as plain Python and yields the text of the prompt. After the prompt programs of
+Prompt Cache (arXiv 2311.04934, section 3.2).
 """
 
 from __future__ import annotations
@@ -46,9 +46,13 @@ def program(*, name: str) -> Callable[[Callable[P, Iterable[str]]], Program[P]]:
 def program(function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
     """Make a schema of a function that yields text, and prompts of its calls.
 
-    name: of the schema; the function's own name by default.
-    Raises PMLError with everything in the function that cannot be translated, each with its place and a remedy, and
-    ParameterError for what is no function.
+    Args:
+        function: The function to decorate.
+        name: The name of the schema. The function's name by default.
+
+    Raises:
+        PMLError: Parts of the function cannot be translated. The error lists each with its place and a remedy.
+        ParameterError: The decorated object is not a function, or ``name`` is empty or not a str.
     """
     if name is not None and (not isinstance(name, str) or not name.strip()):
         raise ParameterError(f"@program(name={name!r}): a schema's name is a str that is not empty")
@@ -72,7 +76,7 @@ def _program(function: Callable[P, Iterable[str]], name: str | None) -> Program[
 
 
 def _definition(function: FunctionType) -> tuple[Definition, Problems]:
-    """The function as a program to be, and the problems of its signature."""
+    """Read the definition of the function, and report problems of its signature."""
     source, node = read_source(function)
     outside = Outside.of(function)
     problems = Problems(source.file)
@@ -93,7 +97,7 @@ def _definition(function: FunctionType) -> tuple[Definition, Problems]:
 
 
 def _plain_function(function: object) -> FunctionType:
-    """The function, if it is one that a program can be made of."""
+    """Return the function if it can be a program, otherwise raise ParameterError or PMLError."""
     if not isinstance(function, FunctionType):
         what = getattr(function, "__name__", None) or type(function).__name__
         raise ParameterError(f"@program stands over a function, not over {what}; write it directly over def")
@@ -119,31 +123,31 @@ def _objection(function: FunctionType) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A schema's children, numbered, and its modules as calls see them."""
+    """A schema's numbered children, and its modules as calls use them."""
 
     children: tuple[Text | Module | Union | Turn, ...]
     parts: tuple[Part, ...]
 
 
 def build(pieces: Iterable[Piece], problems: Problems) -> Built:
-    """The schema of a program; one that is larger than a schema can be goes to ``problems``."""
+    """Build the schema of a program, and report limits that it exceeds to ``problems``."""
     top = _Level(_Shared(Names(), problems, set()), "", 1)
     for piece in pieces:
         top.add(piece)
-    children = tuple(node for node in top.nodes if not isinstance(node, Param))  # at the top level there is none
+    children = tuple(node for node in top.nodes if not isinstance(node, Param))  # the top level has no parameters
     return Built(numbered(children), tuple(top.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What all levels of a schema have in common."""
+    """Data that all levels of a schema share."""
 
     names: Names
     problems: Problems
     refused: set[str]
 
     def refuse(self, place: Place, message: str) -> None:
-        """Report a limit that is passed, once."""
+        """Report an exceeded limit once."""
         if message not in self.refused:
             self.problems.add(place, message)
         self.refused.add(message)
@@ -152,8 +156,10 @@ class _Shared:
 class _Level:
     """One level of a schema: its top, a chat turn, or the inside of a module.
 
-    prefix: what stands in front of the names of modules, for the calls around them.
-    depth: how many tags there are around it.
+    Args:
+        shared: Data of the whole schema.
+        prefix: The prefix of its modules' names, from the calls around them.
+        depth: The number of tags around it.
     """
 
     def __init__(self, shared: _Shared, prefix: str, depth: int) -> None:
@@ -166,7 +172,7 @@ class _Level:
         self._depth = depth
 
     def add(self, piece: Piece) -> None:
-        """Put a piece behind those that are there, if it says anything."""
+        """Append a piece unless it is empty."""
         if isinstance(piece, Said):
             for part in piece.parts:
                 self._say(part, piece.place)
@@ -185,7 +191,7 @@ class _Level:
             self.holes[name] = part
             self.nodes.append(Param(name, part.length, part.default, place))
         elif isinstance(last, Text):
-            # one run, as in PML: it is tokenized as one
+            # one run, as in PML, so it is tokenized as one
             self.nodes[-1] = Text(last.text + part, last.place)
         else:
             self.nodes.append(Text(part, place))
@@ -197,7 +203,8 @@ class _Level:
         for piece in section.body:
             inside.add(piece)
         self.parts.append(Part(name, section.cases, tuple(inside.holes.items()), tuple(inside.parts)))
-        children = tuple(node for node in inside.nodes if not isinstance(node, Turn))  # there is none
+        # modules of programs hold no turns
+        children = tuple(node for node in inside.nodes if not isinstance(node, Turn))
         return Module(name, children, section.place)
 
     def _turn(self, spoken: Spoken) -> None:
@@ -205,11 +212,12 @@ class _Level:
         for piece in spoken.body:
             inside.add(piece)
         self.parts += inside.parts
-        children = tuple(node for node in inside.nodes if not isinstance(node, Param | Turn))  # there is neither
+        # these turns hold neither
+        children = tuple(node for node in inside.nodes if not isinstance(node, Param | Turn))
         self.nodes.append(Turn(spoken.role, children, spoken.place))
 
     def _check_size(self, place: Place, depth: int) -> None:
-        # a parameter in the module is one level more
+        # a parameter in the module adds one level
         if depth >= MAX_DEPTH:
             message = (
                 f"the program nests more than {MAX_DEPTH} deep; write if … elif … in place of returns, or fewer calls"

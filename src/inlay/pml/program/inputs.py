@@ -1,4 +1,4 @@
-"""What a program takes: choices, sets of choices, and text of a limited length, as its annotations say."""
+"""The arguments of a program, read from annotations: choices, sets of choices, and text of limited length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inlay.pml.program.cases import Question, value_words, word
 from inlay.pml.program.source import Outside, Source
 from inlay.wording import lone_surrogate, shown_python
 
-_LISTED = 8  # of the values that a message lists
+_LISTED = 8  # values shown in a message
 _SETS = (frozenset, set, abc.Set, abc.Collection)
 _CHOICES = "bool, Literal[…] or an Enum"
 _TYPES = f"{_CHOICES}, frozenset[Literal[…]], or Annotated[str, Length(…)]"
@@ -29,9 +29,9 @@ _TYPES = f"{_CHOICES}, frozenset[Literal[…]], or Annotated[str, Length(…)]"
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How many tokens an argument of type ``str`` may have at most: ``Annotated[str, Length(5)]``.
+    """The most tokens that an argument of type ``str`` may have: ``Annotated[str, Length(5)]``.
 
-    tokens: from 1 to 1,000,000. Raises ParameterError for any other number.
+    ``tokens`` is from 1 to 1,000,000. Raises ParameterError for any other value.
     """
 
     tokens: int
@@ -45,21 +45,21 @@ class Length:
 
 @dataclass(frozen=True)
 class Choice:
-    """An argument that has one of a few values: a bool, a Literal, an Enum."""
+    """An argument with one of a few values: a bool, a Literal or an Enum."""
 
     name: str
     values: tuple[Any, ...]
 
     @cached_property
     def question(self) -> Question:
-        """Which value it is."""
+        """The question which value the argument has."""
         if self.is_flag:
             return _yes_or_no(self.name)
         return Question(self.name, None, self.values, f"{word(self.name)}.", value_words(self.values))
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is True or False and nothing else."""
+        """True if the values are True and False only."""
         return self.values == (True, False) and all(isinstance(value, bool) for value in self.values)
 
     @property
@@ -67,11 +67,11 @@ class Choice:
         return listed_values(self.values)
 
     def objection(self, value: object) -> str | None:
-        """Why this is no value for the argument, or None if it is one."""
+        """Return the reason why the argument cannot have this value, or None if it can."""
         return None if position(self.values, value) is not None else f"it must be {self.allowed}"
 
     def answers(self, value: object) -> Mapping[Question, int]:
-        """What a call says with this value."""
+        """Return the answers of a call with this value."""
         number = position(self.values, value)
         return {} if number is None else {self.question: number}
 
@@ -85,7 +85,7 @@ class Selection:
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """For each value, whether the set holds it."""
+        """For each value, the question whether the set contains it."""
         labels = value_words(self.values)
         prefix = f"{word(self.name)}."
         return tuple(
@@ -95,7 +95,7 @@ class Selection:
 
     @cached_property
     def any(self) -> Question:
-        """Whether the set holds anything."""
+        """The question whether the set contains any value."""
         return _yes_or_no(self.name)
 
     @property
@@ -103,14 +103,14 @@ class Selection:
         return f"a set of {listed_values(self.values, 'and')}"
 
     def objection(self, value: object) -> str | None:
-        """Why this is no value for the argument, or None if it is one."""
+        """Return the reason why the argument cannot have this value, or None if it can."""
         if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
             return f"it must be {self.allowed}"
         wrong = [element for element in value if position(self.values, element) is None]
         return f"it must be {self.allowed}, without {shown_python(wrong[0])}" if wrong else None
 
     def answers(self, value: Collection[object]) -> Mapping[Question, int]:
-        """What a call says with this value."""
+        """Return the answers of a call with this value."""
         held = {position(self.values, element) for element in value}
         elements = {question: 0 if question.element in held else 1 for question in self.questions}
         return {self.any: 0 if held else 1, **elements}
@@ -118,7 +118,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Words:
-    """An argument that is text of at most ``length`` tokens, which the engine counts. ``default`` is cached."""
+    """An argument that is text of at most ``length`` tokens, counted by the engine. ``default`` is cached."""
 
     name: str
     length: int
@@ -126,7 +126,7 @@ class Words:
 
     @cached_property
     def question(self) -> Question:
-        """Whether the text is not empty: all that a program can ask about it."""
+        """The question whether the text is not empty, the only one that a program can ask about it."""
         return _yes_or_no(self.name)
 
     @property
@@ -141,7 +141,7 @@ class Words:
         return f"it holds {found}" if found else None
 
     def answers(self, value: str) -> Mapping[Question, int]:
-        """What a call says with this value."""
+        """Return the answers of a call with this value."""
         return {self.question: 0 if value else 1}
 
 
@@ -167,13 +167,13 @@ def _yes_or_no(name: str) -> Question:
 
 
 def position(values: tuple[Any, ...], value: object) -> int | None:
-    """Which one of the values this is, by type and equality: 1 is not True. None if it is none of them."""
+    """Return the index of a value by type and equality, so 1 is not True. None if it is not among the values."""
     alike = (number for number, one in enumerate(values) if type(one) is type(value) and one == value)
     return next(alike, None)
 
 
 def listed_values(values: Collection[object], last: str = "or") -> str:
-    """``'miami' or 'tokyo'``; the first few, where there are many."""
+    """Format values as ``'miami' or 'tokyo'``, and only the first ones if there are many."""
     first = [shown_python(value) for value in list(values)[:_LISTED]]
     if len(values) > _LISTED:
         return f"{', '.join(first)}, …"
@@ -181,13 +181,13 @@ def listed_values(values: Collection[object], last: str = "or") -> str:
 
 
 class _Unfit(Exception):  # noqa: N818  # carries a message to the argument that it is about
-    """An annotation that no input comes from."""
+    """An annotation that does not define an input."""
 
 
 def read_inputs(
     function: FunctionType, node: ast.FunctionDef, source: Source, outside: Outside, problems: Problems
 ) -> dict[str, Input]:
-    """The inputs of a program by name; what is wrong with its arguments goes to ``problems``."""
+    """Return the inputs of a program by name, and report errors of its arguments to ``problems``."""
     places = {argument.arg: argument for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
     inputs: dict[str, Input] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -216,11 +216,11 @@ def _input(function: FunctionType, parameter: inspect.Parameter, outside: Outsid
 
 
 def _evaluated(function: FunctionType, parameter: inspect.Parameter, outside: Outside) -> Any:
-    """The annotation as an object, also where it is written as a string."""
+    """Evaluate the annotation, even if it is a string."""
     holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
     try:
         hints = typing.get_type_hints(holder, function.__globals__, outside.closed(), include_extras=True)
-    except Exception as error:  # an annotation is any expression, and can fail in any way
+    except Exception as error:  # an annotation is any expression, so any exception is possible
         reason = " ".join(str(error).split()) or type(error).__name__
         late = "define or import what it names above the program, and not under TYPE_CHECKING alone"
         remedy = late if isinstance(error, NameError) else "correct it"
@@ -255,7 +255,7 @@ def _words(name: str, lengths: list[Any], default: Any) -> Words:
 
 
 def _values(hint: Any) -> Iterable[Any]:
-    """All values of a type that has few."""
+    """Return all values of a type that has few."""
     hint = _unaliased(hint)
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
@@ -281,7 +281,7 @@ def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _unaliased(hint: Any) -> Any:
-    while type(hint).__name__ == "TypeAliasType":  # type Place = Literal[…], from Python 3.12 on
+    while type(hint).__name__ == "TypeAliasType":  # ``type Place = Literal[…]``, from Python 3.12 on
         hint = hint.__value__
     return hint
 
@@ -294,10 +294,11 @@ def _type_name(hint: Any) -> str:
 class Definition:
     """A program as its author wrote it.
 
-    name: of the function, and of the modules that calls of it become.
-    home: the module and the qualified name of the function, which tell whether a program calls itself.
-    local_names: the names that are the function's own.
-    inputs: what it takes, by argument; ``defaults`` the values of those that need not be given.
+    Attributes:
+        name: The name of the function, also used for the modules of its calls.
+        home: The module and the qualified name of the function, to detect a program that calls itself.
+        local_names: The local names of the function, including its arguments.
+        inputs: The inputs, by argument.
     """
 
     name: str
@@ -316,7 +317,7 @@ class Definition:
 
     @property
     def usage(self) -> str:
-        """How the program is called, for messages."""
+        """The call with its arguments, for messages."""
         shown = [
             parameter.replace(
                 annotation=_Shown(self.inputs[name].allowed),
@@ -331,7 +332,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Shows as a text without quotation marks."""
+    """Has a repr without quotation marks."""
 
     text: str
 
@@ -341,6 +342,6 @@ class _Shown:
 
 def _written(value: object) -> str:
     if isinstance(value, frozenset):
-        # sets have no order of their own
+        # the order of a set is not fixed
         return f"{{{', '.join(sorted(map(repr, value)))}}}" if value else "frozenset()"
     return repr(value)

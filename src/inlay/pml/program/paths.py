@@ -1,8 +1,8 @@
-"""Paths through a program: what is said on them, what names stand for there, and where they part and meet again.
+"""Paths through a program: their text, the bindings of names, and the points where paths part and meet.
 
-A path puts what it says into its ``sink``. Where a condition hangs on arguments, each branch goes on in a section of
-its own. If all of them come back, the path goes on as before. If some have returned, what follows is said where the
-only other branch is, or, where there are several, in one more section for their cases.
+A path appends pieces to its ``sink``. At a condition on arguments, each branch continues in its own section. If every
+branch reaches its end, the path continues as before. If some branches return, the rest goes into the section of the
+only remaining branch. If several branches remain, the rest goes into a new section for their cases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from inlay.wording import shown_python
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one ``yield`` says: text, with holes for arguments."""
+    """The output of one ``yield``: text with holes for arguments."""
 
     parts: tuple[str | Words, ...]
     place: Place
@@ -43,11 +43,12 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A module to be.
+    """A future module.
 
-    label: its name, unless that is taken.
-    cases: in which it is imported, where the section around it is.
-    is_call: whether it is the call of another program, whose name stands in front of those of all sections in it.
+    Attributes:
+        label: Its name, unless that is taken.
+        cases: The cases in which it is imported, provided that the section around it is.
+        is_call: It is the call of another program. Its name then prefixes the names of all sections in it.
     """
 
     label: str
@@ -59,7 +60,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """Sections that exclude each other: a union to be."""
+    """Sections that exclude each other: a future union."""
 
     sections: tuple[Section, ...]
     place: Place
@@ -78,7 +79,7 @@ Piece = Said | Section | Either | Spoken
 
 
 def says_anything(piece: Piece) -> bool:
-    """Whether there is any text in it, or a chat turn."""
+    """Return True if the piece holds text or is a chat turn."""
     if isinstance(piece, Said):
         return bool(piece.parts)
     if isinstance(piece, Spoken):
@@ -87,7 +88,7 @@ def says_anything(piece: Piece) -> bool:
 
 
 class Where(Enum):
-    """What is around a path."""
+    """The construct around a path."""
 
     TOP = "nothing"
     TURN = "a chat turn"
@@ -96,10 +97,11 @@ class Where(Enum):
 
 @dataclass(slots=True)
 class Path:
-    """One way through a program, up to where the translation is.
+    """One way through a program, up to the current statement of the translation.
 
-    known: what is settled here about the answers of a call.
-    alive: in which cases the program comes to here, if it came to where the path began.
+    Attributes:
+        known: The answers of a call that are known here.
+        alive: The cases in which the program gets here from the start of the path.
     """
 
     sink: list[Piece]
@@ -109,22 +111,22 @@ class Path:
     alive: Cases = ALWAYS
 
     def inside(self, section: Section) -> Path:
-        """A path that begins here, in a section."""
+        """Return a path that begins here, in a section."""
         return Path(section.body, self.frame, narrowed(self.known, section.cases), Where.MODULE)
 
     def go_on(self, path: Path) -> None:
-        """Continue where another path ended."""
+        """Continue at the end of another path."""
         self.sink, self.frame, self.known, self.where = path.sink, path.frame, path.known, path.where
 
 
 def refuse(node: ast.AST, path: Path, message: str) -> NoReturn:
-    """Raise Refused for a node that the path has come to."""
+    """Raise Refused for a node on the path."""
     raise Refused(path.frame.source.place(node), message)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What runs in some cases. is_else: whether nothing was asked to come here."""
+    """Code that runs in some cases. ``is_else``: the branch has no condition."""
 
     cases: Cases
     run: Callable[[Path], None]
@@ -133,7 +135,7 @@ class Branch:
 
 
 def fork(path: Path, branches: Sequence[Branch]) -> None:
-    """Take every branch on a path of its own. There is always one of them that runs."""
+    """Take every branch on a separate path. Exactly one branch runs in a call."""
     if len(branches) == 1:
         branches[0].run(path)
         return
@@ -153,7 +155,7 @@ def fork(path: Path, branches: Sequence[Branch]) -> None:
 
 
 def leave_turn(path: Path, end: Path, place: Place) -> None:
-    """Go on behind a chat turn, where the path in it has ended."""
+    """Continue after a chat turn, from the end of the path in it."""
     path.frame = end.frame
     if end.alive != ALWAYS:
         path.alive = both(path.alive, end.alive)
@@ -175,7 +177,7 @@ def _meet(path: Path, branches: Sequence[Branch], ends: Sequence[Path]) -> None:
 
 
 def _go_on_in_section(path: Path, alive: Cases, ends: Sequence[Path], place: Place) -> None:
-    """Say what follows in a section for the cases in which one of the paths has come to its end."""
+    """Put the following pieces into a section for the cases in which one of the paths reaches its end."""
     if ends and alive:
         section = Section(case_label(short_cases(alive, [], path.known)), place, alive)
         path.sink.append(section)
@@ -183,7 +185,7 @@ def _go_on_in_section(path: Path, alive: Cases, ends: Sequence[Path], place: Pla
 
 
 def _common_frame(ends: Sequence[Path]) -> Frame:
-    """What names stand for where paths meet; those that one of them has assigned stand for nothing certain."""
+    """Return the bindings where paths meet. A name that one path has assigned becomes Unsettled."""
     frame = ends[0].frame
     for name in dict.fromkeys(name for end in ends for name in end.frame.scope):
         if len({id(end.frame.scope.get(name)) for end in ends}) > 1:
@@ -193,19 +195,19 @@ def _common_frame(ends: Sequence[Path]) -> Frame:
 
 
 def assign(statement: ast.Assign, path: Path) -> None:
-    """``title = …``"""
+    """Translate ``title = …``."""
     for target in statement.targets:
         _assign_expression(target, statement.value, path)
 
 
 def assign_annotated(statement: ast.AnnAssign, path: Path) -> None:
-    """``title: str = …``"""
+    """Translate ``title: str = …``."""
     if statement.value is not None:
         _assign_expression(statement.target, statement.value, path)
 
 
 def assign_augmented(statement: ast.AugAssign, path: Path) -> None:
-    """``title += …``, for what is not changed in place."""
+    """Translate ``title += …`` for values that it does not change in place."""
     target = statement.target
     if not isinstance(target, ast.Name):
         refuse(target, path, "an assignment to a part of something; assign to a name")
@@ -218,7 +220,7 @@ def assign_augmented(statement: ast.AugAssign, path: Path) -> None:
 
 
 def assign_value(target: ast.expr, value: Any, path: Path) -> None:
-    """Assign a known value to a name, or its elements to several."""
+    """Assign a known value to a name, or its elements to several names."""
     if isinstance(target, ast.Name):
         path.frame = path.frame.bound(target.id, Settled(value))
         return
@@ -232,7 +234,7 @@ def assign_value(target: ast.expr, value: Any, path: Path) -> None:
 
 
 def bind_value(node: ast.expr, frame: Frame, known: Case) -> tuple[Binding, list[Any]]:
-    """What a name stands for that an expression is assigned to, and all values that it can have."""
+    """Return the binding for a name that an expression is assigned to, and all values that it can have."""
     found = leaves(lambda at: Evaluator(frame, at, set()).value(node), known)
     values = [value for _, value in found]
     return (Settled(values[0]) if len(values) == 1 else Deferred(node, frame)), values
@@ -249,7 +251,7 @@ def _assign_expression(target: ast.expr, node: ast.expr, path: Path) -> None:
 
 
 def bind_call(program: Program[...], node: ast.Call, frame: Frame, known: Case) -> dict[str, Binding]:
-    """What the arguments of the called program stand for. Raises Refused for a call that does not fit."""
+    """Bind the arguments of a called program. Raises Refused for a call that does not fit."""
     definition = program.definition
     place = frame.source.place(node)
     keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
@@ -278,7 +280,10 @@ def _binding(one: Input, node: ast.expr, frame: Frame, known: Case) -> Binding:
 
 
 def _objection(one: Input, value: object) -> str | None:
-    """Why the called program does not take this value, which may be an argument of the calling one."""
+    """Return the reason why the called program does not take this value, or None.
+
+    The value may be an argument of the calling program.
+    """
     if isinstance(one, Words) and isinstance(value, Template):
         words = direct(value)
         if words is None:

@@ -1,6 +1,6 @@
-"""A program once it is decorated: a schema, prompts of its calls, and the function that says the same as plain Python.
+"""A decorated program: its schema, the prompts of its calls, and the function as plain Python.
 
-Its chat turns, ``with inlay.user():``, note who speaks while the function runs.
+The chat turns of a program, such as ``with inlay.user():``, record the role while the function runs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _heard: ContextVar[Messages | None] = ContextVar("inlay_turns", default=None)
 
 
 def system() -> AbstractContextManager[None]:
-    """A system turn of a program; stands at its top level."""
+    """Open a system turn of a program. It must be at the top level of the program."""
     return _turn("system")
 
 
 def user() -> AbstractContextManager[None]:
-    """A user turn of a program; stands at its top level."""
+    """Open a user turn of a program. It must be at the top level of the program."""
     return _turn("user")
 
 
 def assistant() -> AbstractContextManager[None]:
-    """An assistant turn of a program; stands at its top level."""
+    """Open an assistant turn of a program. It must be at the top level of the program."""
     return _turn("assistant")
 
 
@@ -45,7 +45,7 @@ TURNS = {system: "system", user: "user", assistant: "assistant"}
 
 
 def as_messages(pieces: Iterable[str]) -> Messages:
-    """What a running program says, turn by turn. All of its text stands inside turns."""
+    """Return the text of a running program, turn by turn. All of its text must be inside turns."""
     messages: Messages = []
     token = _heard.set(messages)
     try:
@@ -66,10 +66,11 @@ def _turn(role: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module of the schema, as a call sees it.
+    """A module of the schema, as a call uses it.
 
-    cases: in which it is imported, where the module around it is.
-    holes: the names of its parameters, each with the argument that fills it.
+    Attributes:
+        cases: The cases in which it is imported, provided that the module around it is.
+        holes: The names of its parameters, each with the argument that fills it.
     """
 
     name: str
@@ -81,8 +82,12 @@ class Part:
 def imports(
     parts: Iterable[Part], answers: Mapping[Question, int], texts: Mapping[str, str], place: Place
 ) -> tuple[Import, ...]:
-    """What a call imports. texts: its text arguments; those that equal a default are left to the schema, which has
-    their states cached.
+    """Return the imports of a call.
+
+    Args:
+        answers: The call's answer to each question.
+        texts: The call's arguments by name. A text that equals its default is left to the schema, which caches the
+            default.
     """
     return tuple(
         Import(
@@ -103,8 +108,9 @@ def imports(
 class Program(Generic[P]):
     """A Python function that is a schema; a call of it is a prompt.
 
-    schema: what the function can say, built when it was decorated.
-    function: the function itself, which says it as plain Python.
+    Attributes:
+        schema: The schema of all prompts of the program, built by the decorator.
+        function: The function itself, which yields the same text as plain Python.
     """
 
     __name__: str
@@ -120,7 +126,7 @@ class Program(Generic[P]):
         self._parts = parts
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramPrompt:
-        """The prompt for these arguments. Raises ParameterError for arguments that the program does not take."""
+        """Return the prompt for these arguments. Raises ParameterError for invalid arguments."""
         bound = self._bound(args, kwargs)
         answers: dict[Question, int] = {}
         for name, one in self.definition.inputs.items():
@@ -130,11 +136,11 @@ class Program(Generic[P]):
         return ProgramPrompt(self.schema.name, children, place.source, place, program=self, arguments=bound)
 
     def text(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """What the function says as plain Python: the text of the prompt, chat turns one behind the other."""
+        """Run the function as plain Python and return its text, with chat turns joined."""
         return "".join(self(*args, **kwargs))
 
     def messages(self, /, *args: P.args, **kwargs: P.kwargs) -> Messages:
-        """What the function says as plain Python, as chat messages: one for each turn, with "role" and "content".
+        """Run the function as plain Python and return one chat message for each turn, with "role" and "content".
 
         Raises ParameterError for a program without chat turns.
         """
@@ -149,7 +155,7 @@ class Program(Generic[P]):
         return f"<program {self.definition.usage}>"
 
     def __reduce__(self) -> str:
-        # found again under its name, like a function
+        # pickled by name, like a function
         return self.__qualname__
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
@@ -168,7 +174,7 @@ class Program(Generic[P]):
 
 @dataclass(frozen=True)
 class ProgramPrompt(Prompt):
-    """The prompt of a call. Iterating over it runs the function as plain Python, which gives the same text."""
+    """The prompt of a call. Iterating over it runs the function as plain Python and yields the same text."""
 
     program: Program[...] = field(kw_only=True, compare=False, repr=False)
     arguments: inspect.BoundArguments = field(kw_only=True, compare=False, repr=False)
@@ -177,5 +183,5 @@ class ProgramPrompt(Prompt):
         yield from self.program.function(*self.arguments.args, **self.arguments.kwargs)
 
     def builder(self) -> PromptBuilder:
-        """A builder that begins with this prompt, for text and turns behind it."""
+        """Return a builder that starts with this prompt, to append text and turns."""
         return PromptBuilder(self.schema, self.program.schema.prompt().place, self.children)

@@ -1,7 +1,7 @@
-"""The source of a decorated function: its syntax tree with places, the names around it, and the grammar of programs.
+"""The source of a decorated function: its syntax tree, the names around it, and the grammar of programs.
 
-The grammar says which of Python's statements, expressions and patterns a program may use, and what to write in place of
-the others. Every kind of node is in one of its tables; a kind that Python adds later is refused until somebody decides.
+The grammar lists the statements, expressions and patterns that a program may use, and a remedy for all others. Every
+kind of node is in one of its tables. A kind that Python adds later is refused until it is listed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from inlay.wording import shown_path
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The file that a program stands in. ``lines`` are as written, line breaks included."""
+    """The file of a program. ``lines`` include line breaks."""
 
     file: str
     lines: tuple[str, ...]
 
     def place(self, node: ast.AST) -> Place:
-        """File, line and column of a node, relative to the working folder where it is inside; columns in characters."""
+        """Return file, line and column of a node. The file is relative to the working folder if inside; columns are
+        characters.
+        """
         line, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)  # the offset counts bytes
         before = self.lines[line - 1].encode()[:offset] if line <= len(self.lines) else b""
         return Place(self.file, line, len(before.decode(errors="replace")) + 1)
 
 
 def read_source(function: FunctionType) -> tuple[Source, ast.FunctionDef]:
-    """The source of the function and its definition in it. Raises PMLError where there is none."""
+    """Find the function's definition in its source. Raises PMLError if the source or the definition cannot be found."""
     file = shown_path(function.__code__.co_filename)
     try:
         lines = tuple(inspect.findsource(function)[0])
@@ -79,12 +81,12 @@ class Outside:
 
     @classmethod
     def of(cls, function: FunctionType) -> Outside:
-        """What the function sees."""
+        """Return the names around the function."""
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         return cls(dict(cells), function.__globals__)
 
     def find(self, name: str) -> Any:
-        """The object of that name. Raises NameError where there is none (yet)."""
+        """Return the object of that name. Raises NameError if it is not defined yet."""
         if name in self.cells:
             try:
                 return self.cells[name].cell_contents
@@ -98,7 +100,7 @@ class Outside:
             raise NameError(name) from None
 
     def closed(self) -> dict[str, Any]:
-        """The names of the closure that have a value."""
+        """Return the names of the closure that have a value."""
         found = {}
         for name in self.cells:
             try:
@@ -172,11 +174,11 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "BitAnd": ("&", f"write and between conditions, or {_COMPUTE}"),
     "Invert": ("~", f"write not before a condition, or {_COMPUTE}"),
 }
-"""By kind of node: what a program cannot have, and what to write instead."""
+"""By kind of node, the construct that a program cannot have and its remedy."""
 
 
 def check_grammar(body: list[ast.stmt], source: Source, problems: Problems) -> frozenset[ast.stmt]:
-    """Report what a program cannot have; returns the statements that it stands in."""
+    """Report constructs that a program cannot have, and return the statements that contain them."""
     checker = _Checker(source, problems)
     for statement in body:
         checker.visit(statement)
@@ -188,7 +190,7 @@ class _Checker(ast.NodeVisitor):
         self.flagged: set[ast.stmt] = set()
         self._source = source
         self._problems = problems
-        self._around: list[ast.AST] = []  # statements and expressions; operators have no place of their own
+        self._around: list[ast.AST] = []  # statements, expressions and patterns; operators have no place
 
     def visit(self, node: ast.AST) -> None:
         placed = isinstance(node, ast.stmt | ast.expr | ast.pattern)
@@ -217,18 +219,18 @@ def _takes(node: ast.AST) -> bool:
         return kind in PATTERNS or (isinstance(node, ast.MatchAs) and node.name is None)
     if isinstance(node, ast.operator | ast.unaryop):
         return kind in OPERATORS
-    return True  # keywords, cases, comparisons: their parts are looked at
+    return True  # keywords, cases, comparisons: only their parts are checked
 
 
 def _inside(node: ast.AST) -> ast.AST:
-    """The node; or the yield that it is, which is an expression like no other."""
+    """Return the node, or the ``yield`` expression that is the whole statement."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield | ast.YieldFrom):
         return node.value
     return node
 
 
 def chained(statement: ast.If) -> tuple[list[ast.If], list[ast.stmt]]:
-    """An ``if`` with all its ``elif``, and the body of ``else``."""
+    """Return an ``if`` with all its ``elif``, and the body of ``else``."""
     chain = [statement]
     while len(chain[-1].orelse) == 1 and isinstance(following := chain[-1].orelse[0], ast.If):
         chain.append(following)
@@ -236,12 +238,12 @@ def chained(statement: ast.If) -> tuple[list[ast.If], list[ast.stmt]]:
 
 
 def is_wildcard(case: ast.match_case) -> bool:
-    """Whether this is ``case _:``."""
+    """Return True for ``case _:``."""
     return isinstance(case.pattern, ast.MatchAs) and case.guard is None
 
 
 def blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """The blocks directly in a statement."""
+    """Yield the blocks directly inside a statement."""
     match statement:
         case ast.If(_, body, orelse) | ast.For(_, _, body, orelse):
             yield body
@@ -253,15 +255,15 @@ def blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def stored_names(statement: ast.stmt) -> list[str]:
-    """The names that something in the statement assigns."""
+    """Return the names that the statement or its parts assign."""
     nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     return list(dict.fromkeys(node.id for node in nodes))
 
 
 def unreached(block: Iterable[ast.stmt], reached: Set[ast.stmt]) -> Iterator[ast.stmt]:
-    """The first statement of every block, and block within, that the translation never came to.
+    """Yield the first statement of every nested block that the translation never reached.
 
-    A return or a pass that never runs takes nothing away from the text.
+    An unreached return or pass is ignored, because it removes no text.
     """
     for statement in block:
         if statement not in reached and not isinstance(statement, ast.Return | ast.Pass):

@@ -1,8 +1,8 @@
-"""The statements of a program → a tree of what it says, by partial evaluation.
+"""Translates the statements of a program into a tree of pieces, by partial evaluation.
 
-Constants are settled here: loops are unrolled, calls of other programs inlined, conditions on constants decided. What
-hangs on arguments becomes a section with its cases (the prompt programs of Prompt Cache, arXiv 2311.04934, section 3.2:
-``if`` is a module, a choice among several a union, a call a nested module).
+Constants are evaluated: loops are unrolled, calls of other programs are inlined, and conditions on constants are
+decided. Code that depends on arguments becomes a section with its cases. ``if`` becomes a module, a choice among
+several a union, and a call a nested module, as in Prompt Cache (arXiv 2311.04934, section 3.2).
 """
 
 from __future__ import annotations
@@ -53,13 +53,16 @@ _T = TypeVar("_T")
 
 
 def translate(definition: Definition, flagged: frozenset[ast.stmt], problems: Problems) -> list[Piece]:
-    """What a program says. flagged: statements that the grammar refuses. What is wrong goes to ``problems``."""
+    """Translate a program into its pieces, and report errors to ``problems``.
+
+    ``flagged`` are the statements that the grammar refuses.
+    """
     translator = _Translator(definition, flagged, problems)
     return translator.pieces()
 
 
 class _TooLargeError(Exception):
-    """The program becomes larger than a schema can be."""
+    """The program exceeds the size of a schema."""
 
 
 class _Translator:
@@ -84,7 +87,7 @@ class _Translator:
         }
 
     def pieces(self) -> list[Piece]:
-        """The translated program, once."""
+        """Translate the program. Call once."""
         definition = self._definition
         taken = {name: definition.inputs.get(name) for name in definition.signature.parameters}
         scope = {name: Unsettled(None) if one is None else Given(one) for name, one in taken.items()}
@@ -135,7 +138,7 @@ class _Translator:
         self._reported.add(place)
 
     def _skip(self, statement: ast.stmt, path: Path) -> None:
-        """Go on behind a statement that cannot be translated, after a look at what else is wrong in it."""
+        """Skip a statement that cannot be translated, and report errors in its blocks."""
         for name in stored_names(statement):
             path.frame = path.frame.bound(name, Unsettled(None))
         if type(statement) in self._statements:
@@ -169,7 +172,7 @@ class _Translator:
         said = Said(parts, place)
         arguments = [part.name for part in parts if isinstance(part, Words)]
         if arguments and path.where is not Where.MODULE:
-            # parameters stand in modules alone: this one is always imported
+            # only modules hold parameters, so this one is always imported
             section = Section(argument_label(arguments), place)
             section.body.append(said)
             path.sink.append(section)
@@ -182,7 +185,7 @@ class _Translator:
         branches = []
         for value, cases in grouped(found, path.known, key=id):
             if isinstance(value, Program):
-                assert isinstance(node.value, ast.Call)  # delegate gives a program for its call alone
+                assert isinstance(node.value, ast.Call)  # delegate returns a program only for its call
                 run = partial(self._call, value, node.value)
             else:
                 run = partial(self._say_each, value, node.value)
@@ -234,10 +237,10 @@ class _Translator:
         bodies: Sequence[list[ast.stmt]],
         otherwise: int,
     ) -> None:
-        """Run one of the bodies. otherwise: the number of the one that is not asked for."""
+        """Run one of the bodies. ``otherwise`` is the number of the body without a condition."""
         found, asked = self._leaves(path, taken)
         if not asked:
-            # what constants decide may leave branches out
+            # constants may exclude branches
             self._reached.update(node for node in ast.walk(statement) if isinstance(node, ast.stmt))
         place = path.frame.source.place
         fork(
@@ -298,7 +301,7 @@ class _Translator:
         path.alive = NEVER
 
     def _leaves(self, path: Path, compute: Callable[[Evaluator], _T]) -> tuple[list[tuple[Case, _T]], set[Question]]:
-        """What something is in all cases, and the questions that it hangs on."""
+        """Compute a result in all cases, and return it with the questions that it depends on."""
         asked: set[Question] = set()
         return leaves(lambda known: compute(Evaluator(path.frame, known, asked)), path.known), asked
 

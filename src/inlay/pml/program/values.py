@@ -1,8 +1,8 @@
-"""What the names in a program stand for, and the values of its expressions, while the program is translated.
+"""Evaluates expressions of a program while it is translated.
 
-Constants have their Python values. Choices and conditions on arguments have a value as soon as it is known how a call
-answers; until then asking for it raises Undecided, and whoever asked tries the answers one by one. Text arguments are
-holes in a Template.
+Constants have their Python values. A choice, or a condition on arguments, has a value only if the answers of a call
+are known. Otherwise the evaluation raises Undecided, and its caller tries the possible answers one by one. Text
+arguments are holes in a Template.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inlay.wording import shown_python
 
 
 class Refused(Exception):  # noqa: N818  # carries a problem to the statement that it is in
-    """An expression cannot be translated. ``message`` is None where the cause has been reported already."""
+    """An expression cannot be translated. ``message`` is None if the cause is already reported."""
 
     def __init__(self, place: Place, message: str | None) -> None:
         self.place = place
@@ -33,21 +33,21 @@ class Refused(Exception):  # noqa: N818  # carries a problem to the statement th
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A name stands for an argument of the program."""
+    """A name that stands for an argument of the program."""
 
     input: Input
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A name stands for a value that is known."""
+    """A name with a known value."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A name stands for an expression that hangs on answers, seen from where it was written."""
+    """A name for an expression that depends on answers, with the frame in which it was written."""
 
     node: ast.expr
     frame: Frame
@@ -55,7 +55,7 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A name has no one value here; None where the cause has been reported already."""
+    """A name without a single value. ``message`` is None if the cause is already reported."""
 
     message: str | None
 
@@ -65,7 +65,7 @@ Binding = Given | Settled | Deferred | Unsettled
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the names in a program stand for, at one point of it."""
+    """The bindings of the names at one point of a program."""
 
     source: Source
     outside: Outside
@@ -73,7 +73,7 @@ class Frame:
     scope: Mapping[str, Binding]
 
     def bound(self, name: str, binding: Binding) -> Frame:
-        """The frame behind an assignment."""
+        """Return the frame after an assignment."""
         return replace(self, scope={**self.scope, name: binding})
 
 
@@ -81,9 +81,11 @@ class Frame:
 class Evaluator:
     """Evaluates expressions in a frame.
 
-    known: the answers that are settled here.
-    asked: collects the questions that values hung on, settled or not.
-    Every method raises Undecided, or Refused for what cannot be translated.
+    Every method raises Undecided, or Refused if an expression cannot be translated.
+
+    Attributes:
+        known: The answers that are known at this point.
+        asked: Collects the questions that values depend on, known or not.
     """
 
     frame: Frame
@@ -91,34 +93,34 @@ class Evaluator:
     asked: set[Question]
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
         with self._refusing(node):
             return self._value(node)
 
     def truth(self, node: ast.expr) -> bool:
-        """Whether an expression counts as true."""
+        """Return the truth value of an expression."""
         value = self.value(node)
         with self._refusing(node):
             return self._truth(value)
 
     def text(self, node: ast.expr) -> tuple[str | Words, ...]:
-        """An expression that is yielded, as texts and holes."""
+        """Return a yielded expression as texts and holes."""
         return self.parts(node, self.value(node))
 
     def parts(self, node: ast.expr, value: Any) -> tuple[str | Words, ...]:
-        """A value that is yielded by ``node``, as texts and holes."""
+        """Return the value that ``node`` yields as texts and holes."""
         pieces = value.parts if isinstance(value, Template) else (value,)
         with self._refusing(node):
             return tuple(one if isinstance(one, Words) else constants.text(one) for one in pieces if one != "")
 
     def items(self, node: ast.expr) -> tuple[Any, ...]:
-        """What a loop over an expression runs through."""
+        """Return the values of a loop over an expression."""
         value = self.value(node)
         with self._refusing(node):
             return constants.items(value)
 
     def delegate(self, node: ast.expr) -> Program[...] | tuple[Any, ...]:
-        """What ``yield from`` hands over to: the program that is called, or texts."""
+        """Return the program that ``yield from`` calls, or the texts that it yields."""
         if isinstance(node, ast.Call) and not self._is_method(node.func):
             function = self.value(node.func)
             if isinstance(function, Program):
@@ -132,7 +134,7 @@ class Evaluator:
         return self.items(node)
 
     def fits(self, subject: ast.expr, case: ast.match_case) -> bool:
-        """Whether a case of a match is that of the subject."""
+        """Return True if a case of a match fits the subject."""
         return self._matches(subject, case.pattern) and (case.guard is None or self.truth(case.guard))
 
     def _matches(self, subject: ast.expr, pattern: ast.pattern) -> bool:
@@ -144,13 +146,13 @@ class Evaluator:
             case ast.MatchSingleton(value):
                 constant = ast.copy_location(ast.Constant(value), pattern)
                 comparison = ast.Compare(subject, [ast.Is()], [constant])
-            case _:  # the wildcard; the grammar lets nothing else through
+            case _:  # the wildcard; the grammar allows nothing else
                 return True
         return self.truth(ast.copy_location(comparison, pattern))
 
     @contextmanager
     def _refusing(self, node: ast.expr) -> Iterator[None]:
-        """Give a place to the reason why something cannot be used."""
+        """Turn Unusable into Refused, with the place of the node."""
         try:
             yield
         except Unusable as reason:
@@ -225,7 +227,7 @@ class Evaluator:
                 return constants.truth(value)
 
     def _first(self, operands: list[ast.expr], *, until: bool) -> Any:
-        """``a or b or c``: the first operand that is true, or the last one; ``and``: the first one that is not."""
+        """Evaluate ``or`` or ``and``: return the first operand whose truth equals ``until``, or the last operand."""
         for operand in operands[:-1]:
             if self.truth(operand) == until:
                 return self.value(operand)
@@ -237,7 +239,7 @@ class Evaluator:
         return slice(*(None if part is None else self.value(part) for part in (node.lower, node.upper, node.step)))
 
     def _piece(self, node: ast.expr) -> str | Template:
-        """A piece of an f-string."""
+        """Evaluate a piece of an f-string."""
         if not isinstance(node, ast.FormattedValue):
             return str(self.value(node))
         value = self.value(node.value)
@@ -280,12 +282,14 @@ class Evaluator:
         return any(self._answer(question) for question in questions)
 
     def _given(self, node: ast.expr) -> Input | None:
-        """The argument that an expression is, if it is one of the program's own."""
+        """Return the program's argument that an expression names, or None."""
         binding = self.frame.scope.get(node.id) if isinstance(node, ast.Name) else None
         return binding.input if isinstance(binding, Given) else None
 
     def _check_possible(self, asked: ast.expr, answers: Iterable[ast.expr]) -> None:
-        """Refuse a constant that the argument it is compared with never is: what hangs on it would never be said."""
+        """Refuse a comparison of an argument with a constant that it never equals, because it would hide text for
+        ever.
+        """
         given = self._given(asked)
         if not isinstance(given, Choice):
             return
@@ -314,7 +318,7 @@ class Evaluator:
         return constants.called(function, arguments, named)
 
     def _is_method(self, function: ast.expr) -> bool:
-        """Whether a method of a text or a dict is called."""
+        """Return True if a method of a text or a dict is called."""
         return isinstance(function, ast.Attribute) and isinstance(self.value(function.value), str | dict | Template)
 
     def _display(self, node: ast.expr) -> Any:
@@ -323,7 +327,7 @@ class Evaluator:
             return tuple(elements) if isinstance(node, ast.Tuple) else elements
         if isinstance(node, ast.Set):
             return frozenset(map(self._hashed, node.elts))
-        assert isinstance(node, ast.Dict)  # the grammar lets nothing else through
+        assert isinstance(node, ast.Dict)  # the grammar allows nothing else
         if None in node.keys:
             raise Unusable("** in a dict; write its items one by one")
         keys = [self._hashed(key) for key in node.keys if key is not None]
@@ -338,7 +342,7 @@ class Evaluator:
 
 
 def direct(value: object) -> Words | None:
-    """The text argument that a value is, with nothing around it."""
+    """Return the text argument if the value is exactly one, without text around it."""
     if isinstance(value, Template) and len(value.parts) == 1 and isinstance(value.parts[0], Words):
         return value.parts[0]
     return None
