@@ -12,7 +12,7 @@ namespace inlay {
 namespace {
 
 constexpr int64_t kShortestSplit = 256;  // keys; below this, merging costs more than an idle thread
-constexpr int kTasksPerThread = 4;  // with fewer, threads often wait for the last task
+constexpr int kTasksPerThread = 4;       // with fewer, threads often wait for the last task
 
 // The unit of cost is one key for one lane of the wide kernel. The narrow kernel reads a key from memory at a cost that
 // hardly depends on the lanes. The fixed cost of a task is that of loading queries and writing results.
@@ -22,7 +22,7 @@ constexpr double kNarrowKey = 24, kFixed = 300;
 // becomes 127. NaN or infinity gives a NaN scale, so that a broken model shows.
 template <class Numbers>
 void quantize(const Numbers& numbers, int dims, char* to) {
-  constexpr float kLeast = 1e-30f;  // rows not above this become zero, since their factor would be infinite
+  constexpr float kLeast = 1e-30f;       // rows not above this become zero, since their factor would be infinite
   constexpr float kWhole = 12582912.0f;  // 1.5 * 2**23: adding it leaves an integer in the low bits
   float most = 0.0f;
   bool finite = true;

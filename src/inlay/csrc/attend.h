@@ -52,10 +52,10 @@ class Attention {
   };
   // How a block is divided, the same in every slice.
   struct Cut {
-    bool narrow, direct;     // direct: its tasks write the output themselves
-    int64_t share;  // lanes of a task
-    int64_t splits;  // splits of its keys
-    double cost;  // cost of one task
+    bool narrow, direct;  // direct: its tasks write the output themselves
+    int64_t share;        // lanes of a task
+    int64_t splits;       // splits of its keys
+    double cost;          // cost of one task
   };
   // Heads and rows with partial results in memory at the same time, and their ranges of tasks_ and merges_.
   struct Slice {
@@ -98,7 +98,7 @@ class Attention {
   std::vector<Merge> merges_;
   struct Part { int64_t at, head_step; };
   std::vector<Part> parts_;
-  int64_t partial_lanes_ = 0;  // those of the largest slice
+  int64_t partial_lanes_ = 0;       // those of the largest slice
   std::vector<int32_t> shifts_;
   std::vector<float> cos_, sin_;
   std::vector<float> frequencies_;  // the frequencies of cos_ and sin_

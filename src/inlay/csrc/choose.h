@@ -17,26 +17,26 @@ struct Lists {
 
 // The sampling parameters of the rows, (rows,) each unless noted.
 struct RowParams {
-  const uint64_t* draws;       // 64 random bits each
-  const float* inverse;  // 1 / temperature; 0: take the most probable token
+  const uint64_t* draws;   // 64 random bits each
+  const float* inverse;    // 1 / temperature; 0: take the most probable token
   const float* min_p;
-  const int64_t* top_k;        // 0: none
+  const int64_t* top_k;    // 0: none
   const double* top_p;
-  const float* penalties;      // (rows, 3): repetition, frequency, presence
+  const float* penalties;  // (rows, 3): repetition, frequency, presence
   Lists forbidden;
   Lists biased;
-  const float* biases;  // one for each of biased.ids
-  Lists seen;  // the tokens that penalties apply to
-  const float* counts;  // one for each of seen.ids
-  const int64_t* guided;  // the row of bits to use; -1: none
-  const uint32_t* bits;  // (guided rows, words): the allowed tokens, lowest bit first
+  const float* biases;     // one for each of biased.ids
+  Lists seen;              // the tokens that penalties apply to
+  const float* counts;     // one for each of seen.ids
+  const int64_t* guided;   // the row of bits to use; -1: none
+  const uint32_t* bits;    // (guided rows, words): the allowed tokens, lowest bit first
   int64_t words;
 };
 
 struct Chosen {
   int64_t* tokens;  // meaningless if best is not finite
-  float* raw;  // the row's largest logit, NaN if it has one
-  float* best;  // the same after adjustments
+  float* raw;       // the row's largest logit, NaN if it has one
+  float* best;      // the same after adjustments
 };
 
 struct Logits {

@@ -2,9 +2,8 @@
 //   pass 1: the largest logit, and the largest of each block. Greedy rows end here.
 //   pass 2: weights, and their sums over groups of tokens. Rows with only temperature and min-p draw from these.
 //   list:   the few tokens that reach a bound derived from the blocks' largest logits. Top-k, and most rows with top-p,
-// are decided among them.
-//   pass 3: for flat rows with top-p, a histogram of the weights. Only the tokens of the two relevant buckets are
-// listed.
+//           are decided among them.
+//   pass 3: for flat rows with top-p, a histogram of the weights. Only the tokens of two of its buckets are listed.
 // Weights are integers, so that sums do not depend on the order. The file is compiled without contraction of products
 // and sums. Every operation is one of IEEE's, and gives the same bits as PyTorch (filters.py).
 #include <algorithm>
@@ -33,12 +32,12 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kMost = std::numeric_limits<float>::max();
 constexpr int64_t kGroup = 4096;  // tokens with a common sum of weights; its VL blocks are columns of lanes
 constexpr int64_t kShortList = 128, kCrowd = 4096;  // tokens of a short list; the most with ties
-constexpr int kBuckets = 2048;      // of the histogram
-constexpr int kTables = 2;  // parts of the histogram, since neighbours often fall into the same bucket
-constexpr int64_t kBatch = 512;  // logits that are added to the histogram at a time
-constexpr int64_t kSorted = 256;  // up to this many items are sorted instead of divided
-constexpr int kParts = 256;  // parts that items are divided into
-constexpr float kLeastLog = -64.0f;  // far below any log with a weight
+constexpr int kBuckets = 2048;                      // of the histogram
+constexpr int kTables = 2;                          // parts of the histogram: neighbours often share a bucket
+constexpr int64_t kBatch = 512;                     // logits that are added to the histogram at a time
+constexpr int64_t kSorted = 256;                    // up to this many items are sorted instead of divided
+constexpr int kParts = 256;                         // parts that items are divided into
+constexpr float kLeastLog = -64.0f;                 // far below any log with a weight
 
 struct Item {
   float value;
@@ -48,13 +47,13 @@ struct Item {
 
 // A thread's memory, for rows of one width.
 struct Room {
-  float* adjusted;    // (vocabulary,)
-  float* values;      // (vocabulary,)
-  float* maxima;      // (groups * VL,)
-  int64_t* sums;      // (groups,)
-  int64_t* histogram; // (kTables, kBuckets)
-  Item* items;        // (vocabulary,)
-  Item* others;       // (vocabulary,)
+  float* adjusted;     // (vocabulary,)
+  float* values;       // (vocabulary,)
+  float* maxima;       // (groups * VL,)
+  int64_t* sums;       // (groups,)
+  int64_t* histogram;  // (kTables, kBuckets)
+  Item* items;         // (vocabulary,)
+  Item* others;        // (vocabulary,)
 
   static int64_t groups(int64_t vocabulary) { return (vocabulary + kGroup - 1) / kGroup; }
 

@@ -57,8 +57,8 @@ class Scratch {
 struct Variant {
   const char* name;
   bool (*supported)();
-  int wide_lanes;  // lanes of one tile of the wide kernel
-  int tiles;  // most tiles of a task of the wide kernel
+  int wide_lanes;    // lanes of one tile of the wide kernel
+  int tiles;         // most tiles of a task of the wide kernel
   int narrow_lanes;  // up to this many lanes of a block the narrow kernel is faster; 0 if it can't run
   void (*run)(const Call& call, const Plan& plan, const Turns& turns, const Task& task, bool narrow,
               const Partials& partials, Scratch& scratch);
@@ -69,6 +69,6 @@ struct Variant {
 };
 
 const Variant& variant_by_name(const char* name);  // null name: the best one that runs here
-int variant_names(const char** names, int most);  // those that run here, best first
+int variant_names(const char** names, int most);   // those that run here, best first
 
 }  // namespace inlay

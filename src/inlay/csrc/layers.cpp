@@ -165,7 +165,7 @@ CLONES void add_numbers(const uint16_t* a, const uint16_t* b, uint16_t* out, int
 struct Int4 {
   const uint8_t* packed;     // (outputs / 64, inputs, 32)
   const void* scales_zeros;  // (inputs / group, outputs, 2), in the type of the weights
-  void* weights;  // (inputs, columns): the requested blocks, side by side
+  void* weights;             // (inputs, columns): the requested blocks, side by side
   int64_t inputs, outputs, group, first_block, columns;
 };
 

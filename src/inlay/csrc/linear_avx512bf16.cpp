@@ -28,9 +28,9 @@ namespace {
 #define VL 16
 #include "simd.h"
 
-constexpr int64_t kFew = 4;  // rows up to which reading the weights is the lower bound
-constexpr int64_t kTile = 64;      // rows of x that are lanes at the same time
-constexpr int64_t kOuts = 48;      // outputs of one share of work: whole groups of 6, 8 and 12
+constexpr int64_t kFew = 4;           // rows up to which reading the weights is the lower bound
+constexpr int64_t kTile = 64;         // rows of x that are lanes at the same time
+constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kNone = -1;
 constexpr int64_t kStream = 1 << 14;  // weights that pay for waking another thread
 

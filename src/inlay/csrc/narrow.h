@@ -12,12 +12,12 @@ struct Narrow {
 
   const Work& work;
   const int d, lanes;
-  float* queries;    // (lanes, d)
+  float* queries;               // (lanes, d)
   float* turned;
-  uint16_t* halves;  // rotated, as bf16
-  float* sums;       // (lanes, d)
-  float* scores;     // (lanes, kRow)
-  Row* near;  // (VL, d): converted keys, for all lanes
+  uint16_t* halves;             // rotated, as bf16
+  float* sums;                  // (lanes, d)
+  float* scores;                // (lanes, kRow)
+  Row* near;                    // (VL, d): converted keys, for all lanes
   float top[kNarrowLanes], total[kNarrowLanes];
   const float* lane_queries = nullptr;
   int32_t shift = 0;

@@ -6,9 +6,9 @@
 // bits, the 16 scales and any 16 zeros after them, so that one stream is read from front to back. Numbers are words of
 // 32 bits, one for each output of the block, in consecutive rows of 16 words:
 //   4 bits: row u of 4 holds inputs 8u … 8u + 7 as 0 … 15; the low half of byte k is input 8u + k, the high half input
-// 8u + 4 + k. A weight is (number - 8) · scale + zero.
+//           8u + 4 + k. A weight is (number - 8) · scale + zero.
 //   8 bits: row u of 8 holds inputs 4u … 4u + 3; byte 0 is the first, byte 2 the second, byte 1 the third, byte 3 the
-// fourth. A weight is number · scale of its output.
+//           fourth. A weight is number · scale of its output.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,14 @@ struct Quantized {
   int64_t x_stride;
   const char* weight;
   const float* scales;  // (out, padded), in 8 bits; else null
-  const float* bias;  // (out, padded), or null
+  const float* bias;    // (out, padded), or null
   void* y;
   int64_t y_stride;
   int64_t rows, in, out;
   int bits;             // 4 or 8
   Type type;            // of x and y
   Type grid;            // of scales and zeros in 4 bits
-  bool zeros;  // 4 bits: there are zeros
+  bool zeros;           // 4 bits: there are zeros
 
   int64_t groups() const { return (in + kQuantizedGroup - 1) / kQuantizedGroup; }
   int64_t blocks() const { return (out + kQuantizedBlock - 1) / kQuantizedBlock; }

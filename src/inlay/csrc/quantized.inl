@@ -26,10 +26,10 @@ namespace {
 #include "simd.h"
 
 constexpr int kHalves = kQuantizedBlock / VL;  // vectors of a block
-constexpr int64_t kShare = 4;  // blocks that many rows pass through while they are in the cache
-constexpr int64_t kFew = 12;  // rows up to which one thread rounds them all
-constexpr int64_t kWorth = 1 << 15;  // weights that pay for waking another thread
-constexpr float kNothing = 1e-30f;  // a group counts as zeros if no input is above this
+constexpr int64_t kShare = 4;                  // blocks that many rows pass through while they are in the cache
+constexpr int64_t kFew = 12;                   // rows up to which one thread rounds them all
+constexpr int64_t kWorth = 1 << 15;            // weights that pay for waking another thread
+constexpr float kNothing = 1e-30f;             // a group counts as zeros if no input is above this
 static_assert(kQuantizedBlock % VL == 0);
 
 // Adds the products of two pairs of 16 bits in every lane to sum.
@@ -94,7 +94,7 @@ INLINE float number(const uint16_t* from) { return from_bf16(*from); }
 // A rounded group of 32 inputs: input = scale · number.
 struct Group {
   float scale;
-  float sum;  // of the rounded inputs
+  float sum;      // of the rounded inputs
   int32_t start;  // initial value of a sum of products: 4-bit numbers are stored plus 8
 };
 

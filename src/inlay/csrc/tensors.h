@@ -49,22 +49,22 @@ struct Heads {
 // How a layer attends; see AttentionOptions in attention/backend.py. Absent parts are null, zero or false.
 struct Options {
   float scale;
-  int32_t window;           // 0: none
-  float softcap;            // 0: none
-  const float* sinks;       // (heads,), natural units
-  const float* slopes;      // (heads,), ALiBi
-  const float* frequencies; // (rotated / 2,), radians per position
-  int rotated;  // leading dimensions that a shift rotates
+  int32_t window;            // 0: none
+  float softcap;             // 0: none
+  const float* sinks;        // (heads,), natural units
+  const float* slopes;       // (heads,), ALiBi
+  const float* frequencies;  // (rotated / 2,), radians per position
+  int rotated;               // leading dimensions that a shift rotates
   bool interleaved;
 };
 
 struct Call {
-  Heads query;       // (heads, rows, head_dim), at the rows' positions
-  Heads key, value;  // (kv_heads, rows, head_dim), of the same rows
+  Heads query;                   // (heads, rows, head_dim), at the rows' positions
+  Heads key, value;              // (kv_heads, rows, head_dim), of the same rows
   Heads pool_keys, pool_values;  // (kv_heads, slots, head_dim), both of one type; the other tensors are fp32 or bf16
-  Heads output;      // (heads, rows, head_dim)
+  Heads output;                  // (heads, rows, head_dim)
   int heads, kv_heads, head_dim;
-  int64_t slots;  // slots of the pool
+  int64_t slots;                 // slots of the pool
   Options options;
 
   int group() const { return heads / kv_heads; }

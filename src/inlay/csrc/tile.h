@@ -1,7 +1,7 @@
 // Code shared by the wide and the narrow kernel: a tile of keys, the running softmax's constants, and the output.
 
-constexpr int kKeys = 64;  // keys of a tile
-constexpr int kTiles = 4;  // tiles of lanes in one task: a value is packed once for all of them
+constexpr int kKeys = 64;           // keys of a tile
+constexpr int kTiles = 4;           // tiles of lanes in one task: a value is packed once for all of them
 constexpr int kNarrowLanes = 8;
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kNothing = -1e30f;  // below every real score; finite, so that differences are finite too

@@ -6,32 +6,32 @@
 template <class T, bool Paired, int N>
 struct Wide {
   static constexpr int kLanes = N * VL;
-  static constexpr bool kScaled = Paired && std::is_same<T, int8_t>::value;  // read as integers
+  static constexpr bool kScaled = Paired && std::is_same<T, int8_t>::value;    // read as integers
   static constexpr bool kWidened = !Paired && !std::is_same<T, float>::value;  // a tile is converted to fp32 first
 
   const Work& work;
   const int d;
-  const int tiles;       // of lanes
-  float* queries;  // (tiles, d, lanes) fp32, at the rows' own positions
-  float* turned;  // the same, rotated for the current shift
-  uint32_t* pairs;       // the same as bf16 pairs, (tiles, d / 2, lanes)
-  float* sums;           // (tiles, d, lanes): weighted values so far
-  float* scores;         // (tiles, kKeys + MR, lanes)
-  uint32_t* weights;     // (kKeys / 2, lanes): one tile's weights as bf16 pairs
-  uint32_t* packed;  // (kKeys / 2, d): the tile's values, two keys side by side
-  float* key_floats;  // (kKeys, d), if keys must be converted to fp32 first
+  const int tiles;                      // of lanes
+  float* queries;                       // (tiles, d, lanes) fp32, at the rows' own positions
+  float* turned;                        // the same, rotated for the current shift
+  uint32_t* pairs;                      // the same as bf16 pairs, (tiles, d / 2, lanes)
+  float* sums;                          // (tiles, d, lanes): weighted values so far
+  float* scores;                        // (tiles, kKeys + MR, lanes)
+  uint32_t* weights;                    // (kKeys / 2, lanes): one tile's weights as bf16 pairs
+  uint32_t* packed;                     // (kKeys / 2, d): the tile's values, two keys side by side
+  float* key_floats;                    // (kKeys, d), if keys must be converted to fp32 first
   float* value_floats;
-  uint16_t* key_halves;  // (kKeys, d): integers as bf16
+  uint16_t* key_halves;                 // (kKeys, d): integers as bf16
   float key_scales[kKeys], value_scales[kKeys];
-  float* top;            // (tiles, lanes): running maximum, log2
-  float* total;          // (tiles, lanes): running sum
-  float* slopes;         // (tiles, lanes): ALiBi, log2
-  int32_t* positions;    // (tiles, lanes)
+  float* top;                           // (tiles, lanes): running maximum, log2
+  float* total;                         // (tiles, lanes): running sum
+  float* slopes;                        // (tiles, lanes): ALiBi, log2
+  int32_t* positions;                   // (tiles, lanes)
   Extent extents[kTiles];
   const float* lane_queries = nullptr;  // input of pass 1: queries or turned
   int32_t shift = 0;
   bool ready = false;
-  const Tile* ahead = nullptr;  // the next tile
+  const Tile* ahead = nullptr;          // the next tile
 
   static void run(const Work& work, Scratch& scratch) {
     Wide wide(work, scratch);
