@@ -52,8 +52,7 @@ nb::list described(const Attention& attention) {
 }  // namespace
 
 NB_MODULE(_kernel, m) {
-  // A thread that still computes when the interpreter ends holds objects. A warning about them would only confuse
-  // users.
+  // A thread that still computes when the interpreter ends holds objects. Users get no warning about that.
   nb::set_leak_warnings(false);
   m.doc() = "inlay's compiled CPU kernel";
   m.def("instruction_sets", &instruction_sets, "Names of the versions that run on this processor, best first.");
