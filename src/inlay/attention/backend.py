@@ -1,4 +1,4 @@
-"""What every attention backend does, whatever it runs on."""
+"""The interface of an attention backend and the options of one attention layer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from inlay.attention.storage import KVStorage, LayerShape
 class AttentionOptions:
     """How one layer attends.
 
-    scale: factor on query · key.
-    window: how many positions back a query sees, itself included; None for all. Positions are counted, not keys.
-    softcap: scores become softcap · tanh(score / softcap); None for no cap.
-    sinks: (heads,) logits that take part in the softmax and carry no value; None for none.
-    slopes: (heads,) ALiBi: a score falls by slope times the distance in positions; None for no such bias.
-    rotary: how queries turn when they read at a shift, ``UNTURNED`` where they need not; None where no shift may be
-        asked for.
+    Args:
+        scale: Factor on query · key.
+        window: Width of the sliding window in positions, the query's own included. None: no window.
+        softcap: Scores become softcap · tanh(score / softcap). None: no cap.
+        sinks: Logits that enter the softmax without a value, (heads,). None: no sinks.
+        slopes: ALiBi slopes, (heads,). A score falls by slope times the distance in positions. None: no bias.
+        rotary: How a query is rotated when it reads at a shift. ``UNTURNED`` if keys carry no position, None if shifts
+            are not allowed.
     """
 
     scale: float
@@ -36,13 +37,16 @@ class AttentionOptions:
 
 
 class Backend(Protocol):
-    """An implementation of attention over a pool. It owns its device, its pools and its work tables.
+    """An implementation of attention over a KV pool.
 
-    device: where the tensors of a pass lie. scratch_bytes: the most memory that its calls take beside pools and tensors
-    of a pass; what a budget has to leave for it.
+    A backend owns its device, its pools and its work tables. It serves one thread at a time. A backend that can record
+    passes and replay them (GPU graphs) is also a ``RecordingBackend``.
 
-    One backend serves one thread at a time. One whose passes can be recorded and played again (graphs of a GPU) is a
-    ``RecordingBackend`` as well.
+    Attributes:
+        name: Name in the settings, such as "torch".
+        device: Device of the tensors of a pass.
+        scratch_bytes: Upper bound of the memory that its calls take beside pools and tensors of a pass. A memory budget
+            must leave room for it.
     """
 
     name: str
@@ -52,11 +56,13 @@ class Backend(Protocol):
     def scratch_bytes(self) -> int: ...
 
     def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
-        """Memory for the keys and values of so many token slots, on this backend's device and in its own layout."""
+        """Allocate a pool for the keys and values of ``slots`` tokens, on this backend's device and in its own
+        layout.
+        """
         ...
 
     def prepare(self, plan: Plan) -> None:
-        """Make this backend's work tables of a plan, once; they stay with the plan. ``attend`` does if need be."""
+        """Make this backend's work tables of a plan and keep them in the plan. ``attend`` calls this if needed."""
         ...
 
     def attend(
@@ -71,48 +77,61 @@ class Backend(Protocol):
     ) -> Tensor:
         """Store the new keys and values, then attend as the plan says.
 
-        query: (heads, rows, head_dim), already rotated to the rows' positions.
-        key, value: (kv_heads, rows, head_dim), of the same rows; go to ``plan.slots`` of ``layer``.
-        pool: one that this backend has made.
-        Returns (rows, heads, head_dim) in the query's dtype. Partial results are merged in fp32.
+        Args:
+            query: (heads, rows, head_dim), already rotated to the positions of the rows.
+            key, value: (kv_heads, rows, head_dim), of the same rows. They are stored at ``plan.slots`` of ``layer``.
+            pool: A pool that this backend has made.
+
+        Returns:
+            (rows, heads, head_dim) in the query's dtype. Partial results are merged in fp32.
         """
         ...
 
     def attention_mass(
         self, query: Tensor, pool: KVStorage, part: Part, layer: int, options: AttentionOptions
     ) -> Tensor:
-        """How much the rows of one part attend to each key that they read, when ``attend`` has stored their own.
+        """Return how much the rows of one part attend to each key they read. Call it after ``attend`` stored their
+        keys.
 
-        query: (heads, rows, head_dim), of this part's rows alone, as ``attend`` has them.
-        Returns (keys,), fp32: the sum over rows and heads of the weights behind the softmax, for the keys of
-        ``part.items`` in their order; 0 for a key that no row sees.
+        Args:
+            query: (heads, rows, head_dim), the rows of this part alone, as given to ``attend``.
+
+        Returns:
+            (keys,), fp32: the softmax weights summed over rows and heads, for the keys of ``part.items`` in their
+            order.
+            A key that no row sees has 0.
         """
         ...
 
 
 class Recording(Protocol):
-    """Tables in memory that stays where it is, so that a pass that was recorded with them can be played again.
+    """Work tables at fixed memory addresses, so that a pass recorded with them can be replayed.
 
-    plan: what the pass is recorded with. It has a fixed number of rows.
+    Attributes:
+        plan: The plan that the pass is recorded with. Its number of rows is fixed.
     """
 
     plan: Plan
 
     def fill(self, plan: Plan) -> bool:
-        """Let the pass that was recorded be this plan's, which may have fewer rows and may be advanced afterwards.
+        """Load another plan into the recorded pass.
 
-        Returns False where its tables are too large for that.
+        Args:
+            plan: May have fewer rows than the recording, and may be advanced afterwards.
+
+        Returns:
+            False if the plan's tables are too large for the recording.
         """
         ...
 
 
 @runtime_checkable
 class RecordingBackend(Backend, Protocol):
-    """A backend whose passes can be recorded (engine/graphs.py)."""
+    """A backend that can record its passes (engine/graphs.py)."""
 
     def capture(self, plan: Plan, rows: int) -> Recording:
-        """What passes of at most so many rows that are much like this one are recorded with.
+        """Prepare a recording for passes of at most ``rows`` rows that resemble this plan.
 
-        Rows beyond a plan's own store nothing, and what comes out for them is zero.
+        Rows beyond those of the loaded plan store nothing and give zero.
         """
         ...

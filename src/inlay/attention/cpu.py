@@ -1,7 +1,7 @@
-"""Attention on the CPU with the compiled kernel (csrc/): this file checks tensors and hands their addresses over.
+"""Attention on the CPU with the compiled kernel (csrc/). This module checks tensors and passes their addresses.
 
-The kernel turns a plan's groups into tasks once for all layers (csrc/plan.cpp, csrc/attend.cpp), reads keys and values
-in the pool, where they lie, and merges partial results in fp32.
+The kernel turns a plan's groups into tasks, once for all layers (csrc/plan.cpp, csrc/attend.cpp). It reads keys and
+values in place in the pool and merges partial results in fp32.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from inlay.errors import ParameterError
 
 _MOST_OPTIONS = 1024
 _MOST_PARTIALS = 64 * 2**20
-_OF_A_THREAD = 2**22  # the most that a thread keeps to itself: a few tiles of queries and sums
+_OF_A_THREAD = 2**22  # scratch memory of one thread: a few tiles of queries and sums
 _DTYPES = (torch.float32, torch.bfloat16)
-_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_DTYPES, torch.int8)}  # as the kernel names them
-_STILL = Rotary(torch.zeros(1))  # UNTURNED as the kernel takes it, which turns at least one pair, here by nothing
+_TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_DTYPES, torch.int8)}  # names in the kernel
+_STILL = Rotary(torch.zeros(1))  # UNTURNED for the kernel, which rotates at least one pair: by zero here
 
 
 class CpuBackend:
-    """The compiled kernel.
+    """The backend "cpu": the compiled kernel.
 
-    instruction_set: one of ``instruction_sets()``; None for the best one that runs on this processor.
-    most_partials: the most bytes of partial results at a time; a call that has more goes in slices.
-    Raises ParameterError where the kernel was not built, or has no such version.
+    Args:
+        instruction_set: One of ``instruction_sets()``. None: the best one that runs on this processor.
+        most_partials: Upper bound of the bytes of partial results. A larger call is processed in slices.
+
+    Raises:
+        ParameterError: If the kernel was not built or has no such version.
     """
 
     name = "cpu"
@@ -49,7 +52,7 @@ class CpuBackend:
             known = ", ".join(instruction_sets())
             raise ParameterError(f"the kernel has no version '{instruction_set}' that runs here; use one of {known}")
         self._instruction_set = instruction_set or ""
-        self._key = self.name if instruction_set is None else f"{self.name} {instruction_set}"  # of a plan's work
+        self._key = self.name if instruction_set is None else f"{self.name} {instruction_set}"  # key in ``Plan.work``
         self._most_partials = most_partials
         self._workspace = kernel.Workspace(most_partials)
         self._options: dict[tuple[object, ...], tuple[AttentionOptions, Any, list[Tensor]]] = {}
@@ -97,9 +100,13 @@ class CpuBackend:
     def stored(
         self, pool: KVStorage, plan: Plan, layer: int, options: AttentionOptions, rows: int
     ) -> tuple[Any, Any, Any, Any, int, Any]:
-        """What the kernel's call of a whole layer (csrc/decoder.cpp) takes of attention; of ``attend`` the rest.
+        """Return the attention arguments of the kernel's call for a whole layer (csrc/decoder.cpp).
 
-        rows: those of the call. Plan, memory to work in, keys, values, slots and options, good for this call.
+        Args:
+            rows: Number of rows of the call. They must be those of the plan.
+
+        Returns:
+            Plan, workspace, keys, values, number of slots and options. They are valid for this call only.
         """
         keys = pool.keys[layer]
         if rows != plan.rows:
@@ -117,28 +124,29 @@ class CpuBackend:
         return attention_mass(query, pool, part, layer, options)
 
     def _native(self, options: AttentionOptions) -> Any:
-        """The kernel's form of a layer's options; kept, since every pass asks with the same ones."""
-        parts = (id(options.sinks), id(options.slopes), id(options.rotary))  # kept alive below, so ids stay theirs
+        """The kernel's form of a layer's options. It is cached, because every pass uses the same options."""
+        # the cache keeps these objects alive, so their ids stay unique
+        parts = (id(options.sinks), id(options.slopes), id(options.rotary))
         key = (options.scale, options.window, options.softcap, *parts)
         if key not in self._options:
-            if len(self._options) >= _MOST_OPTIONS:  # a model that makes them anew in every pass
+            if len(self._options) >= _MOST_OPTIONS:  # a model that creates options in every pass
                 self._options.clear()
             self._options[key] = (options, *_native_options(options))
         return self._options[key][1]
 
 
 def available() -> bool:
-    """Whether the kernel was built."""
+    """Return True if the kernel was built."""
     return kernel is not None
 
 
 def instruction_sets() -> list[str]:
-    """The versions of the kernel that run on this processor, best first."""
+    """Return the versions of the kernel that run on this processor, best first."""
     return [] if kernel is None else list(kernel.instruction_sets())
 
 
 def _native_options(options: AttentionOptions) -> tuple[Any, list[Tensor]]:
-    """The kernel's options, and the tensors whose addresses they hold."""
+    """Return the kernel's options, and the tensors that their addresses point to."""
     rotary = options.rotary
     if rotary is not None and not rotary.rotated:
         rotary = _STILL

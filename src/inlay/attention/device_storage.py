@@ -1,10 +1,10 @@
-"""The memory of keys and values on a device, and their way to host memory and back.
+"""The KV pool on a device, and its copies to host memory and back.
 
-Threads of the store copy segments while the device computes. Such a copy runs on a stream of its own, through pinned
-host memory: it begins when what was put on the computing stream before it is done, so that it reads no half-written
-slot and overwrites none that is still read; and whoever asked returns when it has ended, so that nothing uses slots
-before they are there. What goes up layer by layer (``put_slab``) has an event behind each layer, which the computing
-stream waits for before it reads that one: the host waits for the last of them only.
+Threads of the store copy segments while the device computes. A copy runs on its own stream, through pinned host
+memory. It starts after the work that is already queued on the computing stream, so it reads no half-written slot and
+overwrites no slot that is still read. The calling thread returns when the copy has ended, so no slot is used too
+early. In a layer-by-layer upload (``put_slab``), an event follows each layer. The computing stream waits for that
+event before it reads the layer, and the host waits only for the last one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ from inlay.slots import SlotRange, total
 
 logger = logging.getLogger(__name__)
 
-#: Of the keys and of the values of one layer, (kv_heads, slots) fp32 each.
+#: Scales of the keys and of the values of one layer, (kv_heads, slots) fp32 each.
 Scales = tuple[Tensor, Tensor]
 
 
 class DeviceStorage(KVStorage):
-    """See KVStorage. device: where the tensors lie; "cpu" works as well, without streams.
+    """A KVStorage on a device.
 
-    Keys and values in 8 bits (int8, float8_e4m3fn) have scales beside them, which rows would not be aligned with. In
-    slabs they stand behind the numbers of their row.
-    scales: of each layer, or None where there are none.
+    In 8 bits (int8, float8_e4m3fn), scales are kept in tensors of their own, because rows with a scale would be
+    misaligned. In slabs, a scale follows the numbers of its row.
+
+    Args:
+        device: Device of the tensors. "cpu" works too, without streams.
+
+    Attributes:
+        scales: The scales of each layer, or None without quantization.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int, device: torch.device) -> None:
@@ -46,7 +51,7 @@ class DeviceStorage(KVStorage):
             keys if layer.shared else self._zeros(layer, slots) for layer, keys in zip(layers, self.keys, strict=True)
         ]
         self.scales = [self._scales(layer, slots) if dtype in LARGEST else None for layer in layers]
-        self._copying = local()  # a stream for each thread that copies
+        self._copying = local()  # one stream for each thread that copies
 
     def write(self, layer: int, slots: SlotRange | npt.NDArray[np.int64], keys: Tensor, values: Tensor) -> None:
         """See KVStorage.write."""
@@ -61,7 +66,7 @@ class DeviceStorage(KVStorage):
             return
         for memory, scale, numbers in zip((self.keys[layer], self.values[layer]), scales, (keys, values), strict=True):
             narrow, scale[:, where] = quantize(numbers.to(self.device), self.dtype)
-            memory.view(torch.uint8)[:, where] = narrow.view(torch.uint8)  # not all of PyTorch takes fp8
+            memory.view(torch.uint8)[:, where] = narrow.view(torch.uint8)  # PyTorch lacks some operations for fp8
 
     def read_keys(self, layer: int, slots: slice | Tensor) -> Tensor:
         """See KVStorage.read_keys."""
@@ -90,7 +95,9 @@ class DeviceStorage(KVStorage):
             self.put_slab(layer, slots, slab)
 
     def put_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> Callable[[], None]:
-        """See KVStorage.put_slab. What is not in locked memory, in one piece, goes through some, and is waited for."""
+        """See KVStorage.put_slab. A slab outside locked or contiguous memory is staged through pinned memory, and
+        waited for.
+        """
         assert slab.shape[2] == total(slots), "one token for each slot"
         locked = self._locked(layer, slab)
         slabs = locked or []
@@ -115,9 +122,11 @@ class DeviceStorage(KVStorage):
         return lambda: torch.cuda.default_stream(self.device).wait_event(event)
 
     def lock(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
-        """Lock host memory in place, so that the device copies from it by itself; returns what lets go of it again.
+        """Lock host memory in place, so that the device can copy from it directly.
 
-        None where it cannot be locked: what is copied goes through memory that is, then.
+        Returns:
+            A function that unlocks the memory. None if it cannot be locked; copies then go through pinned staging
+            memory.
         """
         if self.device.type != "cuda":
             return None
@@ -135,20 +144,22 @@ class DeviceStorage(KVStorage):
         return lambda: cuda.cudaHostUnregister(address)
 
     def _locked(self, layer: int, slab: npt.NDArray[np.uint8]) -> list[Tensor] | None:
-        """A slab as ``staging`` has it, not copied: where it lies in locked memory, in one piece, without scales."""
+        """The slab in the layout of ``staging``, without a copy. None unless it is locked, contiguous and has no
+        scales.
+        """
         if self.device.type != "cuda" or self.scales[layer] is not None or not slab.flags.c_contiguous:
             return None
         tensor = torch.from_numpy(slab)
         return [tensor.view(self.dtype)] if tensor.is_pinned() else None
 
     def _numbers(self, memory: Tensor, scales: Scales | None, which: int, slots: slice | Tensor) -> Tensor:
-        """which: 0 of keys, 1 of values."""
+        """which: 0 for keys, 1 for values."""
         if scales is None:
             return memory[:, slots]
         return dequantize(memory.view(torch.uint8)[:, slots].view(self.dtype), scales[which][:, slots])
 
     def _memory(self, layer: int) -> list[Scales]:
-        """The keys and values of a layer, (kv_heads, slots, width) each, and their scales where there are any."""
+        """The keys and values of a layer, (kv_heads, slots, width) each, and their scales if there are any."""
         scales = self.scales[layer]
         found = [(self.keys[layer], self.values[layer])]
         return found if scales is None else [*found, (scales[0][..., None], scales[1][..., None])]
@@ -161,7 +172,7 @@ class DeviceStorage(KVStorage):
         return torch.zeros((layer.kv_heads, slots, layer.head_dim), dtype=self.dtype, device=self.device)
 
     def staging(self, layer: int, tokens: int) -> list[Tensor]:
-        """Host memory for what ``_memory`` has of so many tokens, pinned where the device can copy to it by itself."""
+        """Allocate host memory for ``tokens`` tokens in the layout of ``_memory``. It is pinned on CUDA devices."""
         return [
             torch.empty(
                 (2, self.layers[layer].kv_heads, tokens, keys.shape[2]),
@@ -173,7 +184,9 @@ class DeviceStorage(KVStorage):
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """What runs within it runs beside the computation, behind what that has been given, and has ended with it."""
+        """Context whose copies run on this thread's stream, after the work queued so far. They have ended when it
+        exits.
+        """
         if self.device.type != "cuda":
             yield
             return

@@ -1,9 +1,9 @@
-"""Which rows read which keys together: the items of all parts, cut at each other's borders and put into groups.
+"""Groups of rows that read the same keys: the items of all parts, cut at each other's borders.
 
-Rows of several requests that read the same slots at the same shift form one group (the chunk-first phase of
-ChunkAttention, arXiv 2402.15220, section 3.3, for sharing sets that need not be prefixes); a group with the rows of one
-request is sequence-first work. All of it is done in whole columns, since 64 rows over 1,000 modules each are 64,000
-items, in every pass that mixes prefill with decode.
+Rows of several requests that read the same slots at the same shift form one group. This is the chunk-first phase of
+ChunkAttention (arXiv 2402.15220, section 3.3), for shared sets that need not be prefixes. A group with the rows of
+one request is sequence-first work. The work is vectorized over whole columns: 64 rows over 1,000 modules each are
+64,000 items, in every pass that mixes prefill with decode.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ Table = npt.NDArray[np.int64]
 #: The rows of a table of items or stretches.
 FIRST, LENGTH, POSITION, SHIFT, MASKED = range(5)
 
-#: A part with this many rows fills a kernel's tiles by itself and gains nothing from company.
+#: A part with this many rows fills a kernel's tiles by itself. It gains nothing from sharing them.
 LONG = 64
 
-MOST_BITS = 63  # of a number that is sorted
+MOST_BITS = 63  # bits of a number to sort
 
 
 @dataclass(slots=True)
 class Groups:
-    """Sets of query rows, each with the stretches of keys that just these rows read.
+    """Sets of query rows, each with the stretches of keys that exactly these rows read.
 
-    rows: numbers of query rows, increasing within a group; those of group g are at row_first[g] … row_first[g + 1] - 1.
-    stretches: (5, stretches), as a part's items; those of group g are at stretch_first[g] … stretch_first[g + 1] - 1,
-        those of one shift together.
-    growing: the stretches that end in a row's own slot, one a row, where all rows decode; else none.
+    Args:
+        rows: Numbers of query rows, increasing within a group.
+        row_first: Group g has ``rows[row_first[g] : row_first[g + 1]]``.
+        stretches: (5, stretches), in the layout of a part's items. Within a group, equal shifts are adjacent.
+        stretch_first: Group g has ``stretches[:, stretch_first[g] : stretch_first[g + 1]]``.
+        growing: The stretch that ends in a row's own slot, one for each row, if all rows decode. Else empty.
     """
 
     rows: Table
@@ -45,21 +47,32 @@ class Groups:
         return self.row_first.size - 1
 
     def advance(self) -> None:
-        """The next decode step: every row's own stretch is one key longer."""
+        """Advance to the next decode step: every row's own stretch grows by one key."""
         self.stretches[LENGTH, self.growing] += 1
 
 
 def group(items: Sequence[Table], rows: Sequence[int], slots: Table, *, share: bool = True) -> Groups:
-    """The groups of parts with these items and so many rows each.
+    """Return the groups of parts with these items and numbers of rows.
 
-    slots: where the rows' own keys go. share: whether rows of several parts may stand together.
+    Args:
+        items: The items of each part.
+        rows: The number of rows of each part.
+        slots: (rows,), the slots of the rows' own keys.
+        share: True if rows of several parts may be in one group.
     """
     part = np.repeat(np.arange(len(rows)), [table.shape[1] for table in items])
     return group_items(np.hstack(items), part, np.array(rows), slots, share=share)
 
 
 def group_items(table: Table, part: Table, counts: Table, slots: Table, *, share: bool = True) -> Groups:
-    """See ``group``. table: the items of all parts. part: of each item. counts: rows of each part."""
+    """Like ``group``, for the items of all parts in one table.
+
+    Args:
+        table: (5, items), the items of all parts.
+        part: (items,), the part of each item.
+        counts: (parts,), the number of rows of each part.
+        slots, share: See ``group``.
+    """
     if counts.size == 1 and (alone := _alone(table, int(counts[0]), slots)) is not None:
         return alone
     owner = np.where((counts >= LONG) | (not share), np.arange(counts.size) + 1, 0)[part]
@@ -76,7 +89,7 @@ def group_items(table: Table, part: Table, counts: Table, slots: Table, *, share
 
 
 def _alone(table: Table, rows: int, slots: Table) -> Groups | None:
-    """The one group of a pass's only part, as a prompt's first token waits for it; None where it reads a key twice."""
+    """The single group of a pass with one part, a fast path for prefill. None if a key is read twice."""
     order, _ = _sorted(table[SHIFT], table[MASKED], table[POSITION] - table[FIRST], table[FIRST])
     table = table[:, order]
     before, behind = table[:, :-1], table[:, 1:]
@@ -96,10 +109,10 @@ def _alone(table: Table, rows: int, slots: Table) -> Groups | None:
 
 
 def _sorted(*columns: Table) -> tuple[Table, npt.NDArray[np.bool_]]:
-    """The order that sorts rows by their columns, the first one most significant, and which of them begin a new value.
+    """Return the order that sorts rows by their columns, first column most significant, and where new values begin.
 
-    Equal rows stay as they stand. Rows that fit into one number with their index are sorted as plain numbers, which is
-    ten times faster than anything that sorts an index.
+    The sort is stable. If a row and its index fit into one 63-bit number, plain numbers are sorted. This is ten times
+    faster than any sort of an index.
     """
     count = columns[0].size
     least = [int(column.min()) for column in columns]
@@ -127,9 +140,9 @@ def _sorted(*columns: Table) -> tuple[Table, npt.NDArray[np.bool_]]:
 
 
 def _lines(table: Table, owner: Table) -> tuple[Table, Table]:
-    """The line of each item, and each line's shift, mask and offset: (3, lines).
+    """Return the line of each item, and the shift, mask and offset of each line: (3, lines).
 
-    Items of one line agree on which position a slot has (the offset), on how it is read, and on who may read together.
+    Items on one line have the same offset from slot to position, the same shift and mask, and may be shared.
     """
     columns = (table[SHIFT], table[MASKED], table[POSITION] - table[FIRST])
     order, new = _sorted(*columns, owner)
@@ -140,11 +153,13 @@ def _lines(table: Table, owner: Table) -> tuple[Table, Table]:
 
 
 class _Intervals:
-    """All items' slots between neighbouring borders on a line, with the set of parts that read each.
+    """The slots of all items, cut at the borders on each line, with the set of parts that read each interval.
 
-    start: each interval's line and first slot, as one number. length: its slots.
-    first, end: the intervals that an item covers are first … end - 1.
-    sets: two sums of random numbers, one number a part, that name the set of parts together.
+    Attributes:
+        start: Line and first slot of each interval, as one number.
+        length: Slots of each interval.
+        first, end: An item covers the intervals from ``first`` up to ``end`` - 1.
+        sets: Two sums of random numbers, one number for each part. Together they identify the set of parts.
     """
 
     def __init__(self, start: Table, length: Table, part: Table, parts: int) -> None:
@@ -154,7 +169,7 @@ class _Intervals:
         border = ends[order[last]]
         sums = [np.cumsum(np.concatenate((name, -name))[order])[last[:-1]] for name in _names(parts)[:, part]]
         covered = (sums[0] | sums[1]) != 0
-        index = np.concatenate(([0], np.cumsum(covered)))  # of a border → intervals in front of it
+        index = np.concatenate(([0], np.cumsum(covered)))  # border → number of intervals before it
         at = np.empty_like(order)
         at[order] = np.repeat(index, np.diff(last, prepend=-1))
         self.first, self.end = at[: start.size], at[start.size :]
@@ -163,13 +178,13 @@ class _Intervals:
 
 
 def _names(parts: int) -> Table:  # (2, parts)
-    """Random numbers, always the same: two sets of parts whose sums of 128 bits are alike do not occur."""
+    """Fixed random numbers. Two sets of parts with equal 128-bit sums do not occur in practice."""
     return np.random.default_rng(1).integers(-(2**63), 2**63, (parts, 2)).T.copy()
 
 
 def _number(one: Table, other: Table) -> Table:
-    """Equal pairs get equal numbers, in the order in which they first occur."""
-    order, _ = _sorted(one >> 24)  # bits enough to tell almost all apart; the two sums tell all
+    """Number pairs in the order of their first occurrence. Equal pairs get equal numbers."""
+    order, _ = _sorted(one >> 24)  # enough bits to separate almost all pairs; the comparison below uses both full sums
     one, other = one[order], other[order]
     first = np.flatnonzero(np.append(True, (one[1:] != one[:-1]) | (other[1:] != other[:-1])))
     rank = np.empty_like(first)
@@ -180,11 +195,11 @@ def _number(one: Table, other: Table) -> Table:
 
 
 def _rows_of(intervals: _Intervals, number: Table, part: Table, counts: Table) -> tuple[Table, Table]:
-    """The rows of every group: those of the parts whose items cover the group's first interval."""
+    """The rows of every group: those of the parts that read the group's first interval."""
     groups = int(number.max()) + 1
     is_first = np.zeros(number.size, dtype=bool)
     is_first[np.flatnonzero(np.diff(np.maximum.accumulate(number), prepend=-1))] = True
-    before = np.concatenate(([0], np.cumsum(is_first)))  # groups that begin in front of an interval
+    before = np.concatenate(([0], np.cumsum(is_first)))  # number of groups that begin before an interval
     begin, covers = before[intervals.first], before[intervals.end] - before[intervals.first]
     of_group, of_part = spread(begin, covers), np.repeat(part, covers)
     first_row = np.cumsum(counts) - counts
@@ -195,12 +210,12 @@ def _rows_of(intervals: _Intervals, number: Table, part: Table, counts: Table) -
 
 
 def spread(first: Table, counts: Table) -> Table:
-    """first[0], first[0] + 1, … counts[0] numbers; then those from first[1] on, and so forth."""
+    """Concatenate the ranges ``first[i] … first[i] + counts[i] - 1``."""
     return np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
 def _stretches(intervals: _Intervals, number: Table, lines: Table, slot_bits: int) -> tuple[Table, Table]:
-    """The stretches of every group: its intervals, neighbours on a line as one. lines: see ``_lines``."""
+    """The stretches of every group. Adjacent intervals on a line are joined. lines: see ``_lines``."""
     order, _ = _sorted(number)
     group, start, length = number[order], intervals.start[order], intervals.length[order]
     new = (group[1:] != group[:-1]) | (start[1:] != start[:-1] + length[:-1])
@@ -212,7 +227,7 @@ def _stretches(intervals: _Intervals, number: Table, lines: Table, slot_bits: in
 
 
 def _growing(groups: Groups, slots: Table) -> Table:
-    """See Groups."""
+    """The stretches that end in their row's own slot; see ``Groups.growing``."""
     alone = np.repeat(np.diff(groups.row_first) == 1, np.diff(groups.stretch_first))
     row = groups.rows[np.repeat(groups.row_first[:-1], np.diff(groups.stretch_first))]
     at = groups.stretches

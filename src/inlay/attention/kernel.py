@@ -1,4 +1,4 @@
-"""The compiled kernel (csrc/), or None where inlay was installed without a compiler."""
+"""The compiled kernel (csrc/), or None if inlay was installed without a compiler."""
 
 from __future__ import annotations
 

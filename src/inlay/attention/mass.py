@@ -1,9 +1,9 @@
-"""How much new tokens attend to each stored key, in PyTorch, for every backend, where its memory lies.
+"""How much new tokens attend to each stored key, in PyTorch on the pool's device, for every backend.
 
-The scores are computed a second time, as no kernel gives weights away. That takes as long as the product of queries and
-keys alone: rows × keys × heads × head_dim multiplications a layer, for the few rows that somebody asks about. All keys
-are looked at together, in how many items they may stand: where an item is read at a shift, a copy of its keys is turned
-by it here, in fp32, instead of every query by its opposite; the scores are the same.
+The scores are computed a second time, because no kernel returns weights. The cost is rows × keys × heads × head_dim
+multiplications a layer, like the product of queries and keys alone, for the few rows that are measured. All items are
+processed together. A copy of the keys of a shifted item is rotated by the shift in fp32, instead of every query by
+-shift; the scores are the same.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from inlay.attention.grouping import FIRST, LENGTH, MASKED, POSITION, SHIFT, spr
 from inlay.attention.plan import Part
 from inlay.attention.storage import KVStorage
 
-#: Of keys, and of scores, that are looked at together; one row takes more where keys are many. What a core keeps near.
+#: Bytes of keys, and of scores, that are processed at a time: about the cache of a core. With many keys, one row takes
+#: more.
 BLOCK_BYTES = 2**22
-_DEVICE_BLOCKS = 16  # so many times that where there is no core to keep it near, and every product is a launch
+_DEVICE_BLOCKS = 16  # factor on that where no core's cache matters and every product is a kernel launch
 
 
 class AttentionMass:
-    """How much the rows of one request attend to what stands at each position, over all layers and passes.
+    """How much the rows of one request attend to each position, over all layers and passes.
 
-    by_position: (positions,), the sum of attention weights over rows, heads and layers.
+    Attributes:
+        by_position: (positions,), the attention weights summed over rows, heads and layers.
     """
 
     def __init__(self, positions: int) -> None:
         self.by_position: npt.NDArray[np.float64] = np.zeros(positions)
 
     def add(self, part: Part, mass: npt.NDArray[np.float32]) -> None:
-        """Take in one layer's. mass: (keys,), of the part's items in their order."""
+        """Add the mass of one layer. mass: (keys,), for the keys of the part's items in their order."""
         items = part.items
         np.add.at(self.by_position, spread(items[POSITION] + items[SHIFT], items[LENGTH]), mass)
 
@@ -67,10 +69,10 @@ def attention_mass(
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The keys that a part reads, item behind item: (keys,) each, on the device but for the shifts."""
+    """The keys that a part reads, in the order of its items: (keys,) each, on the device except for the shifts."""
 
     slots: Tensor
-    position: Tensor  # as it is read
+    position: Tensor  # as read, shift included
     masked: Tensor
     shift: npt.NDArray[np.int64]
 
@@ -87,7 +89,7 @@ class _Keys:
         return cls(slots, position, masked, np.repeat(items[SHIFT], lengths))
 
     def turned(self, keys: Tensor, options: AttentionOptions) -> Tensor:
-        """Keys, (heads, keys, head_dim) fp32, as queries at their own positions see them."""
+        """Rotate keys, (heads, keys, head_dim) fp32, to the positions that they are read at."""
         if not self.shift.any():
             return keys
         assert options.rotary is not None, "a shift needs positions that move"
@@ -95,7 +97,7 @@ class _Keys:
 
 
 def _weights(scores: Tensor, positions: Tensor, keys: _Keys, heads: Tensor, options: AttentionOptions) -> Tensor:
-    """What is behind the softmax of scores, (heads, rows, keys), which may be written to. heads: their numbers."""
+    """Return the softmax weights of scores, (heads, rows, keys), which may be overwritten. heads: the head numbers."""
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     distance = positions[:, None] - keys.position

@@ -1,8 +1,8 @@
-"""The plan: which query rows of one forward pass read which stored keys, turned by how much. Plain tables, no torch.
+"""The attention plan: which query rows of one forward pass read which stored keys, and at which shift.
 
-Each request has a *part*: its rows, and the items that they read. A plan puts the parts of a pass one behind the other,
-so a request that joins or leaves changes its own part alone; ``groups`` then finds, once for all backends, which rows
-read which keys together (grouping.py).
+Each request has a *part*: its rows and the items that they read. A plan concatenates the parts of a pass, so a
+request that joins or leaves changes only its own part. ``groups`` finds which rows read the same keys (grouping.py),
+once for all backends. Plans are plain integer tables without torch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ Table = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Stored keys side by side in the pool and at consecutive positions, as one request reads them.
+    """Stored keys in adjacent slots and at consecutive positions, as one request reads them.
 
-    slots: where keys and values lie; any range of a segment.
-    position: the one that the first key was encoded at.
-    shift: how far behind that the request reads it.
-    masked: whether a row sees only the keys at or before its own position, instead of all.
-    left_out: slots of the range that no row sees, as they are computed anew elsewhere; increasing.
+    Args:
+        slots: The slots of the keys and values, any range of a segment.
+        position: The position that the first key was encoded at.
+        shift: The distance in positions from there to the position that the request reads it at.
+        masked: True if a row sees only keys at or before its own position. False: it sees all.
+        left_out: Slots of the range that no row sees, because their tokens are recomputed elsewhere. Increasing.
     """
 
     slots: SlotRange
@@ -40,12 +41,12 @@ class Item:
 
     @property
     def end(self) -> int:
-        """The position, as encoded, behind the last key."""
+        """The position, as encoded, after the last key."""
         return self.position + self.slots.length
 
 
 def items_at(ranges: Sequence[SlotRange], position: int, shift: int = 0) -> tuple[Item, ...]:
-    """Ranges that hold keys encoded at consecutive positions from ``position`` on."""
+    """Return items for ranges of keys that were encoded at consecutive positions, starting at ``position``."""
     found = []
     for each in ranges:
         found.append(Item(each, position, shift))
@@ -54,10 +55,11 @@ def items_at(ranges: Sequence[SlotRange], position: int, shift: int = 0) -> tupl
 
 
 class Context:
-    """What stands before the next tokens of a request, as a table like that of ``Part.items``, which grows.
+    """The items before the next tokens of a request, as a growing table in the layout of ``Part.items``.
 
-    A prompt of a thousand pieces has a thousand parts, each of which sees what stands before it: their tables are
-    beginnings of this one.
+    A prompt of a thousand segments has a thousand parts, and each part sees all items before it. The tables of the
+    parts
+    are prefixes of this one table, not copies.
     """
 
     __slots__ = ("_columns", "_table")
@@ -68,11 +70,11 @@ class Context:
 
     @property
     def table(self) -> Table:
-        """(5, items), all that there is by now; what is added later does not change it."""
+        """The items so far, (5, items). Items that are added later do not change it."""
         return self._table[:, : self._columns]
 
     def extend(self, items: Sequence[Item]) -> None:
-        """Add what stands behind."""
+        """Append items."""
         more = table_of(items)
         end = self._columns + more.shape[1]
         if end > self._table.shape[1]:
@@ -84,35 +86,42 @@ class Context:
 
 
 class Part:
-    """New tokens of one request, a row each, and what they attend to. Parts do not change.
+    """New tokens of one request, one row each, and the keys that they attend to. Immutable.
 
-    positions: (rows,), increasing. slots: (rows,), where the rows' own keys and values go.
-    items: (5, items), a row each for first slot, length, position of the first key, shift and masked. All rows read all
-        of them, their own keys among them; own keys are masked by position.
+    Args:
+        positions: (rows,), increasing.
+        slots: (rows,), the slots for the keys and values of the rows.
+        items: (5, items), with rows for first slot, length, position of the first key, shift and masked. Every row
+            reads
+            all items. The rows' own keys are among them and are masked by position.
     """
 
     __slots__ = ("_among", "_context", "_made", "_positions", "_slots", "_steps")
 
     def __init__(self, positions: Table, slots: Table, items: Table | None, steps: int = 0) -> None:
         self._positions, self._slots, self._made = positions, slots, items
-        self._context: Table | None = None  # what ``_made`` is made of when it is first asked for
-        self._among = False  # whether the rows stand among that, so that all of it is masked by position
-        self._steps = steps  # of decoding since the tables were made: the row's own item has grown by so many
+        self._context: Table | None = None  # the items before the rows' own, until ``_made`` is built
+        self._among = False  # the context has keys after some rows, so all of it is masked by position
+        # decode steps since the tables were made: the length of the row's own item has grown by this
+        self._steps = steps
 
     @classmethod
     def of(cls, start: int, length: int, context: Sequence[Item] | Table, slots: Sequence[SlotRange]) -> Part:
-        """Rows at consecutive positions from ``start`` on; see ``at``."""
+        """Return a part with rows at consecutive positions from ``start`` on; see ``at``."""
         return cls.at(np.arange(start, start + length), context, slots)
 
     @classmethod
     def at(
         cls, positions: Table, context: Sequence[Item] | Table, slots: Sequence[SlotRange], *, among: bool = False
     ) -> Part:
-        """Rows at any increasing positions.
+        """Return a part with rows at any increasing positions.
 
-        context: what they read besides their own keys, or a ``Context``'s table, which is kept as it is until somebody
-        asks for the items: so a part that waits takes no room for them. slots: ranges of at least as many slots as
-        there are rows. among: whether some of the context stands behind some rows, so that all of it is masked.
+        Args:
+            context: The items that the rows read besides their own keys, or the table of a ``Context``. The items of
+                the
+                part are built on first use, so a waiting part needs no memory for them.
+            slots: Ranges with at least one slot for each row.
+            among: True if some of the context stands after some rows. All of it is masked then.
         """
         own = np.concatenate([np.arange(r.first, r.end) for r in cut(slots, 0, positions.size)])
         part = cls(positions, own, None)
@@ -122,10 +131,12 @@ class Part:
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
-        """One part of the rows of several, which stand one behind the other: each sees in it what it sees in its own.
+        """Join consecutive parts of one request into one. Each row sees the same keys as before.
 
-        parts: of one request, each of which reads the keys of those before it. Every key that a row may not see has
-        a position behind it, so that masking all of them leaves the rest.
+        Every key that a row must not see has a later position, so a mask by position hides exactly these.
+
+        Args:
+            parts: Parts of one request. Each one reads the keys of those before it.
         """
         positions = np.concatenate([part.positions for part in parts])
         items = parts[-1].items.copy()
@@ -174,12 +185,12 @@ class Part:
 
     @property
     def ranges(self) -> tuple[SlotRange, ...]:
-        """The slots that the rows read, their own among them."""
+        """The slots that the rows read, their own included."""
         return tuple(SlotRange(first, length) for first, length in self.items[[FIRST, LENGTH]].T.tolist())
 
     @property
     def pairs(self) -> int:
-        """How many pairs of a row and a key that it sees there are."""
+        """The number of pairs of a row and a key that it sees."""
         items, masked = self.items, self.items[MASKED] > 0
         whole = self.rows * int(items[LENGTH, ~masked].sum())
         first = (items[POSITION] + items[SHIFT])[masked]
@@ -187,7 +198,7 @@ class Part:
         return whole + int(seen.sum())
 
     def split(self, rows: int) -> tuple[Part, Part]:
-        """The first rows, and the rest, for which the first ones' keys are stored ones."""
+        """Split into the first ``rows`` rows and the rest. The rest reads the keys of the first rows from the pool."""
         made = []
         for some in (slice(None, rows), slice(rows, None)):
             positions = self.positions[some]
@@ -195,7 +206,7 @@ class Part:
         return made[0], made[1]
 
     def next(self, slot: int) -> Part:
-        """The next step of a request that decodes: one position on, behind the row of this part, in ``slot``."""
+        """Return the part of the next decode step: one position on, stored in ``slot``."""
         assert self.rows == 1, "only a part of one row decodes"
         if slot == self._slots[0] + self._steps + 1:
             return Part(self._positions, self._slots, self._items, self._steps + 1)
@@ -205,21 +216,23 @@ class Part:
 
 
 class Prepared(Protocol):
-    """What a backend has made of a plan."""
+    """The work tables that a backend has made of a plan."""
 
     def advance(self) -> None:
-        """Every row stands one position and one slot further on, and sees what it wrote last."""
+        """Move every row one position and one slot on. Each row then also sees the key that it wrote last."""
         ...
 
 
 @dataclass
 class Plan:
-    """One forward pass's attention.
+    """The attention of one forward pass.
 
-    parts: what is asked for, in row order; the specification.
-    positions, slots: (rows,), of the query rows, and where their own keys and values go.
-    share: whether rows of several requests that read the same keys may be worked on together (chunk-first).
-    work: what backends have made of it, by backend.
+    Args:
+        parts: The requested attention in row order. This is the specification.
+        positions: (rows,), position of each query row.
+        slots: (rows,), slot for the key and value of each row.
+        share: True if rows of several requests that read the same keys may be processed together (chunk-first).
+        work: Work tables by backend name.
     """
 
     parts: tuple[Part, ...]
@@ -234,25 +247,26 @@ class Plan:
 
     @cached_property
     def groups(self) -> Groups:
-        """Which rows read which keys together: the work of every backend."""
+        """The groups of rows that read the same keys. All backends work from them."""
         items = [part.items for part in self.parts]
         return group(items, [part.rows for part in self.parts], self.slots, share=self.share)
 
 
 def build_plan(parts: Sequence[Part], *, share: bool = True) -> Plan:
-    """The plan of a pass. share: see Plan."""
+    """Build the plan of a pass. See ``Plan`` for ``share``."""
     positions = np.concatenate([part.positions for part in parts])
     return Plan(tuple(parts), positions, np.concatenate([part.slots for part in parts]), share)
 
 
 def advance(plan: Plan, parts: Sequence[Part]) -> Plan:
-    """The plan of the next decode step, by growing the last one in place: the grouping stays, lengths grow.
+    """Turn a decode plan into that of the next step in place. The grouping stays, only lengths grow.
 
-    plan: of one row a part; not to be used again. parts: the same requests one token on, each in the slot behind its
-    last one.
+    Args:
+        plan: Has one row for each part. Do not use it after this call.
+        parts: The same requests one token later. Each one uses the slot after its last one.
     """
     assert plan.groups.growing.size == plan.rows, "only a plan of decode steps advances"
-    plan.groups.advance()  # first, while they can still be made of the parts before
+    plan.groups.advance()  # first, while the groups can still be built from the old parts
     plan.positions += 1
     plan.slots += 1
     for work in plan.work.values():
@@ -262,7 +276,7 @@ def advance(plan: Plan, parts: Sequence[Part]) -> Plan:
 
 
 def table_of(context: Sequence[Item]) -> Table:
-    """Items as columns of a table; an item with slots left out as the ranges between them."""
+    """Return items as the columns of a table. An item with slots left out becomes the ranges between these slots."""
     whole = [(i.slots.first, i.slots.length, i.position, i.shift, i.masked) for i in context if not i.left_out]
     parted = [item for item in context if item.left_out]
     table = np.array(whole, dtype=np.int64).reshape(-1, 5).T
@@ -273,23 +287,25 @@ def table_of(context: Sequence[Item]) -> Table:
     ends = np.array([slot for i in parted for slot in (*i.left_out, i.slots.first + i.slots.length)], dtype=np.int64)
     behind = np.ones_like(starts)
     behind[np.cumsum([0, *counts[:-1]])] = 0
-    starts += behind  # a range begins behind the slot that is left out, but for an item's first
+    starts += behind  # except for the first, a range begins after a slot that is left out
     each = np.array([(i.position - i.slots.first, i.shift, i.masked) for i in parted], dtype=np.int64)
     offset, shift, masked = np.repeat(each, counts, axis=0).T
     return np.hstack((table, np.stack((starts, ends - starts, starts + offset, shift, masked))))
 
 
 def _own_items(positions: Table, slots: Table) -> Table:
-    """The rows' own keys, in stretches of consecutive positions and slots."""
+    """The rows' own keys, as stretches of consecutive positions and slots."""
     first = np.flatnonzero(np.concatenate(([True], (np.diff(positions) != 1) | (np.diff(slots) != 1))))
     lengths = np.diff(np.append(first, positions.size))
     return np.stack((slots[first], lengths, positions[first], np.zeros_like(first), np.ones_like(first)))
 
 
 def _settled(items: Table, positions: Table) -> Table:
-    """Items as these rows see them: without keys behind the last row, masked only where that hides some, and joined.
+    """Normalize items for these rows.
 
-    Neighbours at the same shift become one, so a prompt of many short segments costs what one long segment does.
+    Keys after the last row are cut, and an item is masked only if that hides a key. Adjacent items at the same shift
+    are
+    joined, so a prompt of many short segments costs no more than one long segment.
     """
     items = items.copy()
     seen = items[POSITION] + items[SHIFT]

@@ -1,26 +1,29 @@
-"""Keys and values in 8 bits, whole numbers or fp8, with an fp32 scale for each token and head."""
+"""Keys and values in 8 bits, as int8 or fp8, with an fp32 scale for each token and head."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-#: The dtypes as settings and segments name them.
+#: The dtypes by their names in settings and segments.
 NARROW = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
-#: The number that the largest one of a row becomes: of fp8 the largest that it has.
+#: The number that the largest magnitude of a row is scaled to. For fp8 it is the largest number of the format.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
-#: Behind the numbers of a row, where keys leave the pool for another tier: one fp32.
+#: Bytes of the fp32 scale. It follows the numbers of a row in slabs, and in the int8 pool of the CPU.
 SCALE_BYTES = 4
 
-_LEAST = 1e-30  # of the largest number of a row; smaller ones are zero, as what they are divided by would be no number
+_LEAST = 1e-30  # rows whose largest magnitude is not above this become zero, since their factor would be infinite
 
 
 def quantize(numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of numbers, (…, head_dim), to the nearest in 8 bits, ties to even, and their scales, (…,), fp32.
+    """Quantize rows of numbers, (…, head_dim), to 8 bits. Rounds to nearest, ties to even.
 
-    What is no number leaves a scale that is none. The kernel ``store`` does the same.
+    A row with a NaN or infinity gets a NaN scale. The Triton kernel ``store`` does the same.
+
+    Returns:
+        The numbers in ``dtype``, and their scales, (…,), fp32.
     """
     exact, largest = numbers.float(), LARGEST[dtype]
     most = exact.abs().amax(-1, keepdim=True)
@@ -32,5 +35,5 @@ def quantize(numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(numbers: Tensor, scales: Tensor) -> Tensor:
-    """The numbers of rows, (…, head_dim), fp32. scales: (…,)."""
+    """Return the numbers of quantized rows, (…, head_dim), in fp32. scales: (…,)."""
     return numbers.float() * scales[..., None]

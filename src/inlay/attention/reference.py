@@ -1,6 +1,6 @@
 """Attention in plain fp32 PyTorch, one row at a time: the specification that every backend is tested against.
 
-It reads the plan's parts, not its groups, so that a mistake in the grouping shows.
+It reads the plan's parts and not its groups, so that tests find mistakes in the grouping.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inlay.attention.storage import KVStorage, LayerShape
 
 
 class ReferenceBackend:
-    """Slow, simple and right."""
+    """A slow and simple backend for tests."""
 
     name = "reference"
     device = torch.device("cpu")
@@ -28,7 +28,7 @@ class ReferenceBackend:
         return KVStorage(layers, dtype, slots)
 
     def prepare(self, plan: Plan) -> None:
-        """See Backend.prepare. Parts are read as they are."""
+        """See Backend.prepare. Does nothing, because parts are read directly."""
 
     def attend(
         self,
@@ -69,7 +69,7 @@ def _attend_row(
 
 def _weights(
     query: Tensor, part: Part, position: int, pool: KVStorage, layer: int, options: AttentionOptions
-) -> tuple[Tensor, Tensor, Tensor]:  # (heads, keys seen), (keys seen,), and (keys,) bool: which are
+) -> tuple[Tensor, Tensor, Tensor]:  # (heads, keys seen), (keys seen,), (keys,) bool: which keys are seen
     scores, read, seen = [], [], []
     for first, length, start, shift, masked in part.items.T.tolist():
         seen_at = torch.arange(start, start + length) + shift
@@ -95,7 +95,6 @@ def _weights(
 
 
 def _repeat(query: Tensor, pool: KVStorage, layer: int) -> int:
-    """How many heads of queries read one of keys."""
     return query.shape[0] // pool.keys[layer].shape[0]
 
 

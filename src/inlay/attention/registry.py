@@ -1,4 +1,4 @@
-"""Attention backends by name, and the one that goes with a device."""
+"""Attention backends by name, and the default backend for each kind of device."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ _CPU = torch.device("cpu")
 
 
 def get_backend(name: str = "auto", device: torch.device = _CPU) -> Backend:
-    """The backend of that name: "cpu" (the compiled kernel), "torch", "triton", "reference", or "auto".
+    """Return the backend of a name for a device.
 
-    "auto" is "triton" on a GPU where it is installed and "cpu" on a CPU where the kernel was built, else "torch", which
-    it says once. device: where it computes. Raises ParameterError.
+    Args:
+        name: "cpu" (the compiled kernel), "torch", "triton", "reference" or "auto". "auto" means "triton" on a GPU and
+            "cpu" on a CPU. Where that is not installed, it means "torch", and a warning is logged once.
+        device: The device to compute on.
+
+    Raises:
+        ParameterError: If the backend is unknown, not installed, or does not support the device.
     """
     if name == "auto":
         name = _on_cpu() if device.type == "cpu" else on_device()
@@ -49,7 +54,7 @@ def _on_cpu() -> str:
 
 @cache
 def fallback() -> str:
-    """What "auto" is without the compiled kernel; says so once."""
+    """Return the backend that "auto" uses on a CPU without the compiled kernel. Logs a warning once."""
     logger.warning(
         "inlay was installed without its compiled kernel: attention runs in PyTorch, right but slower; "
         "reinstall where a C++17 compiler is found"
@@ -59,7 +64,7 @@ def fallback() -> str:
 
 @cache
 def on_device() -> str:
-    """What "auto" is on a GPU; says so once."""
+    """Return the backend that "auto" uses on a GPU. Logs the choice once."""
     if has_triton():
         logger.info("attention runs on the GPU in Triton's kernels")
         return "triton"
@@ -71,7 +76,7 @@ def on_device() -> str:
 
 
 def has_triton() -> bool:
-    """Whether Triton is installed."""
+    """Return True if Triton is installed."""
     return find_spec("triton") is not None
 
 
@@ -81,6 +86,7 @@ def _triton(device: torch.device) -> Backend:
             "attention backend 'triton' needs Triton, which is not installed; pip install 'inlay-llm[gpu]', or use "
             "'auto'"
         )
-    from inlay.attention.triton.backend import TritonBackend  # importing it takes a while, and few need it
+    # imported late, because it takes a while and few processes need it
+    from inlay.attention.triton.backend import TritonBackend
 
     return TritonBackend(device)

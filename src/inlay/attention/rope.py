@@ -1,8 +1,8 @@
-"""Rotary position embeddings as data: which frequencies a layer turns by, and how a shift turns a query.
+"""Rotary position embeddings as data: the frequencies of a layer, and how a shift rotates a query.
 
-Stored keys carry the model's own rotary embedding at the positions they were encoded at. A segment that is read
-``shift`` positions further on is read by turning the *query* by ``-shift``, because a score depends on the
-difference of the two positions alone (Su et al., arXiv 2104.09864). Keys are never rewritten.
+Stored keys are already rotated by the model, to the positions they were encoded at. To read a segment ``shift``
+positions further on, the *query* is rotated by ``-shift``. This works because a score depends only on the difference
+of the two positions (Su et al., arXiv 2104.09864). Keys are never rewritten.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rotary:
-    """The rotary embedding of one layer; see ``UNTURNED`` for a layer that has none.
+    """The rotary embedding of one layer. ``UNTURNED`` stands for a layer without one.
 
-    inverse_frequencies: (rotated / 2,), fp32, radians per position.
-    interleaved: whether the two halves of a pair lie side by side (GPT-J) or half a head apart (NeoX, Llama).
+    Args:
+        inverse_frequencies: (rotated / 2,), fp32, radians per position.
+        interleaved: True if the two elements of a pair are adjacent (GPT-J), False if half of the rotated dimensions
+            apart (NeoX, Llama).
     """
 
     inverse_frequencies: Tensor
@@ -29,19 +31,19 @@ class Rotary:
 
     @property
     def rotated(self) -> int:
-        """How many leading dimensions of a head are turned."""
+        """The number of leading dimensions of a head that are rotated."""
         return 2 * self.inverse_frequencies.numel()
 
     def angles(self, shifts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Unit cosines and sines of ``-shift``: two tensors (shifts, rotated / 2), fp32.
+        """Return cosines and sines of ``-shift``: two tensors (shifts, rotated / 2), fp32, without scaling.
 
-        Unit, because a model that scales its cosines (YaRN) has scaled the query and the key already.
+        Models that scale their cosines (YaRN) have scaled the query and the key already.
         """
         turns = torch.outer(torch.tensor([-float(s) for s in shifts], dtype=torch.float64), self._frequencies64())
         return turns.cos().float(), turns.sin().float()
 
     def angles_of(self, shifts: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
-        """As ``angles``, where few shifts occur many times: two tensors (shifts, rotated / 2) on the device."""
+        """Like ``angles``, for many repeats of few shifts: two tensors (shifts, rotated / 2) on the device."""
         once, where = np.unique(shifts, return_inverse=True)
         cos, sin = (table.to(device) for table in self.angles(once.tolist()))
         at = torch.from_numpy(where).to(device)
@@ -51,11 +53,14 @@ class Rotary:
         return self.inverse_frequencies.to(torch.float64)
 
     def turn(self, query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Turn queries, in fp32.
+        """Rotate queries, in fp32.
 
-        query: (..., head_dim), any floating dtype.
-        cos, sin: broadcastable to (..., rotated / 2), fp32.
-        Returns fp32 of the broadcast shape.
+        Args:
+            query: (..., head_dim), any floating dtype.
+            cos, sin: Broadcastable to (..., rotated / 2), fp32.
+
+        Returns:
+            fp32, of the broadcast shape.
         """
         query = query.float()
         if not self.rotated:
@@ -73,5 +78,5 @@ class Rotary:
         return torch.cat((turned, rest.expand(*turned.shape[:-1], rest.shape[-1])), -1)
 
 
-#: Of layers whose keys hold no position: those with ALiBi, whose bias follows the distance, and those with none.
+#: For layers whose keys carry no position: ALiBi layers, whose bias follows the distance, and layers without positions.
 UNTURNED = Rotary(torch.empty(0))

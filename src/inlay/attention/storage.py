@@ -1,10 +1,10 @@
-"""The memory of keys and values on the CPU: a key and a value tensor a layer.
+"""The KV pool on the CPU: one key tensor and one value tensor for each layer.
 
-In int8 the key, or value, of a token and head is a row of whole numbers, -127 to 127, with the fp32 behind them that 1
-stands for: a scale for each token and head, as tokens come one by one. In fp8 there are scales too, on devices alone.
+In int8, the key (or value) of a token and head is a row of integers from -127 to 127, followed by one fp32 scale.
+Each token and head has its own scale, because tokens arrive one by one. fp8 exists only on other devices.
 
-Memory that was never written takes none: the operating system gives pages of an anonymous mapping on first write, so
-a pool grows with use, up to its budget.
+Memory that was never written takes no RAM: the operating system allocates pages of an anonymous mapping on the first
+write. So a pool grows with use, up to its budget.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from inlay.slots import SlotRange, total
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Heads of keys and values in one layer, and their width.
+    """The KV shape of one layer.
 
-    shared: whether the values are the keys themselves, stored once (latent attention).
+    Args:
+        kv_heads: Number of heads of keys and values.
+        head_dim: Elements of a head.
+        shared: True if the values are the keys themselves and are stored once (latent attention).
     """
 
     kv_heads: int
@@ -38,45 +41,53 @@ class LayerShape:
 
     @property
     def rows(self) -> int:
-        """How many vectors of ``head_dim`` the layer keeps of a token."""
+        """The number of vectors of ``head_dim`` that the layer stores for a token."""
         return (1 if self.shared else 2) * self.kv_heads
 
     @property
     def elements(self) -> int:
-        """How many numbers the layer keeps of a token."""
+        """The number of elements that the layer stores for a token."""
         return self.rows * self.head_dim
 
 
 def row_width(head_dim: int, dtype: torch.dtype) -> int:
-    """How many elements of the dtype a key of ``head_dim`` numbers has, with its scale."""
+    """Return the stored width of one head's key in elements of ``dtype``, scale included."""
     return head_dim + (SCALE_BYTES if dtype in LARGEST else 0)
 
 
 def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
-    """How many bytes the keys and values of one token take in all layers."""
+    """Return the bytes that keys and values of one token take in all layers."""
     return sum(layer.rows * row_width(layer.head_dim, dtype) for layer in layers) * dtype.itemsize
 
 
 def quantized(numbers: Tensor) -> Tensor:  # (…, head_dim + SCALE_BYTES) int8
-    """Rows of numbers, (…, head_dim), as int8 with their scales, to nearest, ties to even: the largest becomes 127.
+    """Quantize rows of numbers, (…, head_dim), to int8 followed by their scales.
 
-    What is no number leaves a scale that is none. The kernel does the same, bit for bit (csrc/attend.cpp).
+    Rounds to nearest, ties to even. The largest magnitude of a row becomes 127. A row with a NaN or infinity gets a NaN
+    scale. The compiled kernel does the same, bit for bit (csrc/attend.cpp).
     """
     whole, scale = quantize(numbers, torch.int8)
     return torch.cat((whole, scale[..., None].view(torch.int8)), -1)
 
 
 def dequantized(rows: Tensor) -> Tensor:  # (…, head_dim) fp32
-    """The numbers of rows of int8, (…, head_dim + SCALE_BYTES)."""
+    """Return the numbers of int8 rows, (…, head_dim + SCALE_BYTES)."""
     head_dim = rows.shape[-1] - SCALE_BYTES
     return dequantize(rows[..., :head_dim], rows[..., head_dim:].contiguous().view(torch.float32)[..., 0])
 
 
 class KVStorage:
-    """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, head_dim) each, in the KV dtype; of int8 with scales.
+    """``keys[layer]`` and ``values[layer]``, (kv_heads, slots, row width) each, in the KV dtype.
 
-    Where a layer's values are its keys, both are the same tensor. dtype: float32, bfloat16 or int8.
-    Raises ParameterError for fp8.
+    The row width is ``head_dim``, plus the scale for int8. If a layer's values are its keys, both are the same tensor.
+
+    Args:
+        layers: The shape of each layer.
+        dtype: float32, bfloat16 or int8.
+        slots: Number of token slots.
+
+    Raises:
+        ParameterError: For fp8.
     """
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> None:
@@ -92,17 +103,19 @@ class KVStorage:
         ]
 
     def write(self, layer: int, slots: SlotRange | npt.NDArray[np.int64], keys: Tensor, values: Tensor) -> None:
-        """Store keys and values, (kv_heads, tokens, head_dim), at a range or at slot numbers (tokens,)."""
+        """Store keys and values, (kv_heads, tokens, head_dim), in a range of slots or at slot numbers (tokens,)."""
         where = slice(slots.first, slots.end) if isinstance(slots, SlotRange) else torch.from_numpy(slots)
         self.keys[layer][:, where] = self._stored(keys)
         self.values[layer][:, where] = self._stored(values)
 
     def read_keys(self, layer: int, slots: slice | Tensor) -> Tensor:
-        """The keys in these slots, (kv_heads, tokens, head_dim): in the KV dtype, of int8 in fp32."""
+        """Return the keys in these slots, (kv_heads, tokens, head_dim), in the KV dtype. int8 keys are returned in
+        fp32.
+        """
         return self._read(self.keys[layer][:, slots])
 
     def read_values(self, layer: int, slots: slice | Tensor) -> Tensor:
-        """The values in these slots; see ``read_keys``."""
+        """Return the values in these slots; see ``read_keys``."""
         return self._read(self.values[layer][:, slots])
 
     def _stored(self, numbers: Tensor) -> Tensor:
@@ -111,11 +124,13 @@ class KVStorage:
     def _read(self, rows: Tensor) -> Tensor:
         return dequantized(rows) if self.dtype == torch.int8 else rows
 
-    # What leaves the pool for another tier, and comes back. NumPy copies, on any thread, without PyTorch's threads,
-    # which would take the cores from those that compute.
+    # Slabs move between the pool and other tiers. NumPy copies them on the calling thread: PyTorch's threads would take
+    # cores from the computation.
 
     def read_slab(self, layer: int, slots: Sequence[SlotRange]) -> npt.NDArray[np.uint8]:
-        """The bytes of keys and values in these slots, scales included: (2, kv_heads, tokens, bytes of a head)."""
+        """Return the bytes of keys and values in these slots: (2, kv_heads, tokens, bytes of a head), scales
+        included.
+        """
         shape = self.layers[layer]
         width = row_width(shape.head_dim, self.dtype) * self.dtype.itemsize
         slab = np.empty((2, shape.kv_heads, total(slots), width), np.uint8)
@@ -127,7 +142,7 @@ class KVStorage:
         return slab
 
     def write_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> None:
-        """Put the bytes of keys and values, as ``read_slab`` gives them, into these slots."""
+        """Write bytes, in the layout of ``read_slab``, into these slots."""
         assert slab.shape[2] == total(slots), "one token for each slot"
         for which, memory in enumerate(self._bytes(layer)):
             at = 0
@@ -136,13 +151,15 @@ class KVStorage:
                 at += run.length
 
     def beside(self) -> AbstractContextManager[None]:
-        """What is put within it is put beside the computation, and has been put with its end."""
+        """Context in which copies run beside the computation. They are complete when it exits."""
         return nullcontext()
 
     def put_slab(self, layer: int, slots: Sequence[SlotRange], slab: npt.NDArray[np.uint8]) -> Callable[[], None]:
-        """As ``write_slab``, within ``beside``. Returns what lets the computation that is begun next see these bytes.
+        """Like ``write_slab``, but called within ``beside``. ``slab`` must not change before ``beside`` exits.
 
-        ``slab`` may not change before ``beside`` ends.
+        Returns:
+            A function to call before the next computation that reads these slots. It makes that computation see the
+            bytes.
         """
         self.write_slab(layer, slots, slab)
         return seen
@@ -152,13 +169,13 @@ class KVStorage:
 
 
 def seen() -> None:
-    """What has been put is there for everybody."""
+    """Do nothing: on the CPU, written bytes are visible at once."""
 
 
 def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until they are written; torch.zeros would touch every page.
+    """Zeros that take no memory until they are written. torch.zeros would touch every page.
 
-    Zeros, since a masked slot still enters a product with weight zero, where stray NaN would survive.
+    The memory must be zero: a masked slot enters a product with weight zero, and NaN would survive that.
     """
     size = math.prod(shape) * dtype.itemsize
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

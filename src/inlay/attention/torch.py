@@ -1,11 +1,11 @@
-"""Attention with PyTorch alone. On a CPU its flash kernel, whose log-sum-exp makes one partial result one call; on any
-other device plain products.
+"""Attention in PyTorch, for installs without the compiled kernel (cpu.py) and for GPUs without Triton.
 
-For installs without the compiled kernel (cpu.py), and for GPUs without Triton.
+On a CPU it calls PyTorch's flash kernel, whose log-sum-exp gives one partial result in one call. On other devices it
+uses plain matrix products.
 
-Pass 1 turns a group's queries, once for every shift that its keys are read at.
-Pass 2 runs the kernel on every stretch of keys: they are read in the pool, where they lie.
-Pass 3 merges partial results through their log-sum-exp, in fp32.
+Pass 1 rotates the queries of a group, once for every shift that its keys are read at.
+Pass 2 attends to every stretch of keys. They are read in place in the pool.
+Pass 3 merges the partial results through their log-sum-exp, in fp32.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from inlay.attention.storage import KVStorage, LayerShape
 
 _CPU = torch.device("cpu")
 
-#: PyTorch's kernel, which gives each row's log-sum-exp too.
+#: PyTorch's CPU kernel. It returns the log-sum-exp of each row beside the output.
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Some rows of a group against keys side by side in the pool.
+    """Some rows of a group against adjacent keys in the pool.
 
-    rows: among those of the pass: a slice where they are neighbours, else their numbers.
-    causal: row i sees the first i + 1 keys; only where there is no mask.
-    mask: (rows, keys) bool, True where a row sees a key; None where all rows see all, or the causal rule says it.
-    distance: (rows, keys) int64, how far behind a row's position a key stands; only for ALiBi.
+    Args:
+        rows: Rows of the pass: a slice if they are adjacent, else their numbers.
+        causal: True if row i sees the first i + 1 keys. Then there is no mask.
+        mask: (rows, keys) bool, True if the row sees the key. None if all rows see all keys or ``causal`` is set.
+        distance: (rows, keys) int64, row position minus key position. Set only for ALiBi.
     """
 
     rows: slice | Tensor
@@ -52,7 +53,7 @@ class _View:
 
 @dataclass(slots=True)
 class _Work:
-    """A plan's views for every kind of layer, made when the first layer of a kind asks."""
+    """A plan's views by kind of layer, made when the first layer of a kind runs."""
 
     views: dict[tuple[object, ...], list[_View]] = field(default_factory=dict)
 
@@ -62,10 +63,10 @@ class _Work:
 
 
 class TorchBackend:
-    """PyTorch's own attention, a call per stretch of keys. device: where."""
+    """Attention in PyTorch's own operations, one call for each stretch of keys, on ``device``."""
 
     name = "torch"
-    scratch_bytes = 0  # partial results of a stretch at a time, among the pass's other tensors
+    scratch_bytes = 0  # one stretch at a time; its partial results count as tensors of the pass
 
     def __init__(self, device: torch.device = _CPU) -> None:
         self.device = device
@@ -128,7 +129,7 @@ def _attend(
 
 
 def _merge(output: Tensor, lse: Tensor, rows: slice | Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a partial result of some rows to what these rows have so far, in fp32."""
+    """Merge a partial result into the result so far of these rows, in fp32."""
     before = lse[:, rows]
     total = torch.logaddexp(before, part_lse)
     finite = _finite(total)
@@ -138,7 +139,7 @@ def _merge(output: Tensor, lse: Tensor, rows: slice | Tensor, part: Tensor, part
 
 
 def _turn(query: Tensor, shift: int, options: AttentionOptions) -> Tensor:
-    """Queries as a shift sees them."""
+    """Rotate queries by -shift."""
     if shift == 0:
         return query
     assert options.rotary is not None, "a shift needs positions that move"
@@ -151,14 +152,14 @@ def _flash_partial(
 ) -> tuple[Tensor, Tensor]:  # (heads, rows, head_dim), (heads, rows) fp32
     heads, rows, head_dim = query.shape
     mask = view.mask
-    if mask is None and not view.causal:  # heads that share keys become rows, so that the kernel packs a key once
+    if mask is None and not view.causal:  # heads that share keys become rows, so the kernel packs each key once
         query = query.reshape(keys.shape[0], -1, head_dim)
     additive = None if mask is None else torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
     output, lse = flash_attention(
         query[None], keys[None], values[None], is_causal=view.causal, attn_mask=additive, scale=options.scale
     )
     output, lse = output.reshape(heads, rows, head_dim), lse.reshape(heads, rows)
-    if mask is not None:  # a row that sees none of these keys has no say
+    if mask is not None:  # a row that sees none of these keys has weight zero
         blind = ~mask.any(1)
         output = output.masked_fill(blind[:, None], 0.0)
         lse = lse.masked_fill(blind, -torch.inf)
@@ -168,7 +169,7 @@ def _flash_partial(
 def _plain_partial(
     query: Tensor, keys: Tensor, values: Tensor, view: _View, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """The same in separate steps, since the flash kernel knows neither soft-cap nor a bias for each head."""
+    """The same result in separate steps. The flash kernel supports neither soft-cap nor a bias for each head."""
     heads, rows, head_dim = query.shape
     grouped = query.reshape(keys.shape[0], -1, rows, head_dim).float()
     scores = grouped @ keys.float().transpose(1, 2).unsqueeze(1) * options.scale
@@ -186,7 +187,7 @@ def _plain_partial(
 
 
 def _views(plan: Plan, options: AttentionOptions) -> list[_View]:
-    """A plan's views as a kind of layer needs them; worked out once a pass."""
+    """The views of a plan for a kind of layer, made once per pass."""
     made = cast(_Work, plan.work[TorchBackend.name]).views
     kind = (options.window, options.slopes is not None)
     if kind not in made:
@@ -196,7 +197,7 @@ def _views(plan: Plan, options: AttentionOptions) -> list[_View]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Keys side by side in the pool that a group reads at one shift. positions: as the rows see them, (keys,)."""
+    """Adjacent keys in the pool that a group reads at one shift. positions: (keys,), as the rows see them."""
 
     first: int
     shift: int
@@ -205,7 +206,10 @@ class _Run:
 
 
 def _runs(plan: Plan) -> Iterator[tuple[Table, _Run]]:
-    """Every group's rows with each run that they read; stretches that lie side by side are one, whatever positions."""
+    """Yield every group's rows with each run that they read.
+
+    Unmasked stretches in adjacent slots become one run, at whatever positions they are.
+    """
     groups = plan.groups
     for number in range(len(groups)):
         rows = groups.rows[groups.row_first[number] : groups.row_first[number + 1]]
@@ -225,7 +229,7 @@ def _runs(plan: Plan) -> Iterator[tuple[Table, _Run]]:
 
 
 def _views_of(plan: Plan, rows: Table, run: _Run, options: AttentionOptions) -> Iterator[_View]:
-    """A run against a group's rows: apart those that see all of it, those on the diagonal, and those under a mask."""
+    """Split a run's rows into those that see all of it, those on the causal diagonal, and those that need a mask."""
     at = plan.positions[rows]
     if not run.masked:
         yield from _seen(at, rows, run, False, options)
@@ -244,7 +248,7 @@ def _views_of(plan: Plan, rows: Table, run: _Run, options: AttentionOptions) -> 
 def _seen(
     at: Table, rows: Table, run: _Run, masked: bool, options: AttentionOptions, *, causal: bool = False
 ) -> Iterator[_View]:
-    """The view of these rows at these positions; none where they see nothing."""
+    """Yield the view of these rows at these positions, or nothing if they see no key."""
     biased = options.slopes is not None
     if not rows.size:
         return
@@ -282,5 +286,5 @@ def _index(rows: Table) -> slice | Tensor:
 
 
 def _finite(lse: Tensor) -> Tensor:
-    """Zero in place of -inf, so that a row that saw nothing gives weight 0 and not NaN."""
+    """Replace -inf by zero, so that a row that saw no key gets weight 0 and not NaN."""
     return lse.masked_fill(lse == -torch.inf, 0.0)

@@ -1,1 +1,1 @@
-"""Several engines as one: replicas on Ray Serve, a router that chooses among them by modules, and its simulation."""
+"""Several engines as one: replicas on Ray Serve, and a router that chooses among them by modules."""

@@ -1,12 +1,13 @@
-"""Module affinity: which replica answers a request soonest, by what each holds of it and how much each has to do.
+"""Module affinity: chooses the replica that answers a request soonest, by the KV it holds and by its load.
 
-Overlap is the sum over every resident piece, a module or an exact prefix alike, of its tokens × the credit of the tier
-that holds it. Cost is the seconds of prefill that are left, and those that a replica has before it. Answers under way
-count only where they are far more than elsewhere: to send to the fewest is to send several at once to who has just
-ended some, and work given of late spreads requests evenly in time. What nobody holds has a home: rendezvous hashing,
-among the replicas whose load is within a bound (Mirrokni, Thorup, Zadimoghaddam: consistent hashing with bounded loads,
-arXiv 1608.01350). Where all who hold a piece are beyond that bound, it gets a second home in the same way, so that what
-is hot spreads no further than its load asks for.
+Overlap is the sum over all resident pieces, modules and exact prefixes alike, of their tokens × the credit of their
+tier. Cost is the seconds of prefill that are left, plus those queued at the replica. Running answers count only above
+the bound. Otherwise several requests at once would go to a replica that has just ended some. The recent work of each
+replica counts too and spreads requests evenly over time.
+
+A piece that no replica holds has a home, chosen by rendezvous hashing among the replicas with a load within a bound
+(Mirrokni, Thorup, Zadimoghaddam: consistent hashing with bounded loads, arXiv 1608.01350). If all holders of a piece
+are above the bound, it gets a second home in the same way. So hot pieces spread only as far as their load requires.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from inlay.cluster.pieces import Piece, Wanted
 from inlay.cluster.residency_map import ResidencyMap
 from inlay.errors import ParameterError
 
-_MOST_HOMELESS = 8  # pieces, the largest, whose homes count
-_IDLE = 0.01  # of the time: who has less to do is as good as idle, and there is nothing to balance
-_MOST_GIVEN = 2.0  # times the mean; who was given more is as bad
+_MOST_HOMELESS = 8  # only the largest pieces without a holder get a home
+_IDLE = 0.01  # share of the time: below this mean load there is nothing to balance
+_MOST_GIVEN = 2.0  # times the mean; more recent work than this costs no more
 
 Places = npt.NDArray[np.intp]
 Bools = npt.NDArray[np.bool_]
@@ -34,16 +35,19 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSettings:
-    """How a router weighs. Raises ParameterError.
+    """The weights of a router. Raises ParameterError.
 
-    prefill_s: seconds of prefill of one token, and decode_s of one token of an answer, until they have been measured.
-    credit_below: of a token that a replica's own lower tier has, beside 1 for one in its pool and 0 for none.
-    bound: how much more than the mean a replica may have been given.
-    memory_s: over about how long it is looked back for that.
-    home: what the home of a piece that nobody holds counts, in its tokens.
-    balance: what it counts to have been given as much as the mean of late, in prefills of the request: so that replicas
-        that hold little yet are not left alone with that.
-    stalled_s: after how long without a word a replica with work is passed by.
+    Args:
+        prefill_s: Seconds of prefill of one token, until it is measured.
+        decode_s: Seconds of one token of an answer.
+        credit_below: Credit of a token in a replica's own lower tier. A token in its pool has 1, a missing one 0.
+        bound: Limit of the recent work of a replica, as a factor of the mean.
+        memory_s: Time constant in seconds of the recent work, which fades exponentially.
+        home: Credit of a token of a piece without a holder, at the piece's home.
+        balance: Cost of having had the mean recent work, as a share of the request's prefill. It brings work to
+            replicas
+            that hold little yet.
+        stalled_s: Seconds without news after which a replica with work is avoided.
     """
 
     prefill_s: float = 1e-4
@@ -68,11 +72,15 @@ class RouterSettings:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a request goes.
+    """The chosen replica of a request.
 
-    replica: its name. work: what it gives that one to do. overlap: tokens of it that are thought to be found there;
-    best: the most that any replica has. homeless: tokens that no replica has. second_home: whether pieces of it get
-    another home, since all who hold them have been given more than their share.
+    Args:
+        replica: Its name.
+        work: The work that the request gives to it.
+        overlap: Tokens of the request that it probably holds.
+        best: The most that any replica holds.
+        homeless: Tokens that no replica holds.
+        second_home: True if some pieces get another home, because all their holders are above the bound.
     """
 
     replica: str
@@ -84,14 +92,16 @@ class Decision:
 
     @property
     def moved(self) -> bool:
-        """Whether it goes elsewhere than where most of it is."""
+        """True if another replica holds more of the request."""
         return self.overlap < self.best
 
 
 class Affinity:
-    """Chooses replicas. One thread's at a time, as its map is.
+    """Chooses replicas. Not thread-safe, like its map.
 
-    prefill_s, decode_s: what a token costs, as measured by now. answer: how many tokens answers have, about.
+    Attributes:
+        prefill_s, decode_s: Present estimates of the seconds of a token.
+        answer: Present estimate of the tokens of an answer.
     """
 
     def __init__(self, residency: ResidencyMap, settings: RouterSettings) -> None:
@@ -101,21 +111,21 @@ class Affinity:
         self.prefill_s = settings.prefill_s
         self.decode_s = settings.decode_s
         self.answer = 64.0
-        self._slots: Places = np.zeros(0, np.intp)  # of the map, by place in ``loads``
-        self._slots_of = -1  # which version of the map that is
+        self._slots: Places = np.zeros(0, np.intp)  # index in ``loads`` → slot in the map
+        self._slots_of = -1  # the version of the map that this is valid for
 
     def join(self, replica: str) -> None:
-        """A replica may be chosen from now on."""
+        """Add a replica that may be chosen."""
         self.residency.join(replica)
         self.loads.join(replica)
 
     def forget(self, replica: str) -> None:
-        """A replica has gone, with all that it held."""
+        """Remove a replica and all that it held."""
         self.residency.forget(replica)
         self.loads.leave(replica)
 
     def choose(self, wanted: Wanted, now: float, without: Collection[str] = ()) -> Decision | None:
-        """The replica that a request goes to; None where there is none. without: those that are passed by."""
+        """Return the choice for a request, or None without replicas. without: replicas to avoid."""
         places = self._places(without)
         if not len(places):
             return None
@@ -133,7 +143,7 @@ class Affinity:
         left_s = (wanted.tokens - overlap) * self.prefill_s
         queue, running = loads.queue_s[places], loads.running[places]
         if not (overlap.any() or bonus.any()):
-            queue = np.maximum(0.0, queue - queue.mean())  # or all would go to who has just begun a pass without them
+            queue = np.maximum(0.0, queue - queue.mean())  # or all requests without overlap would go to one replica
         crowd = np.maximum(0.0, running - self.settings.bound * running.mean())
         cost = left_s + queue + crowd * self.decode_s - bonus * self.prefill_s
         cost += self.settings.balance * whole_s * np.minimum(given / mean, _MOST_GIVEN)
@@ -149,9 +159,10 @@ class Affinity:
         )
 
     def homes(self, pieces: Sequence[Piece], without: Collection[str] = ()) -> list[str]:
-        """For each piece the replica that is to hold it: one that does, else its home, none with more than its share.
+        """Return for each piece the replica that is to hold it, or an empty list without replicas.
 
-        Empty where there is no replica.
+        This is a replica that holds the piece, else its home. New pieces go to no replica beyond its share if that is
+        possible.
         """
         places = self._places(without)
         if not len(places) or not pieces:
@@ -175,7 +186,7 @@ class Affinity:
         return np.array([at for at, name in enumerate(names) if name not in without], np.intp)
 
     def _held(self, pieces: Sequence[Piece], places: Places) -> tuple[Bools, Floats]:
-        """Of each piece, whether anybody has it, and the credit of what each replica has: (pieces, replicas)."""
+        """For each piece: whether any replica holds it, and each replica's credit, (pieces, replicas)."""
         residency, slots = self.residency, self._map_slots()[places]
         masks = _chained(pieces, residency.masks([key for piece in pieces for key in piece.keys]), "keys")
         below = residency.masks_below([key for piece in pieces for key in piece.below])
@@ -195,7 +206,9 @@ class Affinity:
     def _homes(
         self, pieces: Sequence[Piece], sizes: Floats, held: Bools, found: Floats, allowed: Bools, places: Places
     ) -> tuple[Floats, bool]:
-        """What counts for each replica as the home of pieces, in tokens; and whether some had another home before."""
+        """The tokens that each replica gets as a home of pieces, and whether some of these pieces had another home
+        before.
+        """
         bonus = np.zeros(len(places))
         reachable = found[:, allowed].any(axis=1)
         lost = bool((held & ~reachable).any())
@@ -215,7 +228,7 @@ def _last_keys(pieces: Sequence[Piece]) -> Words:
 
 
 def _chained(pieces: Sequence[Piece], flat: Sequence[int], what: Literal["keys", "below"]) -> list[int]:
-    """Of each piece, who has it. flat: who has each of its keys, of all pieces one behind the other."""
+    """The mask of the holders of each piece. flat: the masks of all keys of all pieces, in order."""
     masks: list[int] = []
     at = 0
     for piece in pieces:
@@ -228,7 +241,7 @@ def _chained(pieces: Sequence[Piece], flat: Sequence[int], what: Literal["keys",
 
 
 def _bits(masks: Sequence[int], slots: int) -> Floats:
-    """Masks as rows of 0 and 1: (masks, slots)."""
+    """Unpack masks into rows of 0 and 1: (masks, slots)."""
     size = (slots + 7) // 8
     if not masks:
         return np.zeros((0, slots))
@@ -237,7 +250,7 @@ def _bits(masks: Sequence[int], slots: int) -> Floats:
 
 
 def _weights(keys: Words, salts: Words) -> Words:
-    """Rendezvous hashing: of each key and replica a number that is as good as random, above 0: (keys, replicas)."""
+    """Rendezvous hashing: a pseudo-random number above 0 for each key and replica, (keys, replicas)."""
     mixed: Words = keys[:, None] ^ salts[None, :]
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     mixed ^= mixed >> np.uint64(27)

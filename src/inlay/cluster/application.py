@@ -1,7 +1,7 @@
 """The application on Ray Serve: replicas of the engine, and ingresses with the whole API of ``inlay serve``.
 
-``build`` makes it of a configuration; Ray imports it by name, ``inlay.cluster.application:build``, where a cluster is
-run from a file of its own.
+``build`` makes it from a configuration. Ray imports it by name, ``inlay.cluster.application:build``, if a cluster is
+deployed from its own configuration file.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from inlay.server.service import Service
 logger = logging.getLogger(__name__)
 
 ENGINE, INGRESS = "engine", "ingress"  # deployments
-_LOG = {"log_level": "WARNING", "enable_access_log": False}  # of Ray's own: the ingress writes a line a request
+# Ray's own logging; the ingress writes one line for each request
+_LOG = {"log_level": "WARNING", "enable_access_log": False}
 _CALLS = frozenset(("describe", "status", "finish", "abort", "stored", "evict", "profiles", "reset_prefix_cache"))
 
 
 class EngineReplica:
-    """A replica: one engine. Arguments of its calls that name requests and replicas are the router's."""
+    """A replica: one engine. Keyword arguments that name requests or replicas are for the router."""
 
     def __init__(self, model: str, engine: dict[str, Any]) -> None:
         self._llm = AsyncLLM(model, **engine)
@@ -82,7 +83,7 @@ class EngineReplica:
 
 @serve.ingress()
 class Ingress:
-    """Takes HTTP requests, prepares prompts without weights, and sends them to replicas."""
+    """Receives HTTP requests, prepares prompts without weights, and sends them to replicas."""
 
     def __init__(self, engine: DeploymentHandle[EngineReplica], said: dict[str, Any]) -> None:
         self._engine = engine
@@ -90,7 +91,7 @@ class Ingress:
         self._llm: ClusterLLM | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Ray, once; waits for the first replica."""
+        """Called by Ray once. Waits for the first replica."""
         settings, server = self._settings, self._settings.server_settings()
         configure(format=server.log_format, level=server.log_level)
         self._llm, routing = await self._connect()
@@ -105,7 +106,7 @@ class Ingress:
         return app
 
     async def _connect(self) -> tuple[ClusterLLM, Routing]:
-        """The face of the replicas, which are followed from now on."""
+        """Connect to the replicas and follow them from now on."""
         settings, loop, early = self._settings, asyncio.get_running_loop(), _Early()
         router = settings.router
         contiguous = router.kind == "prefix"
@@ -129,7 +130,7 @@ class Ingress:
 
 
 class RefreshMiddleware:
-    """ASGI middleware: before a request is answered, what other ingresses did to schemas is known here."""
+    """ASGI middleware: reads schema changes of other ingresses before it answers a request."""
 
     def __init__(self, app: ASGIApp, schemas: SchemaCatalog) -> None:
         self._app = app
@@ -145,7 +146,7 @@ class RefreshMiddleware:
 
 
 class _Early:
-    """Hears of replicas, maybe before there is a client."""
+    """Receives the names of replicas, possibly before there is a client."""
 
     def __init__(self) -> None:
         self._client: RemoteClient | None = None
@@ -172,7 +173,7 @@ async def _warm_up(service: Service) -> None:
 
 
 def build(said: dict[str, Any]) -> serve.Application:
-    """The application of a configuration: what a file of YAML says, as a mapping. Raises ParameterError."""
+    """Build the application from a configuration, given as the mapping of its YAML file. Raises ParameterError."""
     settings = ClusterSettings.of(said)
     replicas, ingress = settings.replicas, settings.ingress
     template = settings.engine.get("chat_template")

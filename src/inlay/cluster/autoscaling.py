@@ -1,25 +1,26 @@
-"""How many replicas there should be: by requests under way, and by how much of the pools they need."""
+"""The wanted number of replicas, by running requests and by their share of the KV pools."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-HELD = "kv_held"  # of what replicas tell: the part of the pool that running requests need
-WAITING = "waiting"  # requests that wait for a place there
+HELD = "kv_held"  # metric of a replica: the share of the pool that running requests need
+WAITING = "waiting"  # requests that wait for a slot there
 
 
 class QueueAndKVPolicy:
-    """A policy of Ray Serve: its own, by requests under way; and where some wait, as many as pools have room for.
+    """An autoscaling policy of Ray Serve by running requests and, if some wait, by the size of the pools.
 
-    kv_pressure: the part of a pool that running requests may need.
+    Args:
+        kv_pressure: The share of a pool that running requests may need.
     """
 
     def __init__(self, kv_pressure: float) -> None:
         self._kv_pressure = kv_pressure
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """context: ray.serve.config.AutoscalingContext. Returns how many there should be, within its bounds."""
+        """Return the wanted number of replicas, within the bounds. context: ray.serve.config.AutoscalingContext."""
         now = context.current_num_replicas
         if not now:
             return int(context.target_num_replicas), {}

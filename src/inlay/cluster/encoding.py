@@ -1,4 +1,4 @@
-"""A schema's segments, each encoded on the replica where it is at home, told of as one encoding."""
+"""Encodes the segments of a schema, each on its home replica, and reports them as one encoding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class HomeEncoding:
-    """One encoding, in parts of several replicas. Its listener hears how far it is, and once how it ended."""
+    """One encoding, split among replicas. Its listener gets the progress, and once the end."""
 
     def __init__(
         self, request: EncodeRequest, keys: KeyMaker, routing: Routing, transport: Transport, listener: EncodeListener
@@ -35,7 +35,7 @@ class HomeEncoding:
         self._over = False
 
     async def run(self) -> None:
-        """Encode. Raises what ends it before its time, of which the listener has to hear by ``fail``."""
+        """Encode. Raises errors that end it early. Report these to the listener with ``fail``."""
         parts: defaultdict[str, list[SegmentSpec]] = defaultdict(list)
         specs = self._request.specs
         homes = self._routing.homes(wanted_to_encode(self._request, self._keys))
@@ -53,12 +53,12 @@ class HomeEncoding:
         self._end(None)
 
     def fail(self, error: BaseException) -> None:
-        """Tell that it has ended before its time, unless it has ended."""
+        """Report an early end to the listener, unless it has ended."""
         if not self._over:
             self._end(Fault.of(error))
 
     async def _encode(self, replica: str, part: EncodeRequest) -> None:
-        """Encode segments on one replica; one that goes meanwhile leaves them to the requests that will want them."""
+        """Encode segments on one replica. If it goes, later requests will encode the rest."""
         try:
             async with aclosing(self._transport.encode(replica, part.to_bytes())) as items:
                 while (item := await next_item(items, lambda: self._check(replica))) is not None:
@@ -72,7 +72,7 @@ class HomeEncoding:
         self._report(replica, part.tokens)
 
     def _check(self, replica: str) -> None:
-        """Raises ReplicaLostError where nothing more is to be expected of a replica while there are others."""
+        """Raise ReplicaLostError if the replica has gone, or has stalled while there are others."""
         replicas = self._routing.replicas
         if replica not in replicas:
             raise ReplicaLostError("it has gone")

@@ -1,4 +1,4 @@
-"""ClusterLLM: AsyncLLM without weights, in front of replicas."""
+"""ClusterLLM: an AsyncLLM without weights, in front of replicas."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ from inlay.prompt.inputs import check_template
 
 
 class ClusterLLM(AsyncLLM):
-    """What an ingress answers through: prompts and schemas are prepared here, and replicas compute.
+    """The AsyncLLM of an ingress. It prepares prompts and schemas, and replicas compute.
 
-    client: of the replicas. said: what they published of their model. settings: those of EngineConfig that concern
-    prompts. Raises ParameterError.
+    Args:
+        client: The client of the replicas.
+        said: The model description that the replicas published.
+        tokenizer: The tokenizer of the model.
+        settings: The EngineConfig fields that concern prompts.
+
+    Raises:
+        ParameterError: If a setting is invalid.
     """
 
     def __init__(
@@ -35,7 +41,7 @@ class ClusterLLM(AsyncLLM):
 
 
 def tokenizer_of(model: str, chat_template: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, without its weights. Raises ModelError, ParameterError."""
+    """Load the tokenizer of a model, without its weights. Raises ModelError, ParameterError."""
     tokenizer = load_tokenizer(model)
     if chat_template is not None:
         tokenizer = copy.copy(tokenizer)

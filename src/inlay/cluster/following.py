@@ -1,4 +1,4 @@
-"""How far a request is that a replica answers: what of it its listener has heard, and what the router learns of it."""
+"""The progress of a request at a replica, for its listener and for the router."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from inlay.prompt.request import EngineRequest
 
 
 class Following:
-    """How far a request is, as its listener has heard.
+    """The progress of a request, as reported to its listener.
 
-    sent: whether it has heard of tokens. over: whether all its answers have ended. said: tokens of all of them.
-    aborted: whether its caller has given it up, so that no other replica is asked.
+    Attributes:
+        sent: True if tokens or an error were reported.
+        over: True if all answers have ended.
+        said: Tokens of all answers.
+        aborted: True if the caller aborted the request, so that no other replica is tried.
     """
 
     def __init__(self, request: EngineRequest, listener: TokenListener, routing: Routing) -> None:
@@ -34,7 +37,7 @@ class Following:
         return not self._open
 
     def take(self, events: Sequence[Event]) -> None:
-        """Tell the listener. Raises ReplicaLostError for the end of an engine before it has said anything."""
+        """Pass events to the listener. Raises ReplicaLostError if the engine ended before the first token."""
         told = [event for event in events if isinstance(event, TokenEvent)]
         if not self.sent and any(event.error is not None and event.error.kind == "EngineDeadError" for event in told):
             raise ReplicaLostError("its engine has ended")
@@ -51,11 +54,11 @@ class Following:
         self._listener(told)
 
     def finish(self, index: int) -> None:
-        """Its listener has found that an answer is whole."""
+        """Mark an answer as ended by its listener."""
         self._open.discard(index)
 
     def fail(self, error: InlayError) -> None:
-        """End all its answers that are open."""
+        """End all open answers with an error."""
         failed = [TokenEvent(self._id, at, error=Fault.of(error)) for at in sorted(self._open)]
         self._open.clear()
         if failed:
@@ -63,7 +66,7 @@ class Following:
 
     @property
     def gone(self) -> str:
-        """What is said where its replica has gone for good."""
+        """The error message for a lost replica."""
         if self.sent:
             return "the replica that answered has gone in the middle of the answer; send the request again"
         return "replicas that the request was sent to have gone one after the other; send it again in a moment"

@@ -1,4 +1,4 @@
-"""EngineHost: an engine behind calls that take and give plain data, for whoever carries these to other processes."""
+"""EngineHost: an engine behind calls with plain data, for transports to other processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from inlay.events import EncodeEvent, Event, Fault, TokenEvent, events_to_bytes
 from inlay.kv.changes import ChangeLog, short_key
 from inlay.prompt.request import EncodeRequest, EngineRequest
 
-_BELOW_EVERY_S = 30.0  # how often the tiers below the pool are gone through
-_MOST_WAIT_S = 10.0  # that a call for news may take
+_BELOW_EVERY_S = 30.0  # interval of scans of the tiers below the pool
+_MOST_WAIT_S = 10.0
 
 
 class EngineHost:
-    """One engine, asked by several ingresses on one event loop. All that comes and goes is plain data.
+    """One engine that serves several ingresses on one event loop. All arguments and results are plain data.
 
-    llm: whose engine it is; its prompts and schemas are the ingresses'.
+    Args:
+        llm: The owner of the engine. Its prompts and schemas are not used; ingresses have their own.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -37,24 +38,25 @@ class EngineHost:
         self._client.call(lambda: self._client.store.listen(self._log))
 
     def describe(self) -> dict[str, Any]:
-        """See wire.Description."""
+        """Return a wire.Description."""
         llm = self._llm
         note, model = llm.loaded.note, self._client.model
         return Description(llm.model_name, note, model, llm.sampling_defaults, llm.adapters).to_dict()
 
     def check_health(self) -> None:
-        """Raises InlayError, with the reason, where nothing is done any more."""
+        """Raise InlayError with the reason if the engine no longer works."""
         self._client.check_health()
 
     async def status(self, epoch: int, number: int) -> dict[str, Any]:
-        """See wire.Status. epoch, number: what the caller has heard of; see ChangeLog.since."""
+        """Return a wire.Status. epoch, number: the last change that the caller knows; see ChangeLog.since."""
         await self._look_below()
         return Status(self._client.stats(), self._log.since(epoch, number)).to_dict()
 
     async def answer(self, data: bytes, remaining_s: float | None) -> AsyncGenerator[bytes, None]:
-        """Answer a request; yields what is new of it, as events in bytes, until it has ended. Leaving gives it up.
+        """Answer a request. Yields new events in bytes until it has ended. Closing the generator cancels the request.
 
-        remaining_s: seconds until its deadline: clocks of other machines say nothing here.
+        Args:
+            remaining_s: Seconds until the deadline, because clocks differ between machines.
         """
         request: EngineRequest | None = None
         try:
@@ -68,12 +70,12 @@ class EngineHost:
                     yield events_to_bytes(events)
         except InlayError as error:
             if request is None:
-                raise  # whoever sent it knows its name
+                raise  # the sender knows the request's name
             failed = [TokenEvent(request.request_id, at, error=Fault.of(error)) for at in range(request.params.n)]
             yield events_to_bytes(failed)
 
     async def encode(self, data: bytes) -> AsyncGenerator[bytes, None]:
-        """Encode what an EncodeRequest names; yields how far it is, as events in bytes."""
+        """Encode the segments of an EncodeRequest. Yields the progress as events in bytes."""
         request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)
         stream = _Stream(1)
         with self._streaming(request.request_id, stream):
@@ -94,18 +96,18 @@ class EngineHost:
         self._client.abort(request_id)
 
     async def stored(self, data: bytes) -> list[bytes]:
-        """The keys of those segments of an EncodeRequest that are stored."""
+        """Return the keys of the stored segments among those of an EncodeRequest."""
         request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)
         keys: frozenset[bytes] = await asyncio.wrap_future(self._client.stored(request))
         return list(keys)
 
     async def evict(self, data: bytes) -> int:
-        """Forget the segments of an EncodeRequest; how many tokens there were."""
+        """Evict the segments of an EncodeRequest. Returns the number of their tokens."""
         request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)
         return await asyncio.wrap_future(self._client.evict(request))
 
     async def profiles(self, data: bytes) -> dict[bytes, bytes]:
-        """What is known of how much tokens move, by segment: 2 bytes each (engine/profiles.py)."""
+        """Return the known deviation profiles by segment key: 2 bytes for each token (engine/profiles.py)."""
         request = await self._llm.pools.prompts.run(EncodeRequest.from_bytes, data, self._keys, owner=None)
         known = await asyncio.wrap_future(self._client.profiles(request.specs))
         return {key: profile.tobytes() for key, profile in known.items()}
@@ -127,7 +129,7 @@ class EngineHost:
         return _Streaming(self._streams, request_id, stream, partial(self._client.cancel, request_id))
 
     async def _look_below(self) -> None:
-        """Take note of what the tiers below the pool have, now and then."""
+        """Report the keys in the tiers below the pool, at most every 30 seconds."""
         tiers, now = self._client.residency.tiers, time.monotonic()
         if not tiers or now < self._looked_below + _BELOW_EVERY_S:
             return
@@ -140,7 +142,7 @@ class EngineHost:
 
 
 class _Stream:
-    """News of one request, from the engine's thread to the event loop, until all its answers have ended."""
+    """Carries events of one request from the engine's thread to the event loop, until all its answers have ended."""
 
     def __init__(self, answers: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -154,17 +156,17 @@ class _Stream:
         return not self._open
 
     def tell(self, events: Sequence[Event]) -> None:
-        """On the engine's thread."""
-        with suppress(RuntimeError):  # a loop that has been closed has nobody left to tell
+        """Add events. Called on the engine's thread."""
+        with suppress(RuntimeError):  # the loop may have been closed
             self._loop.call_soon_threadsafe(self._take, list(events))
 
     def end(self, index: int) -> None:
-        """Nothing more comes of an answer."""
+        """Mark an answer as ended."""
         self._open.discard(index)
         self._arrived.set()
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
-        """What is new, at least one event at a time; who is slow gets more of them together."""
+        """Yield new events in batches. A slow reader gets larger batches."""
         while self._new or self._open:
             await self._arrived.wait()
             self._arrived.clear()
@@ -185,7 +187,7 @@ class _Stream:
 
 
 class _Streaming:
-    """While a stream is read; one that is left before its end is given up."""
+    """Context of a stream that is read. A stream that is left early is cancelled."""
 
     def __init__(self, streams: dict[str, _Stream], name: str, stream: _Stream, cancel: Callable[[], None]) -> None:
         self._streams, self._name, self._stream, self._cancel = streams, name, stream, cancel
@@ -197,5 +199,5 @@ class _Streaming:
         if self._streams.get(self._name) is self._stream:
             del self._streams[self._name]
         if not self._stream.over:
-            with suppress(InlayError):  # the engine may have been shut down meanwhile
+            with suppress(InlayError):  # the engine may have been shut down
                 self._cancel()

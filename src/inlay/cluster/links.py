@@ -1,4 +1,4 @@
-"""What connects Ray's router, which Ray makes in the ingress's process, with the ingress: found by deployment."""
+"""Connects an ingress with the router that Ray creates in the same process. They find each other by deployment."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from dataclasses import dataclass
 
 from inlay.cluster.routing import Routing
 
-#: Of keyword arguments of calls: which request it answers, and which replica it is for.
+#: Keyword arguments of calls: the id of the request, and the replica that a call is bound to.
 ASK, PIN = "request_id", "replica"
 
 DeploymentName = tuple[str, str]
-"""Of the application, and of the deployment in it."""
+"""Names of the application, and of the deployment in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One ingress. replicas: called with the names of those that are there, on whatever thread. kind: see ROUTERS."""
+    """One ingress.
+
+    Args:
+        replicas: Called with the names of the present replicas, on any thread.
+        kind: One of ROUTERS.
+    """
 
     routing: Routing
     replicas: Callable[[Sequence[str]], None]
@@ -25,10 +30,10 @@ class Link:
 
 
 class Links:
-    """Of one process, by the deployment of the replicas. Any thread may call.
+    """The links of one process, by the deployment of the replicas. Thread-safe.
 
-    Ray makes routers itself, so that nothing can be handed to them, and at a time of its own: a router may know its
-    replicas before there is an ingress to tell of them.
+    Ray creates routers itself and at its own time, so they get no arguments from inlay. A router may know its replicas
+    before there is an ingress.
     """
 
     def __init__(self) -> None:
@@ -40,13 +45,13 @@ class Links:
         return self._links.get(deployment)
 
     def connect(self, deployment: DeploymentName, link: Link) -> None:
-        """An ingress hears of its replicas from now on; first of those that are there."""
+        """Register an ingress. It is told of the present replicas, then of every change."""
         with self._lock:
             self._links[deployment] = link
             link.replicas(self._replicas.get(deployment, ()))
 
     def tell(self, deployment: DeploymentName, replicas: Sequence[str]) -> None:
-        """A router has been told which replicas there are."""
+        """Pass on the replicas that a router knows."""
         with self._lock:
             self._replicas[deployment] = replicas
             if (link := self._links.get(deployment)) is not None:

@@ -1,4 +1,4 @@
-"""What each replica of a cluster has to do, as whoever routes to them counts it."""
+"""The load of each replica of a cluster, as counted by a router."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a request gives a replica to do. prefill_s: seconds until its first token. total_s: all of it."""
+    """The work of a request for a replica. prefill_s: seconds until its first token. total_s: seconds in total."""
 
     prefill_s: float
     total_s: float
 
 
 class Loads:
-    """Replicas by name, each in a place of the arrays below; a place may change when another one leaves.
+    """The loads of replicas by name. A replica's index in the arrays may change when another one leaves.
 
-    memory_s: over about how long ``given_s`` looks back.
+    Args:
+        memory_s: Time constant in seconds of ``given_s``.
 
-    queue_s: seconds of prefill that it was given and that are not done. given_s: seconds of work that it was given of
-    late, fading. running: requests under way. salts: what tells the replica from others in hashes, by its name alone.
+    Attributes:
+        queue_s: Seconds of prefill that were assigned and are not done.
+        given_s: Seconds of work that were assigned recently, fading.
+        running: Running requests.
+        salts: A hash of each replica's name, for rendezvous hashing.
     """
 
     def __init__(self, memory_s: float) -> None:
@@ -44,11 +48,11 @@ class Loads:
         return len(self.names)
 
     def place(self, replica: str) -> int | None:
-        """Where a replica stands in the arrays; None for one that has gone."""
+        """Return a replica's index in the arrays, or None for an unknown replica."""
         return self._places.get(replica)
 
     def join(self, replica: str) -> None:
-        """A replica that is new counts as given what the mean was, so that not all falls to it at once."""
+        """Add a replica. It starts with the mean of the recent work, so that it does not get all requests at once."""
         if replica in self._places:
             return
         mean = float(self.given_s.mean()) if self.names else 0.0
@@ -74,7 +78,7 @@ class Loads:
             self._since = now
 
     def begin(self, replica: str, work: Work) -> None:
-        """A request goes to a replica."""
+        """Add a request's work to a replica."""
         place = self._places.get(replica)
         if place is not None:
             self.queue_s[place] += work.prefill_s
@@ -82,18 +86,18 @@ class Loads:
             self.running[place] += 1
 
     def first_token(self, replica: str, work: Work) -> None:
-        """Its prefill is over; or it has ended before."""
+        """Remove the prefill of a request from the queue, when it is over or the request has ended before."""
         place = self._places.get(replica)
         if place is not None:
             self.queue_s[place] = max(0.0, self.queue_s[place] - work.prefill_s)
 
     def end(self, replica: str) -> None:
-        """It has ended, behind ``first_token``."""
+        """Remove a request that has ended. Call ``first_token`` before."""
         place = self._places.get(replica)
         if place is not None:
             self.running[place] = max(0.0, self.running[place] - 1)
             if not self.running[place]:
-                self.queue_s[place] = 0.0  # without what rounding has left
+                self.queue_s[place] = 0.0  # removes rounding errors
 
 
 def _salt(replica: str) -> np.uint64:

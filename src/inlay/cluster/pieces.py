@@ -1,7 +1,7 @@
-"""What of a request may be found on a replica: the pieces that a router looks up, each with its tokens.
+"""The pieces of a request that a replica may hold. A router looks them up, each with its tokens.
 
-Made once, where prompts are prepared: a module is one piece, a run of the request's own text one for each border of its
-record (kv/changes.py), of which only a beginning is ever found.
+They are made once, while the prompt is prepared. A module is one piece. A run of the request's own text has one piece
+for each border of its record (kv/changes.py), because only a prefix of it can be found.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from inlay.prompt.splice import Cached, Fresh, splice_of
 class Piece:
     """Tokens that are found together.
 
-    keys: of what they may be read from, best first; any of them will do. below: the same, as tiers name it.
-    tokens: how many. chained: whether they are found only where the piece before them is.
+    Args:
+        keys: Keys of the segments that they may be read from, best first. Any of them is enough.
+        tokens: Number of tokens.
+        below: The same keys in the naming of tiers.
+        chained: True if they count only when the piece before them is found.
     """
 
     keys: tuple[int, ...]
@@ -31,7 +34,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request reads. tokens: of all its prompt. answer: tokens that it may say at most; None for unknown."""
+    """The pieces that a request reads.
+
+    Args:
+        tokens: Tokens of the whole prompt.
+        answer: Upper bound of the generated tokens. None: unknown.
+    """
 
     pieces: tuple[Piece, ...]
     tokens: int
@@ -39,12 +47,12 @@ class Wanted:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """What will be in the pool of the replica that answers it."""
+        """The keys that will be in the pool of the replica that answers."""
         return tuple(piece.keys[-1] for piece in self.pieces)
 
 
 def wanted_by(request: EngineRequest, keys: KeyMaker) -> Wanted:
-    """The pieces of a request. keys: of the model."""
+    """Return the pieces of a request. keys: the key maker of the model."""
     params = request.params
     answer = None if params.max_tokens is None else params.max_tokens * params.n
     if request.policy.reads_nothing:
@@ -60,12 +68,14 @@ def wanted_by(request: EngineRequest, keys: KeyMaker) -> Wanted:
 
 
 def wanted_to_encode(request: EncodeRequest, keys: KeyMaker) -> list[Piece]:
-    """One piece for each segment that is to be encoded."""
+    """Return one piece for each segment to be encoded."""
     return [_module((spec,), len(spec.ids), keys) for spec in request.specs]
 
 
 def _open_parts(part: Fresh, request: EngineRequest, keys: KeyMaker) -> Iterator[Piece]:
-    """A run of text that the request computes, and what of it may be stored as segments of open parts."""
+    """The pieces of a run of text that the request computes, or of the open parts in it that may be stored as
+    segments.
+    """
     assert part.run is not None
     end = part.start + len(part.ids)
     modules = [each for each in request.parts if each.open and not each.encode and part.start <= each.start < end]

@@ -1,6 +1,6 @@
-"""ModuleAffinityRouter: Ray Serve's request router, which asks ``Routing`` where each request goes.
+"""ModuleAffinityRouter: Ray Serve's request router. It asks ``Routing`` for the replica of each request.
 
-Ray calls ``choose_replicas`` on the event loop of its routers. Nothing here waits: what replicas hold is known already.
+Ray calls ``choose_replicas`` on the event loop of its routers. It never waits, because residency is already known.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from inlay.cluster import links  # as a module: Ray copies this one, and what stands in it, into each process
+from inlay.cluster import links  # as a module, because Ray copies this one with its globals into each process
 from inlay.cluster.links import ASK, PIN, DeploymentName, Link
 
 Ranks = list[list[RunningReplica]]
 
 
 class ModuleAffinityRouter(RequestRouter):  # type: ignore[misc]
-    """Sends a request where most of its modules are, unless others have less to do; a pinned call to its replica.
+    """Sends a request to the replica with most of its modules, unless others have less load. Pinned calls go to their
+    replica.
 
-    A process without an ingress, which has no Link, takes the less busy one of two replicas, as Ray's own router does.
+    In a process without an ingress there is no Link. It then takes the less busy of two replicas, like Ray's own
+    router.
     """
 
     def initialize_state(self, **_: Any) -> None:
-        """Called once by Ray."""
+        """Called by Ray once."""
         self._turns = itertools.count()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> Ranks:
-        """Replicas in ranks, the best alone in the first one: it is taken unless it takes no more requests."""
+        """Return ranks of replicas. The best one is alone in the first rank and is used unless it is full."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         said = {} if pending_request is None else pending_request.kwargs
@@ -50,18 +52,18 @@ class ModuleAffinityRouter(RequestRouter):  # type: ignore[misc]
         return [[by_name[chosen]], rest] if rest else [[by_name[chosen]]]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Called by Ray when a request was sent."""
+        """Called by Ray after a request was sent."""
         link, request_id = self._link, pending_request.kwargs.get(ASK)
         if link is not None and request_id is not None:
             link.routing.routed(request_id, _name(replica_id))
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Ray with those that are there."""
+        """Called by Ray with the present replicas."""
         super().update_replicas(replicas)
         links.LINKS.tell(self._deployment, [_name(replica.replica_id) for replica in replicas])
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Called by Ray before it tells so by ``update_replicas``."""
+        """Called by Ray before the matching ``update_replicas``."""
         super().on_replica_actor_died(replica_id)
         if (link := self._link) is not None:
             link.routing.lost(_name(replica_id))

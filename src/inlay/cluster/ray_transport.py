@@ -1,4 +1,4 @@
-"""RayTransport: calls from an ingress to its replicas by way of a handle of Ray Serve."""
+"""RayTransport: calls from an ingress to its replicas through a handle of Ray Serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RayTransport:
-    """See Transport. handle: of the deployment of EngineReplica."""
+    """See Transport. handle: a handle to the deployment of EngineReplica."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
@@ -48,7 +48,7 @@ class RayTransport:
             raise _told(error) from error
 
     async def describe(self) -> dict[str, Any]:
-        """What any replica says of its model; waits until there is one."""
+        """Return the model description of any replica. Waits until there is one."""
         try:
             said: dict[str, Any] = await _apart(lambda: self._handle.call.remote("describe"))
         except (RayError, RayServeException) as error:
@@ -72,16 +72,16 @@ async def _items(response: Any) -> AsyncGenerator[bytes, None]:
 
 
 def _apart(call: Callable[[], T]) -> T:
-    """Make a call outside of the HTTP request that it may be for.
+    """Make a call outside the context of the current HTTP request.
 
-    Ray gives all calls of one HTTP request the same number, by which its router then finds one of them alone; and a
-    request with several prompts makes several at the same time.
+    Ray gives all calls of one HTTP request the same id, and its router then finds only one of them. A request with
+    several prompts makes several calls at the same time.
     """
     return contextvars.Context().run(call)
 
 
 def _told(error: Exception) -> InlayError:
-    """What Ray raises, as what the ingress goes by: an error of inlay's own, or that the replica is lost."""
+    """Convert Ray's error to the original InlayError or to ReplicaLostError."""
     if isinstance(error, RayTaskError) and not isinstance(error, RayActorError):
         cause = getattr(error, "cause", None)
         if isinstance(cause, InlayError):

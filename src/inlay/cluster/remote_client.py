@@ -1,4 +1,4 @@
-"""RemoteClient: the EngineClient of an ingress, whose engines are replicas elsewhere."""
+"""RemoteClient: the EngineClient of an ingress. Its engines are replicas in other processes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FOLLOW_S = 0.5  # between two looks at a replica's news,
-_BUSY_S = 0.1  # and where there was some; more, where there are many replicas:
+_FOLLOW_S = 0.5  # pause between two status calls to a replica
+_BUSY_S = 0.1  # pause after a change; longer with more than _MANY replicas
 _MANY = 20
-_CALL_S = 5.0  # that a small call may take
-_LATE_S = 2.0  # that a replica has behind a deadline to say so itself
-_ATTEMPTS = 4  # that a request is sent, where replicas go
+_CALL_S = 5.0  # timeout of a small call
+_LATE_S = 2.0  # grace time after a deadline for the replica's own error
+_ATTEMPTS = 4  # sends of a request if replicas go away
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteRequest:
-    """A request that is ready to be sent. data: its bytes. wanted: what of it may be found somewhere."""
+    """A request that is ready to be sent. data: its bytes. wanted: the pieces that replicas may hold."""
 
     request: EngineRequest
     data: bytes
@@ -56,9 +56,12 @@ class RemoteRequest:
 
 
 class RemoteClient:
-    """See EngineClient. Lives on one event loop, the one that it is made on; its methods may be called on any thread.
+    """See EngineClient. It belongs to the event loop that it is created on. Its methods are thread-safe.
 
-    model: what the replicas published. Listeners are called on the loop.
+    Args:
+        model: The model information that the replicas published.
+
+    Listeners are called on the loop.
     """
 
     def __init__(self, model: ModelInfo, transport: Transport, routing: Routing) -> None:
@@ -67,7 +70,7 @@ class RemoteClient:
         self._routing = routing
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of requests and encodings, by id
-        self._ending: dict[str, InlayError | None] = {}  # of those that are cancelled, what their listeners hear
+        self._ending: dict[str, InlayError | None] = {}  # of cancelled ones, the error for their listeners
         self._following: dict[str, Following] = {}
         self._others: set[asyncio.Task[Any]] = set()
         self._followers: dict[str, asyncio.Task[None]] = {}
@@ -78,7 +81,7 @@ class RemoteClient:
         return self._model
 
     def compile_grammar(self, params: SamplingParams, salt: str = "") -> None:
-        """Replicas compile grammars: what is compiled cannot be sent."""
+        """Do nothing: replicas compile grammars, because compiled ones cannot be sent."""
 
     def prepare(self, request: EngineRequest, grammar: Any = None) -> RemoteRequest:
         return RemoteRequest(request, request.to_bytes(), wanted_by(request, self._model.keys))
@@ -103,7 +106,7 @@ class RemoteClient:
         self._on_loop(lambda: self._cancel(request_id))
 
     def abort(self, request_id: str) -> None:
-        """Where it is nowhere yet, or being encoded, or its replica can't be told, it ends here."""
+        """Abort a request. It ends here if it is at no replica, is an encoding, or its replica can't be reached."""
 
         def end() -> None:
             self._cancel(request_id, AbortedError(f"request {request_id} was aborted"))
@@ -134,7 +137,7 @@ class RemoteClient:
         raise ParameterError("what replicas of a cluster hold is not listed; ask a server of one engine")
 
     def evict(self, request: EncodeRequest) -> Future[int]:
-        """On all replicas; several may have had the same segments."""
+        """Evict on all replicas. The sum may count a segment several times."""
         data = request.to_bytes()
 
         async def ask() -> int:
@@ -148,11 +151,11 @@ class RemoteClient:
         raise ParameterError("segments cannot be pinned on a cluster, whose replicas come and go; serve one engine")
 
     def unpin(self, request: EncodeRequest, owner: str | None, reason: str) -> Future[int]:
-        """Nothing is pinned."""
+        """Return 0, because nothing is pinned."""
         return _done(0)
 
     def pinned(self, owner: str | None) -> Future[list[SegmentSpec]]:
-        """Nothing is pinned."""
+        """Return nothing, because nothing is pinned."""
         return _done([])
 
     def reset_prefix_cache(self) -> Future[None]:
@@ -162,11 +165,12 @@ class RemoteClient:
         return self._future(ask())
 
     def profile(self, specs: Sequence[SegmentSpec]) -> None:
-        """Each replica profiles what it has encoded, at the end of that."""
+        """Do nothing: each replica profiles segments after it has encoded them."""
 
     def profiles(self, specs: Iterable[SegmentSpec]) -> Future[dict[bytes, Profile]]:
         asked = tuple(specs)
-        adapter = next((spec.before.adapter for spec in asked if spec.before.adapter), b"")  # one has encoded them all
+        # all were encoded under the same adapter
+        adapter = next((spec.before.adapter for spec in asked if spec.before.adapter), b"")
         made_by = fingerprint_under(self._model.keys.fingerprint, adapter)
         request = EncodeRequest(request_id="profiles", name="", specs=asked, fingerprint=made_by, adapter=adapter)
         data = request.to_bytes()
@@ -178,36 +182,36 @@ class RemoteClient:
         return self._future(ask())
 
     def finish_profiles(self) -> None:
-        """Replicas' own threads step their engines."""
+        """Do nothing: replicas step their engines in their own threads."""
 
     def promote(self) -> None:
-        """As above."""
+        """Do nothing, like ``finish_profiles``."""
 
     def measure_drift(self) -> None:
-        """As above."""
+        """Do nothing, like ``finish_profiles``."""
 
     def drift(self, salt: str = "") -> tuple[DriftStats, ...]:
-        """Replicas compare nothing (ClusterSettings)."""
+        """Return nothing: replicas measure no divergence (ClusterSettings)."""
         return ()
 
     def policy_taken(self, policy: ReusePolicy, salt: str, schema: str, digest: str) -> ReusePolicy:
-        """As above."""
+        """Return the policy unchanged, like ``drift``."""
         return policy
 
     def lift_fallback(self, salt: str, schema: str | None = None) -> int:
-        """As above."""
+        """Return 0, like ``drift``."""
         return 0
 
     def pump(self) -> None:
-        """As ``promote``."""
+        """Do nothing, like ``promote``."""
 
     @property
     def busy(self) -> bool:
-        """Never: engines are elsewhere."""
+        """False, because the engines are in other processes."""
         return False
 
     def stats(self) -> EngineStats:
-        """All replicas' together, as they last said."""
+        """Return the sums of the last statistics of all replicas."""
         return summed(self._routing.stats())
 
     def check_health(self) -> None:
@@ -221,7 +225,7 @@ class RemoteClient:
         self._on_loop(self._end_all)
 
     def set_replicas(self, names: Sequence[str]) -> None:
-        """Follow these replicas, and no others. On the loop."""
+        """Follow exactly these replicas. Call on the loop."""
         self._routing.set_replicas(names)
         for name in names:
             if name not in self._followers or self._followers[name].done():
@@ -230,7 +234,7 @@ class RemoteClient:
             self._followers.pop(name).cancel()
 
     async def _follow(self, replica: str) -> None:
-        """Hear a replica's news, again and again."""
+        """Poll the status of a replica forever."""
         failed = False
         while True:
             pause = _FOLLOW_S
@@ -243,8 +247,8 @@ class RemoteClient:
                     pause = min(_FOLLOW_S, _BUSY_S * max(1.0, len(self._followers) / _MANY))
                 failed = False
             except ReplicaLostError:
-                pass  # it comes again, or is taken off
-            except Exception:  # of which the next call may know nothing
+                pass  # it will come back or be removed
+            except Exception:  # it may be temporary
                 if not failed:
                     logger.exception("replica %s does not say how it is; it is asked again", replica)
                 failed = True
@@ -253,9 +257,9 @@ class RemoteClient:
     # Requests
 
     async def _answer(self, request: RemoteRequest, following: Following) -> None:
-        """Send a request, and once more elsewhere where its replica goes before it has said anything.
+        """Send a request, and again to another replica if its replica goes before the first token.
 
-        Raises what else ends it, of which its listener has to hear.
+        Raises other errors that end the request. The listener must be told of them.
         """
         self._following[request.id] = following
         self._routing.ask(request.id, request.wanted)
@@ -280,7 +284,7 @@ class RemoteClient:
             self._routing.ended(request.id, following.said)
 
     async def _send(self, request: RemoteRequest, following: Following) -> None:
-        """Raises ReplicaLostError where the replica goes, or stalls before its first token."""
+        """Send a request once. Raises ReplicaLostError if the replica goes, or stalls before the first token."""
         deadline, remaining = request.request.deadline, None
         if deadline is not None:
             remaining = deadline - time.perf_counter()
@@ -294,7 +298,7 @@ class RemoteClient:
                 following.take(events_from_bytes(item))
 
     def _check(self, request: EngineRequest, following: Following) -> None:
-        """Until the first token, a replica that stalls is not waited for; and none far beyond the deadline."""
+        """Raise if the replica stalls before the first token, or is far beyond the deadline."""
         if request.deadline is not None and time.perf_counter() > request.deadline + _LATE_S:
             raise DeadlineError(f"request {request.request_id}: its replica has not ended it by its deadline")
         replica = self._routing.waits_at(request.request_id)
@@ -307,7 +311,7 @@ class RemoteClient:
     def _begin(
         self, name: str, work: Callable[[], Coroutine[Any, Any, None]], fail: Callable[[InlayError], None]
     ) -> None:
-        """Have work done. fail: tells who waits for it that it has ended before its time."""
+        """Start work as a task. fail: is called with the error if it ends early."""
 
         def begin() -> None:
             task = self._tasks[name] = self._loop.create_task(work())
@@ -316,7 +320,7 @@ class RemoteClient:
         self._on_loop(begin)
 
     def _ended(self, name: str, task: asyncio.Task[None], fail: Callable[[InlayError], None]) -> None:
-        """Whatever ended it, and whether it had begun at all: who waits for it hears of it, but for who gave it up."""
+        """Report how a task ended, even if it never started. A request that its caller cancelled gets no report."""
         why: InlayError | None = EngineDeadError(f"request {name} was cancelled; send it again")
         if self._tasks.get(name) is task:
             del self._tasks[name]
@@ -332,14 +336,14 @@ class RemoteClient:
             fail(EngineDeadError(f"request {name} ended by a fault, {type(error).__name__}: {error}; send it again"))
 
     def _cancel(self, name: str, why: InlayError | None = None) -> None:
-        """why: what its listener hears; None for nothing."""
+        """Cancel a task. why: the error for its listener, None for none."""
         task = self._tasks.get(name)
         if task is not None:
             self._ending.setdefault(name, why)
             task.cancel()
 
     def _tell(self, request_id: str, method: str, *args: Any, otherwise: Callable[[], None] = lambda: None) -> None:
-        """Tell the replica that a request is on. otherwise: is called where that can't be done."""
+        """Call the replica that a request is at. otherwise: is called if that fails."""
         replica = self._routing.replica_of(request_id)
         if replica is None:
             return
@@ -353,7 +357,7 @@ class RemoteClient:
         self._on_loop(lambda: self._keep(self._loop.create_task(tell())))
 
     async def _ask_all(self, method: str, *args: Any) -> list[Any]:
-        """What all replicas say, without those that say nothing."""
+        """Call all replicas and return the results, without those of lost replicas."""
         calls = [self._transport.call(name, method, *args, timeout_s=_CALL_S) for name in self._routing.replicas]
         said = await asyncio.gather(*calls, return_exceptions=True)
         for one in said:
@@ -369,7 +373,7 @@ class RemoteClient:
         task.add_done_callback(self._others.discard)
 
     def _on_loop(self, do: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # a loop that has been closed does nothing any more
+        with suppress(RuntimeError):  # a closed loop does nothing any more
             self._loop.call_soon_threadsafe(do)
 
     def _end_all(self) -> None:

@@ -1,8 +1,9 @@
-"""Which replica holds what, as a router knows it: keys of 8 bytes, a bit for each replica.
+"""The replicas that hold each key, as a router knows them: keys of 8 bytes, one bit for each replica.
 
-It is made of what replicas tell (kv/changes.py), each in its own numbers, and of the router's own history: a request's
-pieces count as held where it was sent, until the replica could have told so. A replica that goes, or begins anew, gives
-its bit up at once; the bits that it leaves are cleared piece by piece, so that no call takes long.
+The map is built from the changes that replicas report (kv/changes.py), each with its own numbering, and from the
+router's own history. The pieces of a request count as held by the replica that it was sent to, until that replica
+could have reported them. When a replica goes or restarts, its bit is given up at once. Its old bits are cleared in
+small steps, so that no call takes long.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from itertools import islice
 from inlay.errors import ParameterError
 from inlay.kv.changes import StoreChanges
 
-_SWEPT = 512  # keys that one call looks through for bits of replicas that have gone
-_KEY_BYTES = 128  # that one key takes: a row of a dict and two numbers, the second with a bit for each replica:
+_SWEPT = 512  # keys that one call clears of the bits of lost replicas
+_KEY_BYTES = 128  # bytes of one key: a dict entry and two numbers, the second with one bit for each replica
 _REPLICAS_A_BYTE = 6
-_DROPPED = 64  # keys that go at a time where there are too many
+_DROPPED = 64  # keys that are dropped at a time if there are too many
 
 Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one replica. slot: its bit. epoch, number: of the store and of the last change heard of."""
+    """The state of one replica. slot: its bit. epoch, number: of its store, and of its last reported change."""
 
     slot: int
     epoch: int = 0
@@ -43,24 +44,25 @@ class _Sweep:
 
 
 class ResidencyMap:
-    """Keys, and the replicas that hold them. One thread's at a time.
+    """Keys and the replicas that hold them. Not thread-safe.
 
-    max_bytes: about how much it may take; of more keys, those that were told of first are forgotten.
-    history_s: for how long what was sent to a replica counts as held there before it says so.
+    Args:
+        max_bytes: Approximate limit of the memory. The oldest keys are dropped beyond it.
+        history_s: Seconds that the keys of a sent request count as held, before the replica reports them.
     """
 
     def __init__(self, *, max_bytes: int = 2**30, history_s: float = 5.0, clock: Clock = time.monotonic) -> None:
         if max_bytes < 2**20:
             raise ParameterError(f"the router's memory is {max_bytes} bytes; give it at least 1 MiB")
         self._max_bytes = max_bytes
-        self.dropped = 0  # keys that there was no room for
-        self.version = 0  # raised whenever a replica comes, goes or gets another slot
+        self.dropped = 0  # keys that were dropped for lack of memory
+        self.version = 0  # increases whenever a replica joins, leaves or changes its slot
         self._history_s = history_s
         self._clock = clock
-        self._masks: dict[int, int] = {}  # key → replicas that said so, a bit each
-        self._below: dict[int, int] = {}  # the same of tiers below the pool
-        self._recent: dict[int, int] = {}  # the same of the router's own history
-        self._ends: deque[tuple[float, int, int]] = deque()  # when which bits of which key in it are over
+        self._masks: dict[int, int] = {}  # key → bits of the replicas that reported it
+        self._below: dict[int, int] = {}  # the same for tiers below the pool
+        self._recent: dict[int, int] = {}  # the same for the router's own history
+        self._ends: deque[tuple[float, int, int]] = deque()  # (end time, key, bits) of the history
         self._known: dict[str, _Known] = {}
         self._names: list[str | None] = []  # by slot
         self._alive = 0
@@ -72,7 +74,7 @@ class ResidencyMap:
 
     @property
     def most_keys(self) -> int:
-        """So many are known at the most."""
+        """The largest number of keys."""
         return self._max_bytes // (_KEY_BYTES + self.slots // _REPLICAS_A_BYTE)
 
     @property
@@ -81,36 +83,36 @@ class ResidencyMap:
 
     @property
     def slots(self) -> int:
-        """How many bits masks have."""
+        """The number of bits of a mask."""
         return len(self._names)
 
     def slot(self, replica: str) -> int:
-        """The bit of a replica, which ``join`` gave it."""
+        """Return the bit of a replica that has joined."""
         return self._known[replica].slot
 
     def join(self, replica: str) -> None:
-        """Take note of a replica of which nothing is known yet. One that is known stays as it is."""
+        """Add a replica without keys. A known replica stays unchanged."""
         if replica not in self._known:
             self._known[replica] = _Known(self._take_slot(replica))
 
     def forget(self, replica: str) -> None:
-        """Forget a replica and all that it held."""
+        """Remove a replica and all its keys."""
         known = self._known.pop(replica, None)
         if known is not None:
             self._give_up(known.slot)
 
     def heard(self, replica: str) -> tuple[int, int]:
-        """What to ask a replica for: the epoch and the number of the last change heard of."""
+        """Return the epoch and number of the last known change. The replica is asked for the changes since."""
         known = self._known[replica]
         return known.epoch, known.number
 
     def apply(self, replica: str, changes: StoreChanges) -> bool:
-        """Take in what a replica tells. Returns False for changes that others must have come before: ask for all."""
+        """Apply the changes of a replica. Returns False if earlier changes are missing: ask for all then."""
         known = self._known.get(replica)
         if known is None:
             return True  # it has gone
         if changes.whole:
-            if known.epoch or known.number:  # else nothing is known that could be wrong
+            if known.epoch or known.number:  # else nothing known could be wrong
                 self._give_up(known.slot)
                 known = self._known[replica] = _Known(self._take_slot(replica))
         elif changes.epoch != known.epoch or changes.first != known.number:
@@ -130,7 +132,7 @@ class ResidencyMap:
         return True
 
     def note(self, replica: str, keys: Iterable[int]) -> None:
-        """A request that will leave these keys was sent to a replica."""
+        """Record that a request with these keys was sent to a replica."""
         known = self._known.get(replica)
         if known is None:
             return
@@ -144,7 +146,7 @@ class ResidencyMap:
             self._end_first()
 
     def masks(self, keys: Sequence[int]) -> list[int]:
-        """For each key, the replicas whose pools hold it."""
+        """Return for each key the mask of the replicas with the key in their pools."""
         now = self._clock()
         while self._ends and self._ends[0][0] <= now:
             self._end_first()
@@ -153,12 +155,12 @@ class ResidencyMap:
         return [(masks.get(key, 0) | recent.get(key, 0)) & alive for key in keys]
 
     def masks_below(self, keys: Sequence[int]) -> list[int]:
-        """For each key, the replicas whose own lower tiers have it."""
+        """Return for each key the mask of the replicas with the key in their own lower tiers."""
         below, alive = self._below, self._alive
         return [below.get(key, 0) & alive for key in keys]
 
     def tidy(self) -> bool:
-        """Do a part of what is to be cleared; returns whether there is more."""
+        """Do one step of clearing. Returns True if there is more to clear."""
         self._clear_some()
         return self._sweep is not None or bool(self._to_sweep)
 
@@ -182,7 +184,7 @@ class ResidencyMap:
         self._to_sweep |= 1 << slot
 
     def _clear_some(self) -> None:
-        """Go on with clearing the bits of those who have gone."""
+        """Clear the bits of lost replicas for a few more keys."""
         sweep = self._sweep
         if sweep is None:
             if not self._to_sweep:
@@ -201,7 +203,7 @@ class ResidencyMap:
         _clear(self._recent, (key,), bit)
 
     def _bound(self) -> None:
-        """Forget the oldest keys where there are too many."""
+        """Drop the oldest keys if there are too many."""
         for table in (self._masks, self._below):
             while len(table) > self.most_keys:
                 for key in list(islice(table, _DROPPED)):

@@ -1,4 +1,4 @@
-"""What a router counts of its choices, for Prometheus: above all, what it predicted beside what came of it."""
+"""Prometheus metrics of a router. The most important ones compare predicted with found tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inlay.cluster.affinity import Decision
 _PREFIX = "inlay:router_"
 _BUCKETS = (25e-6, 50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 2e-3, 10e-3)
 
-#: Of RouterCounts: name → what it says.
+#: Fields of RouterCounts and their help texts.
 _COUNTERS = {
     "requests": "Requests that were sent to a replica.",
     "predicted_tokens": "Prompt tokens that were thought to be found where the request was sent.",
@@ -36,7 +36,7 @@ _GAUGES = {
 
 
 class RouterCounts:
-    """Counts of one router, under its lock."""
+    """Counts of one router. Its lock protects them."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -60,14 +60,14 @@ class RouterCounts:
         self.second_homes += decision.second_home
 
     def found(self, predicted: int, found: int, prompt: int) -> None:
-        """Of a request whose prompt is computed. Tokens: thought to be found, found, all."""
+        """Count a request with a computed prompt: predicted tokens, found tokens, all tokens."""
         self.predicted_tokens += predicted
         self.found_tokens += found
         self.prompt_tokens += prompt
 
 
 class RouterCollector(Collector):
-    """A router's counts as metrics. state: gives the gauges."""
+    """A router's counts as metrics. state: returns the gauges."""
 
     def __init__(self, counts: RouterCounts, state: Callable[[], Mapping[str, float]]) -> None:
         self._counts = counts

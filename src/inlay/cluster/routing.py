@@ -1,6 +1,6 @@
-"""Routing: what an ingress knows of its replicas and of its requests under way, and the choices that it makes of that.
+"""The state of an ingress's replicas and running requests, and the choice of replicas.
 
-Ray's router asks on a thread of its own, the client tells from the event loop: one lock stands in front of all of it.
+Ray's router calls from its own thread and the client from the event loop. One lock protects everything.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from inlay.cluster.router_metrics import RouterCounts
 from inlay.kv.changes import StoreChanges
 from inlay.types import EngineStats, RequestMetrics, Usage
 
-_PART = 4096  # keys that are taken in at a time, so that nobody waits long for the lock
-_LEARNED = 0.05  # what the newest measurement counts
-_TOKENS = 1000.0  # that a prompt is thought to have before any has come
+_PART = 4096  # keys that are applied under one lock, so that no thread waits long
+_LEARNED = 0.05  # weight of the newest measurement
+_TOKENS = 1000.0  # assumed tokens of a prompt before the first measurement
 
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A request under way. tried: replicas that it is not sent to again. replica: where it is, if anywhere."""
+    """A running request. tried: replicas that it is not sent to again. replica: the one that it is at, if any."""
 
     wanted: Wanted
     tried: set[str] = field(default_factory=set)
@@ -37,7 +37,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Heard:
-    """The last that was heard of a replica. at: when. moved: when its engine had come further than before."""
+    """The last status of a replica. at: time of the status. moved: time of its engine's last progress."""
 
     at: float
     moved: float
@@ -45,9 +45,13 @@ class _Heard:
 
 
 class Routing:
-    """Replicas of one engine, seen by one ingress. Any thread may call.
+    """The replicas of one engine, as seen by one ingress. Thread-safe.
 
-    contiguous: whether modules count as text does, up to the first gap alone: to compare with. clock: in seconds.
+    Args:
+        settings: The weights of the router.
+        max_bytes: Memory for the residency map.
+        contiguous: True if modules count like text, only up to the first gap. Used for comparisons.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class Routing:
         self._contiguous = contiguous
         self._clock = clock
         self._affinity = Affinity(ResidencyMap(max_bytes=max_bytes, clock=clock), settings)
-        self._computed = _TOKENS  # tokens of prompts that were computed, the mean of late; and the seconds of that
+        self._computed = _TOKENS  # moving averages of the computed tokens of prompts, and of the seconds for them
         self._computed_s = _TOKENS * settings.prefill_s
         self._asked: dict[str, _Asked] = {}
         self._pinned: dict[str, str] = {}
@@ -78,7 +82,7 @@ class Routing:
             return tuple(self._heard)
 
     def set_replicas(self, names: Collection[str]) -> None:
-        """These are there, and no others."""
+        """Set the present replicas. Others are forgotten."""
         now = self._clock()
         with self._lock:
             for name in [name for name in self._heard if name not in names]:
@@ -89,24 +93,24 @@ class Routing:
                     self._affinity.join(name)
 
     def lost(self, replica: str) -> None:
-        """A replica has gone; what it held is forgotten at once. It comes again by ``set_replicas``."""
+        """Forget a replica that has gone, and all that it held. ``set_replicas`` adds it again."""
         with self._lock:
             if replica in self._heard:
                 self._forget(replica)
                 self.counts.lost += 1
 
     def stalled(self, replica: str) -> bool:
-        """Whether nothing has been heard of a replica for long, or its engine has work and comes no further."""
+        """Return True if a replica has sent nothing for long, or its engine has work and makes no progress."""
         with self._lock:
             return replica in self._passed_by()
 
     def heard(self, replica: str) -> tuple[int, int]:
-        """What to ask a replica for next; see ResidencyMap.heard."""
+        """Return the epoch and number to ask a replica for next; see ResidencyMap.heard."""
         with self._lock:
             return self._affinity.residency.heard(replica) if replica in self._heard else (0, 0)
 
     def update(self, replica: str, stats: EngineStats, changes: StoreChanges) -> None:
-        """What a replica has told."""
+        """Apply the status of a replica."""
         now = self._clock()
         with self._lock:
             heard = self._heard.get(replica)
@@ -124,14 +128,14 @@ class Routing:
                     return
 
     def stats(self) -> list[EngineStats]:
-        """The last of each replica."""
+        """Return the last statistics of each replica."""
         with self._lock:
             return [heard.stats for heard in self._heard.values() if heard.stats is not None]
 
     # Requests
 
     def ask(self, request_id: str, wanted: Wanted) -> None:
-        """A request is about to be sent somewhere."""
+        """Register a request before it is sent."""
         if self._contiguous:
             pieces = [replace(piece, chained=at > 0) for at, piece in enumerate(wanted.pieces)]
             wanted = replace(wanted, pieces=tuple(pieces))
@@ -139,7 +143,7 @@ class Routing:
             self._asked[request_id] = _Asked(wanted)
 
     def pin(self, call_id: str, replica: str) -> None:
-        """A call that is for one replica alone."""
+        """Bind a call to one replica."""
         with self._lock:
             self._pinned[call_id] = replica
 
@@ -152,7 +156,7 @@ class Routing:
             return self._pinned.get(call_id)
 
     def choose(self, request_id: str, available: Collection[str]) -> str | None:
-        """The replica for a request, among those that are available; None where none is."""
+        """Return the replica for a request among the available ones, or None."""
         began = time.perf_counter()
         with self._lock:
             asked = self._asked.get(request_id)
@@ -171,7 +175,7 @@ class Routing:
         return None if decision is None else decision.replica
 
     def routed(self, request_id: str, replica: str) -> None:
-        """A request was sent there, which may be elsewhere than was chosen."""
+        """Record the replica that a request was sent to, which may differ from the choice."""
         with self._lock:
             asked = self._asked.get(request_id)
             if asked is None:
@@ -188,13 +192,13 @@ class Routing:
             self.counts.routed(decision)
 
     def replica_of(self, request_id: str) -> str | None:
-        """Where a request is."""
+        """Return the replica that a request is at."""
         with self._lock:
             asked = self._asked.get(request_id)
             return None if asked is None else asked.replica
 
     def waits_at(self, request_id: str) -> str | None:
-        """Where a request is, or is about to be: a replica that has stalled takes none."""
+        """Return the replica that a request is at or is about to be sent to."""
         with self._lock:
             asked = self._asked.get(request_id)
             if asked is None or asked.replica is not None or asked.decision is None:
@@ -202,14 +206,14 @@ class Routing:
             return asked.decision.replica
 
     def first_token(self, request_id: str) -> None:
-        """Its prefill is over."""
+        """Record the end of a request's prefill."""
         with self._lock:
             asked = self._asked.get(request_id)
             if asked is not None and asked.waits:
                 self._first(asked)
 
     def learn(self, request_id: str, usage: Usage, metrics: RequestMetrics | None) -> None:
-        """What came of a request's prompt: how much was found, and how long the rest took."""
+        """Learn from a request's prompt: the tokens found, and the time for the rest."""
         with self._lock:
             asked = self._asked.get(request_id)
             if asked is None or asked.decision is None:
@@ -222,7 +226,7 @@ class Routing:
                 self._affinity.prefill_s = self._computed_s / self._computed
 
     def ended(self, request_id: str, said: int = 0) -> None:
-        """It is over. said: tokens of its answers."""
+        """Remove a request that has ended. said: tokens of its answers."""
         with self._lock:
             asked = self._asked.pop(request_id, None)
             if asked is not None:
@@ -231,7 +235,7 @@ class Routing:
                     self._affinity.answer += _LEARNED * (said - self._affinity.answer)
 
     def again(self, request_id: str) -> None:
-        """It was sent in vain, and is to be sent elsewhere."""
+        """Record that a request failed at its replica and is to be sent to another one."""
         with self._lock:
             asked = self._asked.get(request_id)
             if asked is not None:
@@ -241,12 +245,12 @@ class Routing:
                 self.counts.retries += 1
 
     def homes(self, pieces: Sequence[Piece]) -> list[str]:
-        """For each piece the replica that is to hold it; empty where there is none."""
+        """Return the replica that is to hold each piece. Empty without replicas."""
         with self._lock:
             return self._affinity.homes(pieces, self._passed_by()) or self._affinity.homes(pieces)
 
     def snapshot(self) -> dict[str, float]:
-        """What the router knows and how it is balanced, for metrics."""
+        """Return the gauges of the router for metrics."""
         with self._lock:
             given = self._affinity.loads.given_s
             mean = float(given.mean()) if len(given) else 0.0
@@ -258,7 +262,7 @@ class Routing:
                 "stalled": len(self._passed_by()),
             }
 
-    # With the lock
+    # Called with the lock held
 
     def _passed_by(self) -> set[str]:
         oldest = self._clock() - self._settings.stalled_s
@@ -282,7 +286,7 @@ class Routing:
 
 
 def _parts(changes: StoreChanges) -> Sequence[StoreChanges]:
-    """Changes in parts that are taken in one after the other; numbers count up only with the last one."""
+    """Split changes into parts that are applied one after another. Only the last one has the new number."""
     added, none = changes.added, array("Q")
     if len(added) + len(changes.removed) <= _PART:
         return (changes,)

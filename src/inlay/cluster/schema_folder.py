@@ -1,8 +1,8 @@
-"""Schemas in a folder: they outlive an ingress, and several ingresses share them.
+"""Schemas in a folder. They survive an ingress and are shared by several.
 
-One file of JSON a schema, written aside, synced and renamed, with a checksum; a file that is damaged is left out, with
-a warning. Who changes something holds the lock of the folder and compares versions, so of two changes at once one is
-refused. A file named ``revision`` is replaced with every change: to look whether there was one costs one look at it.
+Each schema is one JSON file with a checksum, written to a temporary file, synced and renamed. A damaged file is
+skipped with a warning. A writer locks the folder and compares versions, so one of two simultaneous changes is
+rejected. The file ``revision`` is replaced with every change, so one stat call finds out if anything changed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ _MOST_FILES = 100_000
 
 
 class SchemaFolder:
-    """See SchemaKeeper. folder: made where it is missing, for its owner alone: it has tenants' salts.
+    """See SchemaKeeper.
 
-    Raises ParameterError where it cannot be used.
+    Args:
+        folder: Created if missing, readable only by its owner because it holds tenants' cache salts.
+
+    Raises:
+        ParameterError: If the folder cannot be used.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +54,7 @@ class SchemaFolder:
         return self._look() != self._seen
 
     def all(self) -> list[KeptSchema]:
-        self._seen = self._look()  # first: what changes while files are read is looked at again
+        self._seen = self._look()  # first, so that a change during the reads is noticed later
         kept = []
         for path in sorted(self._folder.glob("*.json"))[:_MOST_FILES]:
             one = self._read(path)
@@ -93,7 +97,7 @@ class SchemaFolder:
 
     @contextmanager
     def _changing(self, *, mark: bool = True) -> Iterator[None]:
-        """Alone with the folder, among all processes; what is done in the block is a change that others notice."""
+        """Lock the folder against all processes. The block is a change that other ingresses notice."""
         handle = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -101,7 +105,7 @@ class SchemaFolder:
             yield
             if mark:
                 replace_file(self._revision, secrets.token_hex(16).encode())
-                if mine:  # nobody else has changed anything, and this is known
+                if mine:  # no other process changed anything, and this change is known
                     self._seen = self._look()
         finally:
             os.close(handle)

@@ -1,4 +1,4 @@
-"""What a cluster is told: one file of YAML, checked whole before anything is started."""
+"""The settings of a cluster: one YAML file, fully checked before anything starts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from inlay.wording import show
 
 _MOST_BYTES = 1_000_000
 _MOST_PROBLEMS = 5
-_LOADED = ("dtype", "seed", "weights", "quantization", "chat_template", "adapters")  # of LLM beside EngineConfig's
-_OURS = ("host", "port", "served_names", "open_to_network", "uds")  # of ServerSettings, said elsewhere or never
-_WAITING = 1024  # requests at a replica, as for inlay serve
+_LOADED = ("dtype", "seed", "weights", "quantization", "chat_template", "adapters")  # LLM options beside EngineConfig's
+# ServerSettings fields that are set elsewhere or not at all
+_OURS = ("host", "port", "served_names", "open_to_network", "uds")
+_WAITING = 1024  # waiting requests at a replica, as for inlay serve
 ROUTERS = ("module", "prefix", "power-of-two", "round-robin")
 
 _Positive = Annotated[int, Field(ge=1)]
@@ -35,10 +36,14 @@ class _Part(BaseModel):
 class ReplicaSettings(_Part):
     """Replicas of the engine.
 
-    count: how many; or from min to max, by how much there is to do: one more for each target_ongoing_requests under
-    way, and where running requests need more of the pools than kv_pressure. cpus, gpus, memory: of one; its passes use
-    as many threads as it has CPUs. drain_s: that requests may go on when a replica is to stop.
-    max_ongoing_requests: that one takes; more wait at the ingress.
+    Args:
+        count: A fixed number of replicas. Else give min and max.
+        min, max: The range for autoscaling.
+        target_ongoing_requests: Running requests for each replica.
+        kv_pressure: The share of the pools that running requests may need. More replicas start above it.
+        cpus, gpus, memory: Resources of one replica. Its passes use as many threads as it has CPUs.
+        drain_s: Seconds that requests may continue when a replica is to stop.
+        max_ongoing_requests: Requests that a replica accepts. More wait at the ingress.
     """
 
     count: _Positive | None = None
@@ -67,17 +72,17 @@ class ReplicaSettings(_Part):
 
     @property
     def fixed(self) -> int | None:
-        """How many there are, where that does not change."""
+        """The number of replicas, or None with autoscaling."""
         return None if self.max is not None else self.count or 1
 
     @property
     def most(self) -> int:
-        """How many there may be."""
+        """The largest number of replicas."""
         return self.max or self.count or 1
 
 
 class IngressSettings(_Part):
-    """Who takes requests: count of them, each with so many CPUs."""
+    """Ingresses, which receive requests. count: how many. cpus: of each one."""
 
     count: _Positive = 1
     cpus: Annotated[float, Field(gt=0)] = 1.0
@@ -86,7 +91,7 @@ class IngressSettings(_Part):
 
 
 class RouterPart(_Part):
-    """How a replica is chosen. kind: a word of ROUTERS. memory: of what the router knows. The rest: RouterSettings."""
+    """How a replica is chosen. kind: one of ROUTERS. memory: for the residency map. The rest: see RouterSettings."""
 
     kind: str = "module"
     memory: str | int = "1GiB"
@@ -116,14 +121,19 @@ class RouterPart(_Part):
 
 
 class SchemaSettings(_Part):
-    """folder: where schemas are kept, which all ingresses see; None keeps them in the process. files: of the start."""
+    """Schemas of the cluster.
+
+    Args:
+        folder: Shared by all ingresses. None keeps schemas in the process.
+        files: Schemas to load at the start.
+    """
 
     folder: Path | None = None
     files: tuple[Path, ...] = ()
 
 
 class HTTPSettings(_Part):
-    """Where Ray Serve's proxies listen. open_to_network: whether others may reach it although there are no keys."""
+    """The address of Ray Serve's proxies. open_to_network: allow access from other machines without API keys."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -131,10 +141,14 @@ class HTTPSettings(_Part):
 
 
 class ClusterSettings(_Part):
-    """A cluster. Raises ParameterError, by ``read`` and ``of``.
+    """The settings of a cluster. ``read`` and ``of`` raise ParameterError.
 
-    name: of the application on Ray Serve. model: a directory or a hub name that every node has, random:<shape>, or
-    demo. served_names: what requests call it. engine: settings of LLM, for every replica. server: of ServerSettings.
+    Args:
+        name: Name of the application on Ray Serve.
+        model: A directory or hub name that every node has, random:<shape>, or demo.
+        served_names: The model names that requests may use.
+        engine: LLM options of every replica.
+        server: ServerSettings of every ingress.
     """
 
     model: str = "demo"
@@ -169,7 +183,7 @@ class ClusterSettings(_Part):
 
     @classmethod
     def read(cls, path: Path) -> ClusterSettings:
-        """A file of YAML; paths in it are relative to it."""
+        """Read a YAML file. Paths in it are relative to its folder."""
         try:
             with path.open("rb") as file:
                 said = yaml.safe_load(file.read(_MOST_BYTES).decode())
@@ -194,7 +208,7 @@ class ClusterSettings(_Part):
             raise ParameterError(f"{source}: {'; '.join(problems)}") from None
 
     def beside(self, folder: Path) -> ClusterSettings:
-        """With the paths of files relative to a folder in full."""
+        """Return the settings with paths relative to ``folder`` made absolute."""
         given = self.schemas
         where = given.folder and folder.absolute() / given.folder.expanduser()
         files = tuple(folder.absolute() / file.expanduser() for file in given.files)
@@ -208,15 +222,15 @@ class ClusterSettings(_Part):
         return self.model_copy(update={"schemas": schemas, "server": server, "engine": engine})
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``of`` reads, as plain data."""
+        """Return plain data that ``of`` reads."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def engine_settings(self) -> dict[str, Any]:
-        """What every replica's AsyncLLM is told beside its model."""
+        """Return the options of every replica's AsyncLLM, without the model."""
         return {"max_waiting": _WAITING, **self.engine}
 
     def prompt_settings(self) -> dict[str, Any]:
-        """What of that concerns those who prepare prompts; places and the line are those of all replicas together."""
+        """Return the options for preparing prompts. Slots and queue are those of all replicas together."""
         said: dict[str, Any] = {
             name: self.engine[name]
             for name in ("reuse", "tolerance", "positions", "placeholders", "store_codec")
@@ -227,7 +241,7 @@ class ClusterSettings(_Part):
         return {**said, "max_num_seqs": config.max_num_seqs * self.replicas.most, "max_waiting": waiting}
 
     def server_settings(self) -> ServerSettings:
-        """Those of every ingress."""
+        """Return the server settings of every ingress."""
         known = [field.name for field in fields(ServerSettings) if field.name not in _OURS]
         for name in self.server:
             if name not in known:

@@ -1,4 +1,4 @@
-"""Transport: what carries calls from an ingress to its replicas, whatever that is."""
+"""Transport: carries calls from an ingress to its replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from inlay.errors import InlayError
 
-_LOOK_S = 1.0  # how often somebody who waits looks whether there is anything to wait for
+_LOOK_S = 1.0  # interval of the check in next_item
 
 
 class ReplicaLostError(InlayError):
@@ -17,29 +17,33 @@ class ReplicaLostError(InlayError):
 
 
 class Transport(Protocol):
-    """Calls to EngineHosts, each under its replica's name. Used on one event loop."""
+    """Calls to EngineHosts by the replica's name. Used on one event loop."""
 
     def answer(self, request_id: str, data: bytes, remaining_s: float | None) -> AsyncGenerator[bytes, None]:
-        """``EngineHost.answer`` of the replica that ``Routing.choose`` names, told by ``Routing.routed``.
+        """Call ``EngineHost.answer`` of the replica that ``Routing.choose`` names. ``Routing.routed`` is told.
 
-        Raises ReplicaLostError; leaving it gives the request up there.
+        Closing the generator cancels the request there. Raises ReplicaLostError.
         """
         ...
 
     def encode(self, replica: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        """``EngineHost.encode`` of one replica. Raises ReplicaLostError."""
+        """Call ``EngineHost.encode`` of one replica. Raises ReplicaLostError."""
         ...
 
     async def call(self, replica: str, method: str, *args: Any, timeout_s: float) -> Any:
-        """A method of one replica's EngineHost. Raises ReplicaLostError, also where there is no answer in time."""
+        """Call a method of one replica's EngineHost. Raises ReplicaLostError, also on a timeout."""
         ...
 
 
 async def next_item(items: AsyncGenerator[bytes, None], check: Callable[[], None]) -> bytes | None:
-    """The next item of a call; None where there are no more.
+    """Return the next item of a call, or None at its end.
 
-    check: is called every second that nothing comes, and raises where nothing more is waited for.
-    Raises ReplicaLostError for a call that somebody else has cancelled, and what the call raises.
+    Args:
+        check: Called every second without an item. It raises to stop the wait.
+
+    Raises:
+        ReplicaLostError: If the call was cancelled from outside.
+        Exception: Errors of the call and of ``check``.
     """
     coming = asyncio.ensure_future(anext(items, None))
     try:

@@ -1,4 +1,4 @@
-"""What an ingress and its replicas send each other besides requests and events, as plain data."""
+"""Plain data between an ingress and its replicas, beside requests and events."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a replica says of its model, for those who prepare requests without its weights.
+    """A replica's description of its model. With it, an ingress prepares requests without the weights.
 
-    name: of the model. note: see LoadedModel. defaults: see ``AsyncLLM.sampling_defaults``. adapters: that requests may
-    name, beside their digests in ``info``.
+    Args:
+        name: Name of the model.
+        note: See LoadedModel.
+        defaults: See ``AsyncLLM.sampling_defaults``.
+        adapters: The adapters that requests may name. Their digests are in ``info``.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Description:
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Description:
-        """Raises InlayError for one of another version."""
+        """Read a description. Raises InlayError for another version."""
         if said.get("version") != VERSION:
             raise InlayError(
                 f"a replica speaks version {said.get('version')!r:.40} and this ingress version {VERSION}; run the "
@@ -61,9 +64,9 @@ _INFO = ("vocab_size", "max_positions", "bytes_per_token", "why_not_shift", "why
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a replica tells whoever follows it: what it does, and what has changed in its store.
+    """The status of a replica: its statistics, and the changes in its store.
 
-    What its shadow sampling has found stays with it.
+    Results of shadow sampling are not sent.
     """
 
     stats: EngineStats
@@ -99,7 +102,7 @@ class Status:
 
 
 def summed(each: Sequence[EngineStats]) -> EngineStats:
-    """Several engines' numbers as one: sums, and of what waits the longest; their tiers are each one's own."""
+    """Sum the statistics of several engines; the write lag is the largest one. Tiers are left out."""
     sums: dict[str, Any] = {
         one.name: sum(getattr(stats, one.name) for stats in each)
         for one in fields(EngineStats)

@@ -11,19 +11,19 @@
 namespace inlay {
 namespace {
 
-constexpr int64_t kShortestSplit = 256;  // keys: below this, merging costs more than an idle thread
-constexpr int kTasksPerThread = 4;       // with fewer, the last task is often waited for
+constexpr int64_t kShortestSplit = 256;  // keys; below this, merging costs more than an idle thread
+constexpr int kTasksPerThread = 4;       // with fewer, threads often wait for the last task
 
-// Cost of one key for one lane of the wide kernel is 1. A key of the narrow kernel is read from memory, whatever the
-// lanes; the fixed cost of a task is that of loading queries and writing results.
+// The unit of cost is one key for one lane of the wide kernel. The narrow kernel reads a key from memory at a cost that
+// hardly depends on the lanes. The fixed cost of a task is that of loading queries and writing results.
 constexpr double kNarrowKey = 24, kFixed = 300;
 
-// A row as i8, to nearest, ties to even, as KVStorage.write has it (attention/storage.py): the largest becomes 127. What
-// is no number leaves a scale that is none, so that a broken model shows.
+// Quantizes a row to i8, to nearest, ties to even, like KVStorage.write (attention/storage.py). The largest magnitude
+// becomes 127. NaN or infinity gives a NaN scale, so that a broken model shows.
 template <class Numbers>
 void quantize(const Numbers& numbers, int dims, char* to) {
-  constexpr float kLeast = 1e-30f;            // smaller ones are zero: what they are divided by would be no number
-  constexpr float kWhole = 12582912.0f;       // 1.5 * 2**23: adding it leaves a whole number in the low bits
+  constexpr float kLeast = 1e-30f;       // rows not above this become zero, since their factor would be infinite
+  constexpr float kWhole = 12582912.0f;  // 1.5 * 2**23: adding it leaves an integer in the low bits
   float most = 0.0f;
   bool finite = true;
   for (int i = 0; i < dims; ++i) {
@@ -31,7 +31,7 @@ void quantize(const Numbers& numbers, int dims, char* to) {
     finite = finite && size <= std::numeric_limits<float>::max();
     most = size > most ? size : most;
   }
-  const float factor = finite && most > kLeast ? 1.0f / most * 127.0f : 0.0f;  // in two steps, as all others have it
+  const float factor = finite && most > kLeast ? 1.0f / most * 127.0f : 0.0f;  // in two steps, like all other versions
   for (int i = 0; i < dims; ++i) {
     const float rounded = (finite ? numbers(i) * factor : 0.0f) + kWhole;
     uint32_t bits;
@@ -140,7 +140,7 @@ void Attention::share_out(const Call& call, int64_t most_partials) {
   partial_lanes_ = 0;
   slices_ = slices_of(call, most_partials);
   for (Slice& slice : slices_) fill_slice(call, slice);
-  shape_ = shape;  // last: after bad_alloc nothing here is believed
+  shape_ = shape;  // last: after bad_alloc nothing here is valid
 }
 
 bool Attention::is_narrow(const Block& block, const Call& call) const {
@@ -155,7 +155,7 @@ double Attention::cost_of(bool narrow, int64_t lanes, double keys) const {
   return kFixed * filled / 4 + static_cast<double>(filled) * keys;
 }
 
-// Lanes in shares of a few tiles, and keys in splits where there would be too few tasks.
+// Cuts lanes into shares of a few tiles, and keys into splits if there would be too few tasks.
 Attention::Cut Attention::cut_of(const Call& call, const Block& block, double most) const {
   const int64_t lanes = static_cast<int64_t>(block.rows.size()) * call.group(), keys = block.keys();
   const double usual = block.usual_keys();
@@ -171,7 +171,7 @@ Attention::Cut Attention::cut_of(const Call& call, const Block& block, double mo
   return cut;
 }
 
-// All heads and rows at once where their partial results fit; else a few heads, else one head and some of the rows.
+// One slice if all partial results fit, else slices of a few heads, else of one head and some of the rows.
 std::vector<Attention::Slice> Attention::slices_of(const Call& call, int64_t most_partials) const {
   const auto rows = static_cast<int32_t>(plan_.positions().size());
   const auto& member = plan_.membership();
@@ -227,12 +227,13 @@ void Attention::fill_slice(const Call& call, Slice& slice) {
   slice.merge_end = merges_.size();
 }
 
-// The tasks of one block in the current slice.
+// Adds the tasks of one block in the current slice.
 void Attention::add_tasks(const Call& call, const Slice& slice, int32_t number) {
   const Block& block = plan_.blocks()[number];
   const Cut& cut = cuts_[number];
   const int64_t keys = block.keys(), begin = place_[number] * call.group(), lanes = places_[number] * call.group();
-  for (int head = slice.head_begin; head < slice.head_end; ++head)  // one head's keys stay near
+  // heads outermost, so one head's keys stay in the cache
+  for (int head = slice.head_begin; head < slice.head_end; ++head)
     for (int64_t split = 0; split < cut.splits; ++split)
       for (int64_t lane = 0; lane < lanes; lane += cut.share) {
         const int64_t end = std::min(lanes, lane + cut.share);
@@ -243,13 +244,13 @@ void Attention::add_tasks(const Call& call, const Slice& slice, int32_t number) 
       }
 }
 
-// The largest tasks first.
+// Sorts tasks, the largest first.
 void Attention::sort_tasks(size_t begin) {
   std::stable_sort(tasks_.begin() + static_cast<std::ptrdiff_t>(begin), tasks_.end(),
                    [&](const Task& a, const Task& b) { return cuts_[a.block].cost > cuts_[b.block].cost; });
 }
 
-// Which partial results of the current slice make up each of its rows.
+// Lists the partial results of the current slice that make up each of its rows.
 void Attention::add_merges(const Call& call, const Slice& slice) {
   const auto& member = plan_.membership();
   for (int32_t row = slice.row_begin; row < slice.row_end; ++row) {
@@ -267,7 +268,7 @@ void Attention::add_merges(const Call& call, const Slice& slice) {
   }
 }
 
-// Cosines and sines of every shift, in double, as attention/rope.py has them.
+// Cosines and sines of every shift, computed in double like attention/rope.py.
 void Attention::find_turns(const Call& call) {
   const Options& options = call.options;
   if (shifts_.empty()) return;

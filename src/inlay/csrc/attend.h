@@ -1,4 +1,4 @@
-// One layer's attention: the work of a plan, shared out to threads.
+// The attention of one layer: the work of a plan, divided among threads.
 #pragma once
 
 #include <memory>
@@ -10,15 +10,15 @@
 
 namespace inlay {
 
-// Memory that calls of attention work in, one after the other: partial results, and what each thread keeps to itself.
-// Partial results take at most `most_partials` bytes (one row's, where that alone is more): a call whose results are
-// larger goes over its heads, and if need be its rows, in slices.
+// Scratch memory for attention calls that run one after the other: partial results, and each thread's own memory.
+// Partial results take at most `most_partials` bytes, or those of one row if that is more. A call with more results is
+// processed in slices of its heads and, if needed, of its rows.
 class Workspace {
  public:
   explicit Workspace(int64_t most_partials) : most_partials_(most_partials) {}
 
   int64_t most_partials() const { return most_partials_; }
-  // What it holds now.
+  // Bytes that are allocated now.
   size_t bytes() const;
   Scratch& partials() { return partials_; }
   Scratch& of_thread(int thread) { return *threads_[thread]; }
@@ -30,7 +30,7 @@ class Workspace {
   std::vector<std::unique_ptr<Scratch>> threads_;
 };
 
-// A plan with what the kernel keeps between layers and steps: tasks, and turns of the query.
+// A plan with the state that the kernel keeps between layers and steps: tasks, and rotations of the query.
 class Attention {
  public:
   Attention(Plan plan, const Variant& variant, int threads);
@@ -50,14 +50,14 @@ class Attention {
              slots == o.slots && most_partials == o.most_partials;
     }
   };
-  // How a block is worked on, whatever the slice.
+  // How a block is divided, the same in every slice.
   struct Cut {
-    bool narrow, direct;     // direct: its tasks write the output themselves
-    int64_t share;           // lanes of a task
-    int64_t splits;          // of its keys
-    double cost;             // of a task
+    bool narrow, direct;  // direct: its tasks write the output themselves
+    int64_t share;        // lanes of a task
+    int64_t splits;       // splits of its keys
+    double cost;          // cost of one task
   };
-  // Heads and rows whose partial results lie in memory at the same time, with entries of tasks_ and merges_.
+  // Heads and rows with partial results in memory at the same time, and their ranges of tasks_ and merges_.
   struct Slice {
     int head_begin, head_end;
     int32_t row_begin, row_end;
@@ -87,20 +87,21 @@ class Attention {
   const Variant& variant_;
   int threads_;
   Shape shape_{-1, 0, 0, 0, 0, 0};
-  std::vector<Cut> cuts_;                 // of every block
+  std::vector<Cut> cuts_;  // one for each block
   std::vector<Slice> slices_;
   std::vector<Task> tasks_;
-  // Where partial results of the current slice lie: of block b, KV head h, split s the lanes from
-  // partial_[b] + (h * splits + s) * lanes of the block in the slice, of which the first is that of place_[b].
+  // Positions of partial results in the current slice, in lanes. Block b, KV head h and split s begin at partial_[b] +
+  // (h * splits + s) * lanes, where lanes are those of the block in the slice. The first lane is that of row place_[b]
+  // of the block.
   std::vector<int64_t> partial_;
   std::vector<int64_t> place_, places_;
   std::vector<Merge> merges_;
   struct Part { int64_t at, head_step; };
   std::vector<Part> parts_;
-  int64_t partial_lanes_ = 0;             // of the largest slice
+  int64_t partial_lanes_ = 0;       // those of the largest slice
   std::vector<int32_t> shifts_;
   std::vector<float> cos_, sin_;
-  std::vector<float> frequencies_;        // that cos_ and sin_ were made from
+  std::vector<float> frequencies_;  // the frequencies of cos_ and sin_
 };
 
 }  // namespace inlay

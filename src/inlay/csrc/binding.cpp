@@ -1,4 +1,5 @@
-// inlay._kernel: what Python sees of the kernel. Tensors come as addresses with strides; attention/cpu.py checks them.
+// inlay._kernel: the kernel's Python interface. Tensors are passed as addresses with strides; attention/cpu.py checks
+// them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -51,7 +52,7 @@ nb::list described(const Attention& attention) {
 }  // namespace
 
 NB_MODULE(_kernel, m) {
-  // A thread that still computes when the interpreter ends holds objects; whoever ran the program is not told of that.
+  // A thread that still computes when the interpreter ends holds objects. Users get no warning about that.
   nb::set_leak_warnings(false);
   m.doc() = "inlay's compiled CPU kernel";
   m.def("instruction_sets", &instruction_sets, "Names of the versions that run on this processor, best first.");
@@ -73,7 +74,7 @@ NB_MODULE(_kernel, m) {
       .def("__init__",
            [](Options* self, float scale, int64_t window, float softcap, uint64_t sinks, uint64_t slopes,
               uint64_t frequencies, int rotated, bool interleaved) {
-             constexpr int64_t farther_than_any = 1 << 30;  // so that a position and a window add up
+             constexpr int64_t farther_than_any = 1 << 30;  // so that a position plus a window does not overflow
              new (self) Options{scale, static_cast<int32_t>(std::clamp<int64_t>(window, -1, farther_than_any)), softcap, reinterpret_cast<const float*>(sinks),
                                 reinterpret_cast<const float*>(slopes), reinterpret_cast<const float*>(frequencies),
                                 rotated, interleaved};

@@ -11,7 +11,7 @@
 namespace inlay {
 namespace {
 
-constexpr int64_t kShare = 1 << 15;  // logits that are worth waking another thread for
+constexpr int64_t kShare = 1 << 15;  // logits that pay for waking another thread
 
 }  // namespace
 
@@ -24,7 +24,7 @@ void choose(const Logits& logits, const RowParams& asked, const Chosen& chosen, 
     static thread_local Scratch scratch;
     try {
       for (int64_t row; (row = next.fetch_add(1)) < logits.rows;) choose_row(logits, row, asked, chosen, scratch);
-    } catch (...) {  // no memory
+    } catch (...) {  // out of memory
       std::lock_guard<std::mutex> lock(failing);
       failure = std::current_exception();
     }
@@ -32,7 +32,8 @@ void choose(const Logits& logits, const RowParams& asked, const Chosen& chosen, 
   if (failure) std::rethrow_exception(failure);
 }
 
-// Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. numpy counts up before it makes a block.
+// Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Like numpy, it increments the counter before
+// it makes a block.
 void philox(const uint64_t* seeds, const uint64_t* steps, uint64_t* bits, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     uint64_t block[4] = {steps[i] + 1, steps[i] + 1 == 0 ? 1u : 0u, 0, 0}, key[2] = {seeds[i], 0};

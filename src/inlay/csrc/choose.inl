@@ -1,11 +1,11 @@
-// The token of one row, once for every instruction set; see choose.h. No vocabulary is sorted:
-//   pass 1: the greatest logit, and those of the row's blocks. Greedy rows end here.
-//   pass 2: weights, and their sums over groups of tokens. Rows with temperature and min-p alone draw from these.
-//   list:   the few tokens that reach a bound which the blocks' greatest logits give. Top-k, and most rows with top-p,
-//           find what they keep among them.
-//   pass 3: for flat rows with top-p, a histogram of the weights; the tokens of the two buckets that matter are listed.
-// Weights are integers, so that sums depend on no order. Compiled without contraction of products and sums: every
-// operation is one of IEEE's, and gives the bits that PyTorch gives (filters.py).
+// Chooses the token of one row, compiled once for every instruction set; see choose.h. No vocabulary is sorted:
+//   pass 1: the largest logit, and the largest of each block. Greedy rows end here.
+//   pass 2: weights, and their sums over groups of tokens. Rows with only temperature and min-p draw from these.
+//   list:   the few tokens that reach a bound derived from the blocks' largest logits. Top-k, and most rows with top-p,
+//           are decided among them.
+//   pass 3: for flat rows with top-p, a histogram of the weights. Only the tokens of two of its buckets are listed.
+// Weights are integers, so that sums do not depend on the order. The file is compiled without contraction of products
+// and sums. Every operation is one of IEEE's, and gives the same bits as PyTorch (filters.py).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -30,14 +30,14 @@ typedef int64_t vl __attribute__((vector_size(VL * 8)));
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kMost = std::numeric_limits<float>::max();
-constexpr int64_t kGroup = 4096;    // tokens whose weights are summed together; its VL blocks are columns of lanes
-constexpr int64_t kShortList = 128, kCrowd = 4096;  // of tokens; and with ties
-constexpr int kBuckets = 2048;      // of the histogram
-constexpr int kTables = 2;          // it is kept in parts, since neighbours tend to fall into the same bucket
-constexpr int64_t kBatch = 512;     // logits whose weights are added to it together
-constexpr int64_t kSorted = 256;    // as many items are sorted rather than divided
-constexpr int kParts = 256;         // that items are divided into
-constexpr float kLeastLog = -64.0f; // far below what has a weight
+constexpr int64_t kGroup = 4096;  // tokens with a common sum of weights; its VL blocks are columns of lanes
+constexpr int64_t kShortList = 128, kCrowd = 4096;  // tokens of a short list; the most with ties
+constexpr int kBuckets = 2048;                      // of the histogram
+constexpr int kTables = 2;                          // parts of the histogram: neighbours often share a bucket
+constexpr int64_t kBatch = 512;                     // logits that are added to the histogram at a time
+constexpr int64_t kSorted = 256;                    // up to this many items are sorted instead of divided
+constexpr int kParts = 256;                         // parts that items are divided into
+constexpr float kLeastLog = -64.0f;                 // far below any log with a weight
 
 struct Item {
   float value;
@@ -47,13 +47,13 @@ struct Item {
 
 // A thread's memory, for rows of one width.
 struct Room {
-  float* adjusted;    // (vocabulary,)
-  float* values;      // (vocabulary,)
-  float* maxima;      // (groups * VL,)
-  int64_t* sums;      // (groups,)
-  int64_t* histogram; // (kTables, kBuckets)
-  Item* items;        // (vocabulary,)
-  Item* others;       // (vocabulary,)
+  float* adjusted;     // (vocabulary,)
+  float* values;       // (vocabulary,)
+  float* maxima;       // (groups * VL,)
+  int64_t* sums;       // (groups,)
+  int64_t* histogram;  // (kTables, kBuckets)
+  Item* items;         // (vocabulary,)
+  Item* others;        // (vocabulary,)
 
   static int64_t groups(int64_t vocabulary) { return (vocabulary + kGroup - 1) / kGroup; }
 
@@ -89,7 +89,7 @@ INLINE uint32_t bits_of(vi mask) {
 #endif
 }
 
-INLINE vf largest(vf a, vf b) {  // b where a is NaN
+INLINE vf largest(vf a, vf b) {  // b if a is NaN
 #if VL == 16 && defined(__AVX512F__)
   return reinterpret_cast<vf>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 #elif VL == 8 && defined(__AVX2__)
@@ -102,7 +102,7 @@ INLINE vf largest(vf a, vf b) {  // b where a is NaN
 INLINE float number(const float* from) { return *from; }
 INLINE float number(const uint16_t* from) { return from_bf16(*from); }
 
-// A row of logits, vector by vector; the last one is filled up with -inf.
+// A row of logits, vector by vector. The last one is padded with -inf.
 template <class T>
 struct Row {
   const T* data;
@@ -118,7 +118,7 @@ struct Row {
 
 // --- weights ------------------------------------------------------------------------------------------------------
 
-// Of one row: what its weights depend on.
+// The parameters of one row's weights.
 struct Scale {
   float best, inverse, min_p;
 };
@@ -126,7 +126,7 @@ struct Scale {
 // The exponential of numbers up to 0, from IEEE operations alone, to 2 units in the last place (Cephes, expf).
 template <class V, class I>
 INLINE V exp_of(V x) {
-  const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
+  const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest integer in the low bits
   const V shifted = x * 1.44269504088896341f + magic;
   const V whole = shifted - magic;
   const V r = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
@@ -146,13 +146,13 @@ INLINE V exp_of(V x) {
 
 INLINE vf log_of(vf value, const Scale& scale) { return largest((value - scale.best) * scale.inverse, all(kLeastLog)); }
 
-// The share of the greatest one's weight; 0 for what min-p takes out.
+// The weight relative to the largest one; 0 if min-p excludes the token.
 INLINE vf ratio_of(vf log, const Scale& scale) {
   const vf ratio = exp_of<vf, vi>(log);
   return ratio >= scale.min_p ? ratio : vf{};
 }
 
-// Units of 2**-40 of the greatest one's, as 2**20 * high + low.
+// Weights in units of 2**-40 of the largest one, as 2**20 * high + low.
 struct Weights {
   vi high, low;
 };
@@ -178,7 +178,7 @@ INLINE int64_t total_of(vi v) {
 
 // --- passes over a row --------------------------------------------------------------------------------------------
 
-// Pass 1. Returns the greatest logit, NaN where there is one; maxima: (groups * VL,).
+// Pass 1. Returns the largest logit, or NaN if the row has one. maxima: (groups * VL,).
 template <class T>
 float survey(const Row<T>& row, float* maxima) {
   vi damaged = {};
@@ -205,7 +205,7 @@ float survey(const Row<T>& row, float* maxima) {
   return bits_of(damaged) ? std::numeric_limits<float>::quiet_NaN() : largest_of(best);
 }
 
-// The lowest token with the greatest logit.
+// The lowest token id with the largest logit.
 template <class T>
 int64_t first_best(const Row<T>& row, const float* maxima, float best) {
   int64_t begin = 0;
@@ -214,7 +214,7 @@ int64_t first_best(const Row<T>& row, const float* maxima, float best) {
     if (const uint32_t found = bits_of(row.at(i) == best)) return i + __builtin_ctz(found);
 }
 
-// Pass 2. Returns the sum of all weights; sums: (groups,).
+// Pass 2. Returns the sum of all weights. sums: (groups,).
 template <class T>
 int64_t sum_weights(const Row<T>& row, const Scale& scale, int64_t* sums) {
   int64_t total = 0;
@@ -231,7 +231,7 @@ int64_t sum_weights(const Row<T>& row, const Scale& scale, int64_t* sums) {
   return total;
 }
 
-// The n-th greatest of the blocks' greatest logits: at least so many tokens reach it. -inf where there are fewer blocks.
+// The n-th largest of the blocks' largest logits: at least n tokens reach it. -inf if there are fewer blocks.
 float bound(const float* maxima, int64_t blocks, int64_t n, float* room) {
   if (n >= blocks) return kNone;
   std::copy(maxima, maxima + blocks, room);
@@ -239,8 +239,8 @@ float bound(const float* maxima, int64_t blocks, int64_t n, float* room) {
   return room[n - 1];
 }
 
-// Lists the tokens of a row from least to most, by id, -inf aside, and returns how many; ends soon behind `enough`.
-// Weights stay open.
+// Lists the tokens of a row with logits from least to most, by id, without -inf, and returns their number. Stops soon
+// after `enough` tokens. Weights are not set.
 template <class T>
 int64_t list(const Row<T>& row, float least, float most, Item* items, int64_t enough) {
   const vf low = all(std::max(least, std::numeric_limits<float>::lowest())), high = all(most);
@@ -264,7 +264,7 @@ int64_t list(const Row<T>& row, float least, float most, Item* items, int64_t en
   return count;
 }
 
-// Gives the items their weights, drops those that have none, and returns how many are left.
+// Sets the weights of the items, drops those without weight, and returns how many are left.
 int64_t weigh(Item* items, int64_t count, const Scale& scale) {
   int64_t left = 0, weight = 0;
   float value = std::numeric_limits<float>::quiet_NaN();
@@ -283,18 +283,18 @@ int64_t mass_of(const Item* items, int64_t count) {
 
 // --- selection by weight ------------------------------------------------------------------------------------------
 
-// Where the sum of weights, over items by falling value and rising id, first reaches a limit.
+// The item at which the sum of weights, by falling value and rising id, first reaches a limit.
 struct Reached {
   int64_t token;
-  int64_t sum;  // up to and with it
+  int64_t sum;  // up to and including it
 };
 
-// The nucleus: the first tokens whose weights reach a share of the total.
+// The nucleus: the first tokens with weights that reach a share of the total.
 struct Share {
   double limit;
   bool operator()(int64_t sum) const { return static_cast<double>(sum) >= limit; }
 };
-// A draw: the token whose part of the numbers from 0 to total - 1 the target falls into.
+// A draw: the token with the target in its interval of 0 … total - 1.
 struct Target {
   int64_t target;
   bool operator()(int64_t sum) const { return sum > target; }
@@ -311,7 +311,8 @@ Reached walk(const Item* items, int64_t count, int64_t sum, const Limit& reached
   return {items[count - 1].id, sum};
 }
 
-// items: by id; overwritten. sum: of what comes before them. Divides them by value, and goes on with one part alone.
+// items: by id; overwritten. sum: that of the items before them. Divides the items by value and continues with one part
+// alone.
 template <class Limit>
 Reached select(Item* items, int64_t count, int64_t sum, const Limit& reached) {
   while (count > kSorted) {
@@ -342,7 +343,7 @@ int64_t target_of(uint64_t draw, int64_t total) {
   return static_cast<int64_t>((static_cast<unsigned __int128>(draw) * static_cast<uint64_t>(total)) >> 64);
 }
 
-// The token that a draw takes from a list: first the nucleus, top_p of total, then the draw within it.
+// Draws a token from a list: first the nucleus, top_p of total, then the draw within it.
 int64_t draw_listed(Room& room, int64_t count, int64_t total, double top_p, int64_t mass, uint64_t draw) {
   Item* items = room.items;
   if (count <= kSorted) {
@@ -359,7 +360,7 @@ int64_t draw_listed(Room& room, int64_t count, int64_t total, double top_p, int6
 
 // --- the ways to draw ---------------------------------------------------------------------------------------------
 
-// By id, over all weights.
+// Draws by id, over all weights.
 template <class T>
 int64_t draw_by_id(const Row<T>& row, const Scale& scale, const Room& room, int64_t total, uint64_t draw) {
   int64_t target = target_of(draw, total), group = 0;
@@ -395,7 +396,7 @@ int64_t draw_top_k(const Row<T>& row, const Scale& scale, Room& room, int64_t to
   return draw_listed(room, count, mass, top_p, mass, draw);
 }
 
-// Buckets of logarithms, from 0 downwards; what is far below falls into the last one.
+// Buckets of logarithms, from 0 downwards. The last one takes everything below.
 struct Buckets {
   float per_unit;
 
@@ -406,7 +407,7 @@ struct Buckets {
     const float log = std::max((value - scale.best) * scale.inverse, kLeastLog);
     return static_cast<int>(std::min(log * -per_unit, static_cast<float>(kBuckets - 1)));
   }
-  // All logits of a bucket lie between these, by half a bucket to spare.
+  // All logits of a bucket lie between these bounds, with half a bucket to spare.
   std::pair<float, float> around(int bucket, const Scale& scale) const {
     const double width = 1.0 / (static_cast<double>(per_unit) * scale.inverse);
     const auto least = static_cast<float>(scale.best - (bucket + 1.5) * width);
@@ -415,7 +416,7 @@ struct Buckets {
   }
 };
 
-// Pass 3. Sums of weights by bucket, into the histogram's first table; returns the sum of all.
+// Pass 3. Sums weights by bucket into the histogram's first table, and returns the total.
 template <class T>
 int64_t fill_histogram(const Row<T>& row, const Scale& scale, const Buckets& buckets, int64_t* histogram) {
   std::fill(histogram, histogram + kTables * kBuckets, 0);
@@ -457,7 +458,8 @@ Reached reach(const Row<T>& row, const Scale& scale, const Buckets& buckets, Roo
 
 template <class T>
 int64_t draw_flat(const Row<T>& row, const Scale& scale, Room& room, double top_p, uint64_t draw) {
-  // Of a normal distribution, six times the distance from its greatest number to an ordinary block's holds all of it.
+  // In a normal distribution, all numbers lie within six times the distance from the largest number to a typical
+  // block's largest.
   const int64_t blocks = Room::groups(row.width) * VL;
   const float usual = bound(room.maxima, blocks, blocks / 2, room.values);
   const float span = std::min(std::max((scale.best - usual) * scale.inverse * 6.0f, 1e-6f), 28.0f);
@@ -467,7 +469,7 @@ int64_t draw_flat(const Row<T>& row, const Scale& scale, Room& room, double top_
   return reach(row, scale, buckets, room, Target{target_of(draw, mass)}).token;
 }
 
-// Whether the listed tokens seem to be too few for a share of the total, by the weights of the others in two groups.
+// Estimates, by the other weights in two groups, if the listed tokens are too few for a share of the total.
 template <class T>
 bool seems_flat(const Row<T>& row, const Scale& scale, Room& room, double top_p, int64_t count, int64_t mass) {
   if (row.width < 8 * kGroup) return false;

@@ -1,11 +1,11 @@
-// Choosing tokens, for Python.
+// Python binding for choosing tokens.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace inlay {
 
-// Adds choose and philox to the module; engine/sampler/compiled.py prepares what they are given.
+// Adds choose and philox to the module; engine/sampler/compiled.py prepares their arguments.
 void bind_choose(nanobind::module_& m);
 
 }  // namespace inlay

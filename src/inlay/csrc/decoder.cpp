@@ -24,7 +24,7 @@ T* at(uint64_t address) {
 }
 uint64_t address_of(const void* memory) { return reinterpret_cast<uint64_t>(memory); }
 
-// A linear layer in bf16 with its weight, of whichever kind; rows lie one behind the other.
+// A bf16 linear layer with any kind of weight. Rows are contiguous.
 class Product {
  public:
   explicit Product(const Linear& layer) : layer_(layer) {}
@@ -68,7 +68,7 @@ Product quantized_product(uint64_t weight, uint64_t scales, uint64_t bias, int64
                  run);
 }
 
-// The attention of one layer in one pass: the plan, and where the layer's keys and values are stored.
+// The attention of one layer in one pass: the plan, and the layer's stored keys and values.
 struct Stored {
   Attention& attention;
   Workspace& workspace;
@@ -77,7 +77,7 @@ struct Stored {
   const Options& options;
 };
 
-// RMSNorm's weight, (width,) in bf16; none where it is null.
+// RMSNorm's weight, (width,) in bf16; null for no norm.
 struct Norm {
   const uint16_t* weight;
   float eps;
@@ -101,7 +101,8 @@ class DecoderLayer {
       throw std::invalid_argument("the products of a decoder's layer do not fit each other");
   }
 
-  // x: (rows, width) → qkv: (rows, heads + 2 · kv_heads, head_dim), queries and keys turned. cos, sin: (rows, head_dim).
+  // x: (rows, width) → qkv: (rows, heads + 2 · kv_heads, head_dim), with queries and keys rotated. cos, sin: (rows,
+  // head_dim).
   void before(const uint16_t* x, const float* cos, const float* sin, uint16_t* qkv, int64_t rows, int threads) const {
     static thread_local Scratch scratch;
     const int64_t width = qkv_.in(), step = qkv_.out();
@@ -114,7 +115,7 @@ class DecoderLayer {
     rotate(address_of(qkv), address_of(cos), address_of(sin), true, rows, heads_ + kv_heads_, head_dim_, step, threads);
   }
 
-  // x: (rows, width) → y, the same shape: the whole layer.
+  // Runs the whole layer. x: (rows, width) → y, the same shape.
   void run(const uint16_t* x, const float* cos, const float* sin, uint16_t* y, int64_t rows, int threads,
            const Stored& stored) const {
     static thread_local Scratch scratch;
@@ -133,7 +134,7 @@ class DecoderLayer {
     behind(x, attended, y, rows, threads);
   }
 
-  // x: (rows, width), what `before` was given; attended: (rows, heads, head_dim) → y: (rows, width), the layer's output.
+  // x: (rows, width), the input of `before`; attended: (rows, heads, head_dim) → y: (rows, width), the layer's output.
   void behind(const uint16_t* x, const uint16_t* attended, uint16_t* y, int64_t rows, int threads) const {
     static thread_local Scratch scratch;
     const int64_t width = qkv_.in(), inner = down_.in();

@@ -1,4 +1,4 @@
-// Which version of the kernel runs on this processor.
+// Chooses the version of the kernel for this processor.
 #include <cstdlib>
 #include <cstring>
 #include <new>

@@ -1,14 +1,14 @@
-// The kernel, once for every instruction set: a variant defines VL (floats in a vector), NV (vectors in a tile of
-// lanes), MR (rows of the product that are summed at once) and INLAY_PAIRS (dot products of bf16 pairs), and includes
-// this file.
+// The kernel, compiled once for every instruction set. A variant defines VL (floats in a vector), NV (vectors in a tile
+// of lanes), MR (rows of the product that are summed at once) and INLAY_PAIRS (dot products of bf16 pairs), and
+// includes this file.
 //
 // Both phases of ChunkAttention (arXiv 2402.15220, section 3.3) are one procedure here, over tiles of 64 keys:
-//   pass 1: scores of the tile's keys; the query is turned once for each shift
+//   pass 1: scores of the tile's keys; the query is rotated once for each shift
 //   pass 2: scale, cap, bias, mask; running maximum and sum of every lane (online softmax)
 //   pass 3: weighted sum of the tile's values
-// The wide kernel keeps query rows in the lanes of vectors, so that pass 2 needs no sums across lanes, and reads
-// keys and values where they lie, one number (or one bf16 pair) broadcast at a time. The narrow kernel is for a few rows: it
-// keeps the head dimension in the lanes, and its time is that of reading the keys and values once.
+// The wide kernel keeps query rows in the lanes of vectors, so that pass 2 needs no sums across lanes. It reads keys
+// and values in place, one number (or one bf16 pair) broadcast at a time. The narrow kernel is for a few rows. It keeps
+// the head dimension in the lanes, and its time is that of reading the keys and values once.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,7 +26,7 @@
 namespace inlay {
 namespace INLAY_VARIANT {
 
-// choose.inl, which is compiled by itself
+// choose.inl, which is compiled separately
 void choose_row(const Logits& logits, int64_t row, const RowParams& asked, const Chosen& chosen, Scratch& scratch);
 
 namespace {
@@ -79,7 +79,7 @@ void merge(const Call& call, int32_t row, int32_t kv_head, const int64_t* parts,
     std::memset(row_sum, 0, d * sizeof(float));
     for (int i = 0; i < count; ++i) {
       const int64_t lane = parts[i] + member;
-      if (partials.sums[lane] <= kNothing) continue;  // saw nothing; NaN goes on
+      if (partials.sums[lane] <= kNothing) continue;  // saw no key; NaN is not skipped
       const float weight = std::exp2(partials.sums[lane] - top);
       sum += weight;
       const float* part = partials.outputs + lane * d;

@@ -22,9 +22,9 @@
 
 namespace nb = nanobind;
 
-// One function for every instruction set, chosen when the library is loaded. Vectors of 16 floats are split by the
-// compiler where registers are narrower.
-// GCC 11 knows no levels of x86-64 here, and only glibc chooses functions when it loads them.
+// Each function is compiled for every instruction set, and one version is chosen when the library is loaded. The
+// compiler splits vectors of 16 floats if registers are narrower. GCC 11 does not know the x86-64 levels here, and only
+// glibc chooses functions at load time.
 #if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__)
 #define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -49,9 +49,9 @@ INLINE float number(const uint16_t* from) { return from_bf16(*from); }
 INLINE void put(float* to, float value) { *to = value; }
 INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
 
-constexpr int64_t kShare = 1 << 14;  // numbers that are worth waking another thread for
+constexpr int64_t kShare = 1 << 14;  // work, in numbers, that pays for waking another thread
 
-// Cuts rows into equal shares for as many threads as there is work for, and at most as many as asked for.
+// Cuts rows into equal shares for at most `threads` threads, with at least kShare numbers for each.
 template <class Body>
 void share_rows(int threads, int64_t rows, int64_t numbers_per_row, const Body& body) {
   const int64_t worth = std::max<int64_t>(1, rows * numbers_per_row / kShare);
@@ -60,7 +60,7 @@ void share_rows(int threads, int64_t rows, int64_t numbers_per_row, const Body& 
   });
 }
 
-// Rows of `count` groups of `width` numbers, each group contiguous behind the other; strides in elements.
+// Rows of `count` adjacent groups of `width` numbers; strides in elements.
 struct Norm {
   const void* x;
   const void* weight;
@@ -160,12 +160,12 @@ CLONES void add_numbers(const uint16_t* a, const uint16_t* b, uint16_t* out, int
   for (int64_t i = whole; i < count; ++i) out[i] = to_bf16(from_bf16(a[i]) + from_bf16(b[i]));
 }
 
-// PyTorch's 4-bit weights: blocks of 64 outputs, in which each input has 32 bytes; byte j holds output j in its low
-// half and output j + 32 in its high one. The value is (number - 8) * scale + zero.
+// PyTorch's 4-bit weights: blocks of 64 outputs, in which each input has 32 bytes. Byte j holds output j in its low
+// half and output j + 32 in its high half. The value is (number - 8) * scale + zero.
 struct Int4 {
   const uint8_t* packed;     // (outputs / 64, inputs, 32)
   const void* scales_zeros;  // (inputs / group, outputs, 2), in the type of the weights
-  void* weights;             // (inputs, columns): the blocks asked for, side by side
+  void* weights;             // (inputs, columns): the requested blocks, side by side
   int64_t inputs, outputs, group, first_block, columns;
 };
 
@@ -201,7 +201,7 @@ INLINE void unpack_blocks(const Int4& int4, int64_t begin, int64_t end) {
 CLONES void unpack_f32(const Int4& int4, int64_t begin, int64_t end) { unpack_blocks<float>(int4, begin, end); }
 CLONES void unpack_bf16(const Int4& int4, int64_t begin, int64_t end) { unpack_blocks<uint16_t>(int4, begin, end); }
 
-// Reads memory in four streams, each asked for some pages ahead; the sum is there so that reading is not left out.
+// Reads memory in four streams, each prefetched 4 KiB ahead. The sum keeps the compiler from removing the reads.
 INLINE vi read_all(const int32_t* from, int64_t count) {
   constexpr int kStreams = 4, kAhead = 1 << 10;
   const int64_t each = count / kStreams / VL * VL;
@@ -254,7 +254,7 @@ void multiply_quantized(uint64_t x, int64_t x_stride, uint64_t weight, uint64_t 
       threads);
 }
 
-// What a benchmark measures the rate of reading with.
+// Reads memory and does nothing else. Benchmarks measure the read rate with it.
 int32_t read(uint64_t address, int64_t bytes, int threads) {
   std::atomic<int32_t> total{0};
   const int64_t count = bytes / 4;
@@ -267,8 +267,8 @@ int32_t read(uint64_t address, int64_t bytes, int threads) {
   return total;
 }
 
-// Moves memory that is in use to huge pages, where the system has some: long streams of reads then stop less often for
-// translations. Nothing changes where it has none, or where the memory is a file's.
+// Moves memory in use to huge pages if the system has some, so that long streams of reads need fewer address
+// translations. Nothing changes if it has none, or if the memory is that of a file.
 void use_huge_pages(uint64_t address, int64_t bytes) {
 #if defined(__linux__)
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1

@@ -1,4 +1,4 @@
-// y = x · weightᵀ + bias in bf16, with the weights as a checkpoint has them: nothing is packed beforehand.
+// y = x · weightᵀ + bias in bf16, with weights in the layout of a checkpoint: nothing is packed.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Linear {
   int64_t rows, in, out;
 };
 
-// Whether this processor multiplies pairs of bf16.
+// True if this processor multiplies pairs of bf16.
 bool linear_supported();
 void linear(const Linear& layer, int threads);
 

@@ -1,10 +1,10 @@
 // Linear layers with AVX-512's products of bf16 pairs, summed in fp32.
 //
-// Up to 4 rows: weight rows are read once, from front to back, and multiplied with all rows of x while they are in
-// registers. The floor is the reading of the weights.
+// Up to 4 rows: weight rows are read once, from front to back, and multiplied by all rows of x while they are in
+// registers. Reading the weights is the lower bound of the time.
 // More rows: as in the attention kernel, rows of x are the lanes of vectors (pairs of inputs side by side, 16 to 64
-// rows), and one pair of a weight row at a time is broadcast to all of them. The floor is the products; weights are
-// read once for every 64 rows.
+// rows), and one pair of a weight row at a time is broadcast to all of them. The products are the lower bound. Weights
+// are read once for every 64 rows.
 #include "linear.h"
 
 #include <immintrin.h>
@@ -28,23 +28,24 @@ namespace {
 #define VL 16
 #include "simd.h"
 
-constexpr int64_t kFew = 4;        // rows up to which the weights' reading is the floor
-constexpr int64_t kTile = 64;      // rows of x that are lanes at the same time
-constexpr int64_t kOuts = 48;      // outputs of one share of work: whole groups of 6, 8 and 12
+constexpr int64_t kFew = 4;           // rows up to which reading the weights is the lower bound
+constexpr int64_t kTile = 64;         // rows of x that are lanes at the same time
+constexpr int64_t kOuts = 48;         // outputs of one share of work: whole groups of 6, 8 and 12
 constexpr int64_t kNone = -1;
-constexpr int64_t kStream = 1 << 14;  // weights that are worth waking another thread for
+constexpr int64_t kStream = 1 << 14;  // weights that pay for waking another thread
 
 INLINE __m512bh pairs_at(const uint16_t* from, __mmask32 which) {
   return (__m512bh)_mm512_maskz_loadu_epi16(which, from);
 }
 
-// J outputs of M rows. The sums of a single row are spread over several registers, since each waits for the last.
+// J outputs of M rows. The sums of a single row use several registers, because each addition waits for the last.
 template <int M, int J>
 INLINE void dot(const Linear& layer, int64_t first) {
   constexpr int kSpread = M == 1 ? 4 : M == 2 ? 2 : 1;
   const uint16_t* weight[J];
   for (int j = 0; j < J; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
-  const int64_t next = J > 1 && first + 2 * J <= layer.out ? J * layer.in : 0;  // one row in one stream needs no asking
+  // one row in one stream needs no prefetch
+  const int64_t next = J > 1 && first + 2 * J <= layer.out ? J * layer.in : 0;
   __m512 sum[M][J][kSpread];
   for (int m = 0; m < M; ++m)
     for (int j = 0; j < J; ++j)
@@ -75,7 +76,7 @@ INLINE void dot(const Linear& layer, int64_t first) {
 
 template <int M>
 void few_rows(const Linear& layer, int threads) {
-  constexpr int kAtOnce = M == 1 ? 1 : M == 2 ? 2 : 4;  // a loaded x serves so many weight rows
+  constexpr int kAtOnce = M == 1 ? 1 : M == 2 ? 2 : 4;  // weight rows for each loaded x
   const int64_t groups = (layer.out + kAtOnce - 1) / kAtOnce;
   const int64_t worth = std::max<int64_t>(1, layer.out * layer.in / kStream);
   run_parallel(static_cast<int>(std::min<int64_t>(threads, worth)), [&](Team& team, int thread) {
@@ -95,7 +96,7 @@ struct Lanes {
   uint32_t* tile(int64_t number) const { return pairs + number * pair_count() * kTile; }
 };
 
-// Sixteen rows from `first` on into their lanes.
+// Packs sixteen rows from `first` on into their lanes.
 void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
   const int64_t tile = first / kTile, width = lanes.vectors(tile) * VL, count = lanes.pair_count();
   uint32_t* to = lanes.tile(tile) + first % kTile;
@@ -114,13 +115,13 @@ void pack(const Linear& layer, const Lanes& lanes, int64_t first) {
 }
 
 // M outputs from `first` on for one tile of N vectors of lanes: (M, lanes) fp32. Meanwhile the M weight rows from
-// `after` on are fetched into the first-level cache; kNone for none.
+// `after` on are prefetched into the first-level cache; kNone for none.
 template <int N, int M>
 INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, int64_t after, float* to) {
   const uint16_t* weight[M];
   for (int j = 0; j < M; ++j) weight[j] = layer.weight + std::min(first + j, layer.out - 1) * layer.in;
   const bool ahead = after != kNone;
-  const uint16_t* next = layer.weight + std::max<int64_t>(after, 0) * layer.in;  // rows lie one behind the other
+  const uint16_t* next = layer.weight + std::max<int64_t>(after, 0) * layer.in;  // rows are contiguous
   __m512 sum[M][N];
   for (int j = 0; j < M; ++j)
     for (int v = 0; v < N; ++v) sum[j][v] = _mm512_setzero_ps();
@@ -138,7 +139,7 @@ INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, int6
       for (int v = 0; v < N; ++v) sum[j][v] = _mm512_dpbf16_ps(sum[j][v], both, (__m512bh)lanes[v]);
     }
   }
-  if (layer.in % 2)  // the last input stands alone
+  if (layer.in % 2)  // the last input has no partner
     for (int j = 0; j < M; ++j)
       for (int v = 0; v < N; ++v)
         sum[j][v] = _mm512_dpbf16_ps(sum[j][v], (__m512bh)_mm512_set1_epi32(weight[j][layer.in - 1]),
@@ -147,7 +148,7 @@ INLINE void multiply(const Linear& layer, const uint32_t* x, int64_t first, int6
     for (int v = 0; v < N; ++v) _mm512_storeu_ps(to + (j * N + v) * VL, sum[j][v]);
 }
 
-// Outputs first … end - 1 of one tile, from lanes to rows.
+// Writes outputs first … end - 1 of one tile, from lanes to rows.
 void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_t width, const float* sums) {
   for (int64_t out = first; out < end; out += VL) {
     const auto which = static_cast<__mmask16>(end - out >= VL ? ~0u : (1u << (end - out)) - 1);
@@ -166,7 +167,7 @@ void write(const Linear& layer, int64_t first, int64_t end, int64_t tile, int64_
   }
 }
 
-// after: the first output of the share that this thread takes next.
+// after: the first output of this thread's next share, or kNone.
 template <int N, int M>
 void multiply_tile(const Linear& layer, const Lanes& lanes, int64_t first, int64_t end, int64_t tile, int64_t after) {
   alignas(64) float sums[kOuts * N * VL];
@@ -190,7 +191,7 @@ void many_rows(const Linear& layer, int threads) {
     team.barrier();
     auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
     for (int64_t share = take(), following; share < shares; share = following) {
-      following = take();  // known before it is needed, so that its weights are on their way
+      following = take();  // taken early, so that its weights can be prefetched
       const int64_t first = share * kOuts, end = std::min(first + kOuts, layer.out);
       const int64_t after = following < shares ? following * kOuts : kNone;
       for (int64_t tile = 0; tile < lanes.tiles(); ++tile) switch (lanes.vectors(tile)) {

@@ -1,4 +1,4 @@
-// Linear layers where no processor that this build is for multiplies pairs of bf16.
+// Linear layers for builds without any processor that multiplies pairs of bf16.
 #include "linear.h"
 
 #include <stdexcept>

@@ -1,23 +1,23 @@
-// The narrow kernel: a few lanes, each a query vector along the head dimension. Its floor is the reading of keys and
-// values. Needs a head dimension that is a multiple of VL (2 * VL where Paired).
+// The narrow kernel: a few lanes, each a query vector along the head dimension. Reading keys and values is the lower
+// bound of its time. The head dimension must be a multiple of VL (2 * VL if Paired).
 
-// T: see Wide. Whole numbers are read as they are: the scales of keys go into the scores, and those of values into the
+// T: see Wide. Integers are not dequantized: scales of keys are applied to the scores, and scales of values to the
 // weights.
 template <class T, bool Paired>
 struct Narrow {
   static constexpr bool kScaled = std::is_same<T, int8_t>::value;
-  using Row = std::conditional_t<kScaled, std::conditional_t<Paired, uint16_t, float>, T>;  // of keys in products
-  static constexpr int kBlock = 4;           // lanes that share what is loaded
+  using Row = std::conditional_t<kScaled, std::conditional_t<Paired, uint16_t, float>, T>;  // type of keys in products
+  static constexpr int kBlock = 4;  // lanes that share loaded numbers
   static constexpr int kRow = kKeys + VL;    // scores of a lane, with room for a vector that begins in the tile
 
   const Work& work;
   const int d, lanes;
-  float* queries;    // (lanes, d)
+  float* queries;               // (lanes, d)
   float* turned;
-  uint16_t* halves;  // turned, as bf16
-  float* sums;       // (lanes, d)
-  float* scores;     // (lanes, kRow)
-  Row* near;         // (VL, d): keys that have been converted, for all lanes
+  uint16_t* halves;             // rotated, as bf16
+  float* sums;                  // (lanes, d)
+  float* scores;                // (lanes, kRow)
+  Row* near;                    // (VL, d): converted keys, for all lanes
   float top[kNarrowLanes], total[kNarrowLanes];
   const float* lane_queries = nullptr;
   int32_t shift = 0;
@@ -101,7 +101,7 @@ struct Narrow {
       for (int i = 0; i < lanes * d; ++i) halves[i] = to_bf16(lane_queries[i]);
   }
 
-  // Pass 1: a vector of keys at a time, and all lanes while these are near.
+  // Pass 1: one vector of keys at a time for all lanes, while the keys are in the cache.
   void score(const Tile& tile, const Segment& segment) {
     for (int key = segment.begin; key < segment.end; key += VL) {
       const char* keys[VL];
@@ -117,7 +117,7 @@ struct Narrow {
         }
         scale = load(scales);
       }
-      for (int lane = 0; lane < lanes; ++lane) {  // what is written behind the segment is overwritten or masked
+      for (int lane = 0; lane < lanes; ++lane) {  // results after the segment are overwritten or masked
         const vf product = lane == 0 && !kScaled ? streamed(keys, key) : products(keys, lane);
         store(scores + lane * kRow + key, kScaled ? product * scale : product);
       }
@@ -141,7 +141,7 @@ struct Narrow {
       for (int key = 0; key < tile.count; ++key) scores[lane * kRow + key] *= scales[key];
   }
 
-  // The first lane's query with VL keys, one after the other as they come from memory.
+  // The first lane's query with VL keys, one after another as they arrive from memory.
   INLINE vf streamed(const char* const* keys, int key) const {
     vf sum[VL];
 #pragma GCC unroll 16
@@ -162,7 +162,7 @@ struct Narrow {
     return sum_each(sum);
   }
 
-  // One lane's query with VL keys that are near by now.
+  // One lane's query with VL keys that are in the cache by now.
   INLINE vf products(const char* const* keys, int lane) const {
     vf sum[VL] = {};
     if constexpr (Paired) {
@@ -184,7 +184,7 @@ struct Narrow {
     return sum_each(sum);
   }
 
-  // Pass 2 for one lane. Returns how much its sums so far count.
+  // Pass 2 for one lane. Returns the factor of its sums so far.
   float weigh(const Tile& tile, int lane) {
     const Options& options = work.call.options;
     float* score = scores + lane * kRow;

@@ -15,7 +15,7 @@
 namespace inlay {
 namespace {
 
-constexpr int kSpins = 2000;  // some microseconds; then the core goes to whoever else wants it
+constexpr int kSpins = 2000;  // some microseconds; then the core is free for others
 
 void relax(int turn) {
   if (turn > kSpins) {
@@ -27,8 +27,8 @@ void relax(int turn) {
 #endif
 }
 
-// A process with two OpenMP runtimes has two sets of threads that wait for work by spinning, and each takes the
-// other's cores. PyTorch has brought one, so its threads are borrowed where it can be found in the process.
+// With two OpenMP runtimes, a process has two sets of threads that spin while they wait and take each other's cores.
+// PyTorch has brought one runtime, so its threads are used if it is found in the process.
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 using Number = int (*)();
 
@@ -56,7 +56,7 @@ struct Region {
   std::atomic<Team*> team{nullptr};
 };
 
-// The runtime may give fewer threads than were asked for; the first one says how many there are.
+// The runtime may start fewer threads than requested. The first one reports how many there are.
 void enter(void* data) {
   auto& region = *static_cast<Region*>(data);
   const int thread = openmp().thread();
@@ -66,7 +66,7 @@ void enter(void* data) {
   (*region.body)(*team, thread);
 }
 
-// Threads of our own, for processes without OpenMP.
+// Our own threads, for processes without OpenMP.
 class Pool {
  public:
   ~Pool() {
@@ -106,7 +106,7 @@ class Pool {
       wake_.wait(lock, [&] { return ending_ || generation_ != seen; });
       if (ending_) return;
       seen = generation_;
-      if (number >= wanted_) continue;  // not asked for; the region may have ended by now, and its team with it
+      if (number >= wanted_) continue;  // not requested; the region and its team may have ended by now
       Team& team = *team_;
       const auto& body = *body_;
       lock.unlock();

@@ -11,7 +11,7 @@ class Team {
   explicit Team(int threads) : threads_(threads) {}
 
   int threads() const { return threads_; }
-  // Waits until every thread of the team has come here.
+  // Waits until every thread of the team is here.
   void barrier();
 
  private:
@@ -23,7 +23,7 @@ class Team {
 // Runs body(team, thread) on `threads` threads and returns when all have ended. Body must not throw.
 void run_parallel(int threads, const std::function<void(Team&, int)>& body);
 
-// Which runtime's threads do the work: "openmp" (those of the process's own OpenMP runtime) or "std".
+// The runtime of the threads: "openmp" (the process's own OpenMP runtime) or "std".
 const char* threading();
 
 }  // namespace inlay

@@ -12,10 +12,10 @@ void require(bool fine, const char* otherwise) {
 
 bool within(int64_t value, int64_t low, int64_t high) { return low <= value && value <= high; }
 
-// Numbers so far below 2**31 that sums and differences of a few of them are, too.
+// Limits far enough below 2**31 that sums and differences of a few numbers stay below it too.
 constexpr int64_t kMostPositions = int64_t{1} << 27, kMostRows = int64_t{1} << 22, kMostSlots = int64_t{1} << 40;
 
-// Borders of the parts of a table: from 0 to its size, and every part holds something.
+// Checks the borders of the parts of a table: they go from 0 to its size, and no part is empty.
 void check_borders(const Tables::Column& first, int64_t size) {
   require(first.size >= 1 && first.at[0] == 0 && first.at[first.size - 1] == size,
           "the blocks of a plan do not cover its tables");

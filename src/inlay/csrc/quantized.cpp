@@ -1,4 +1,4 @@
-// Which version of the quantized layer runs on this processor, and how weights are laid out for all of them.
+// Chooses the version of the quantized layer for this processor, and packs weights in the layout of all versions.
 #include "quantized.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ void quantized_portable(const Quantized& layer, int threads);
 
 namespace {
 
-// The word of 8 inputs in 4 bits, or of 4 in 8 bits.
+// A word of 8 inputs in 4 bits, or of 4 inputs in 8 bits.
 uint32_t word4(const uint8_t* n) {
   uint32_t word = 0;
   for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(n[i] | n[i + 4] << 4) << 8 * i;
@@ -46,7 +46,7 @@ void pack_quantized(const uint8_t* numbers, char* to, int64_t out, int64_t in, i
                     int threads) {
   const int64_t blocks = (out + kQuantizedBlock - 1) / kQuantizedBlock;
   const int64_t groups = (in + kQuantizedGroup - 1) / kQuantizedGroup;
-  const int64_t worth = std::max<int64_t>(1, out * in >> 16);  // numbers that are worth waking another thread for
+  const int64_t worth = std::max<int64_t>(1, out * in >> 16);  // numbers that pay for waking another thread
   run_parallel(static_cast<int>(std::min<int64_t>({threads, blocks, worth})), [&](Team& team, int thread) {
     for (int64_t b = blocks * thread / team.threads(); b < blocks * (thread + 1) / team.threads(); ++b)
       pack_block(numbers + b * kQuantizedBlock * in, to + b * groups * group_bytes,

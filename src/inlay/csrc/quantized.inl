@@ -1,9 +1,9 @@
 // The layer of quantized.h in vectors of VL lanes, included once for every instruction set.
 //
-// Outputs are lanes. Few rows or many, a row's sums are those of one group behind the other, so that its outputs do not
-// depend on the rows beside it. Up to MR rows times BLOCKS blocks are multiplied at a time: a broadcast takes as long as
-// two products, so each word of inputs has to serve two vectors of outputs. One share of work is some blocks of outputs,
-// read from memory once, and from the cache for every MR rows.
+// Outputs are lanes. A row's sums add up its groups in order, whatever the number of rows, so its outputs do not depend
+// on the other rows. Up to MR rows times BLOCKS blocks are multiplied at a time. A broadcast takes as long as two
+// products, so each word of inputs must serve two vectors of outputs. One share of work is a few blocks of outputs,
+// read once from memory and then from the cache for every MR rows.
 #include "quantized.h"
 
 #include <algorithm>
@@ -25,28 +25,28 @@ namespace {
 
 #include "simd.h"
 
-constexpr int kHalves = kQuantizedBlock / VL;   // vectors of a block
-constexpr int64_t kShare = 4;                   // blocks that many rows go through while they are in the cache
-constexpr int64_t kFew = 12;                    // rows up to which one thread rounds them all
-constexpr int64_t kWorth = 1 << 15;             // weights that are worth waking another thread for
-constexpr float kNothing = 1e-30f;              // inputs of a group that are all smaller count as zeros
+constexpr int kHalves = kQuantizedBlock / VL;  // vectors of a block
+constexpr int64_t kShare = 4;                  // blocks that many rows pass through while they are in the cache
+constexpr int64_t kFew = 12;                   // rows up to which one thread rounds them all
+constexpr int64_t kWorth = 1 << 15;            // weights that pay for waking another thread
+constexpr float kNothing = 1e-30f;             // a group counts as zeros if no input is above this
 static_assert(kQuantizedBlock % VL == 0);
 
-// sum + the products of two pairs of 16 bits in every lane.
+// Adds the products of two pairs of 16 bits in every lane to sum.
 INLINE vi add_products(vi sum, vi a, vi b) {
 #if VL == 16 && defined(__AVX512VNNI__)
   return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif VL == 8 && defined(__AVX2__)
   sum += (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-  asm("" : "+x"(sum));  // GCC would put off the sums until it has no registers left for the products
+  asm("" : "+x"(sum));  // GCC would delay the sums until no registers are left for the products
   return sum;
 #else
   return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
-// The same of four bytes, of which those of `a` are 0 … 15, in a group's sum that begins with begun() and ends with
-// ended(): AVX2 keeps it in halves of 16 bits, in which 32 products of up to 15 · 127 have room.
+// The same for four bytes; those of `a` are 0 … 15. A group's sum starts with begun() and ends with ended(): AVX2 keeps
+// it in halves of 16 bits, which have room for 32 products of up to 15 · 127.
 INLINE vi add_quads(vi sum, vi a, vi b) {
 #if VL == 16 && defined(__AVX512VNNI__)
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
@@ -72,7 +72,7 @@ INLINE vi ended(vi sum, [[maybe_unused]] int32_t start) {
 #endif
 }
 
-// a · b + c, rounded in the same way wherever it stands.
+// a · b + c, rounded in the same way everywhere.
 INLINE vf fused(vf a, vf b, vf c) {
 #if VL == 16 && defined(__AVX512F__)
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -91,16 +91,16 @@ INLINE void put(uint16_t* to, vf v) {
 INLINE float number(const float* from) { return *from; }
 INLINE float number(const uint16_t* from) { return from_bf16(*from); }
 
-// What 32 inputs were rounded to: input = scale · number.
+// A rounded group of 32 inputs: input = scale · number.
 struct Group {
   float scale;
   float sum;      // of the rounded inputs
-  int32_t start;  // what a sum of products begins with: numbers of 4 bits are 8 too large
+  int32_t start;  // initial value of a sum of products: 4-bit numbers are stored plus 8
 };
 
-// Rows of x as words of 32 bits, in tiles of up to MR rows that are multiplied together. For every group of a tile of M
-// rows: kNumbers words of each row, which are pairs of 16 bits or, for weights of 4 bits, quads of 8; then the scale of
-// each, the sum of each and the start of each, so that one address with constant distances leads to all of them.
+// Rows of x as words of 32 bits, in tiles of up to MR rows that are multiplied together. A group of a tile of M rows
+// has kNumbers words for each row: pairs of 16 bits or, for 4-bit weights, quads of 8. Then follow the scale, the sum
+// and the start of each row, so one address with constant offsets reaches all of them.
 template <int Bits>
 struct Words {
   using Number = std::conditional_t<Bits == 4, int8_t, int16_t>;
@@ -117,7 +117,7 @@ struct Rounded {
   int32_t* tile(int64_t first) const { return words + first * groups * Words<Bits>::kAll; }
 };
 
-// Rows of the tile that begins where so many are left.
+// The number of rows of the next tile when `left` rows are left.
 INLINE int64_t tile_rows(int64_t left) {
   for (const int64_t rows : {MR, 4, 2})
     if (rows <= MR && left >= rows) return rows;
@@ -136,9 +136,9 @@ INLINE void round_group(const T* from, typename Words<Bits>::Number* to, Group* 
     broken += values[i] * 0.0f;
   }
   const float most = largest_of(top);
-  const bool sound = sum_of(broken) == 0.0f;  // neither infinite nor no number
+  const bool sound = sum_of(broken) == 0.0f;  // no NaN or infinity
   const float by = sound && most > kNothing ? kMost / most : 0.0f;
-  const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
+  const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest integer in the low bits
   vi sum = vi{};
   for (int64_t i = 0; i < kVectors; ++i) {
     const vf scaled = sound ? values[i] * by : vf{};
@@ -154,7 +154,7 @@ INLINE void round_group(const T* from, typename Words<Bits>::Number* to, Group* 
   *group = {scale, scale * static_cast<float>(total), -8 * total};
 }
 
-// One row of a tile of M, as row number m of it.
+// Rounds one row into a tile of M rows, as its row m.
 template <int Bits, class T>
 void round_row(const Quantized& layer, const T* from, int32_t* to, int64_t M, int64_t m) {
   using W = Words<Bits>;
@@ -176,7 +176,7 @@ void round_row(const Quantized& layer, const T* from, int32_t* to, int64_t M, in
   }
 }
 
-// Rows from `begin` up to `end`, each into its tile.
+// Rounds rows from `begin` up to `end`, each into its tile.
 template <int Bits, class T>
 void round_rows(const Quantized& layer, const Rounded<Bits>& to, int64_t begin, int64_t end) {
   for (int64_t first = 0, rows; first < end; first += rows) {
@@ -186,7 +186,8 @@ void round_rows(const Quantized& layer, const Rounded<Bits>& to, int64_t begin, 
   }
 }
 
-// The same address, as one that nothing is known of: what was read from it is not kept in registers, which are wanted.
+// The same address, hidden from the optimizer. Values read from it are not kept in registers, which are needed
+// elsewhere.
 INLINE const char* afresh(const char* from) {
 #if VL == 16
   asm("" : "+r"(from));
@@ -211,7 +212,7 @@ INLINE vi numbers_of(vi row) {
 
 INLINE vf grid_at(const float* from) { return load(from); }
 INLINE vf grid_at(const uint16_t* from) {
-#if VL == 16 && defined(__AVX512F__)  // GCC takes the general way apart into halves
+#if VL == 16 && defined(__AVX512F__)  // GCC splits the general version into halves
   const auto half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 #else
@@ -219,19 +220,19 @@ INLINE vf grid_at(const uint16_t* from) {
 #endif
 }
 
-// A word of a tile that is a number of another kind.
+// A word of a tile, as a float.
 INLINE float real_at(const int32_t* from) {
   float number;
   std::memcpy(&number, from, sizeof number);
   return number;
 }
 
-// A tile of M rows times the outputs of B blocks. Grid: the type of scales in 4 bits.
+// Multiplies a tile of M rows by the outputs of B blocks. Grid: the type of scales in 4 bits.
 template <int Bits, class Grid, bool Zeros, int M, int B>
 INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, int64_t ahead,
                      vf (*into)[B * kHalves]) {
   using W = Words<Bits>;
-  constexpr int kRows = Bits, kEach = W::kNumbers / kRows;  // rows of words, and words of x that one is multiplied with
+  constexpr int kRows = Bits, kEach = W::kNumbers / kRows;  // rows of words, and words of x for each row
   static_assert(kEach == 2);
   constexpr int kVectors = B * kHalves;
   constexpr int64_t kRowBytes = kQuantizedBlock * 4, kNumbers = kRows * kRowBytes;
@@ -284,10 +285,10 @@ INLINE void multiply(const Quantized& layer, const int32_t* x, int64_t block, in
     for (int v = 0; v < kVectors; ++v) into[m][v] = sums[m][v];
 }
 
-// The same, with what comes behind the sums, into y.
+// The same, then scales and bias are applied and y is written.
 template <int Bits, class Grid, bool Zeros, class T, int M, int B>
 void multiply_blocks(const Quantized& layer, const int32_t* x, int64_t block, int64_t row) {
-  // The first tile reads weights from memory: far ahead in the one stream, or where the next blocks lie.
+  // The first tile reads weights from memory. Prefetch far ahead in a single stream, else the next blocks.
   const int64_t ahead = row > 0 ? 0 : B == 1 ? 4096 : B * layer.groups() * layer.group_bytes();
   vf sums[M][B * kHalves];
   multiply<Bits, Grid, Zeros, M, B>(layer, x, block, ahead, sums);
@@ -308,7 +309,7 @@ void multiply_blocks(const Quantized& layer, const int32_t* x, int64_t block, in
   }
 }
 
-// All rows times the blocks from `first` up to `last`.
+// Multiplies all rows by the blocks from `first` up to `last`.
 template <int Bits, class Grid, bool Zeros, class T>
 void multiply_rows(const Quantized& layer, const Rounded<Bits>& x, int64_t first, int64_t last) {
   int64_t row = 0;

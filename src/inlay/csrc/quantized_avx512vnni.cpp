@@ -1,4 +1,4 @@
-// AVX-512 with products of pairs of whole numbers: 32 registers of 16 lanes.
+// AVX-512 with products of pairs of integers: 32 registers of 16 lanes.
 #define VL 16
 #define MR 6
 #define BLOCKS 2

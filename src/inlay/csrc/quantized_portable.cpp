@@ -1,4 +1,4 @@
-// Four lanes, for any processor: what the others are tested against.
+// Four lanes, for any processor: the version that the others are tested against.
 #define VL 4
 #define MR 4
 #define BLOCKS 1

@@ -22,7 +22,7 @@ using namespace inlay;
 
 namespace {
 
-// One row and head by the book, in double.
+// The reference result of one row and head, in double.
 class Naive {
  public:
   Naive(const Pass& pass, int head, int row, int64_t position)
@@ -51,7 +51,7 @@ class Naive {
   }
 
  private:
-  void add(double score) {  // sets weight_, and rescales what was summed before
+  void add(double score) {  // sets weight_, and rescales the sums so far
     const double top = std::max(top_, score), decay = std::exp(top_ - top);
     for (double& sum : sums_) sum *= decay;
     weight_ = std::exp(score - top);
@@ -81,7 +81,7 @@ class Naive {
   double top_ = -1e300, total_ = 0, weight_ = 0;
 };
 
-// Of some hundred rows and heads; every output must be a number.
+// Checks some hundred rows and heads; every output must be a number.
 double worst(const Asked& asked, const Pass& pass, int skip) {
   double most = 0;
   int turn = 0;
@@ -103,7 +103,7 @@ double worst(const Asked& asked, const Pass& pass, int skip) {
   return most;
 }
 
-// One token further on.
+// Advances by one token.
 void step(Asked& asked) {
   for (int64_t stretch : asked.growing) ++asked.stretches[stretch].length;
   for (int64_t& position : asked.positions) ++position;
@@ -118,7 +118,7 @@ bool check(const Variant& variant, unsigned seed) {
   Asked asked = ask(random, decode, layer.options.frequencies != nullptr, decode ? steps : 0);
   Pass pass(random, asked, layer);
   Attention attention(Plan(asked.tables()), variant, threads);
-  Workspace workspace(random.of({1, 4096, 1 << 16, 1 << 26}));  // small ones make slices of heads and of rows
+  Workspace workspace(random.of({1, 4096, 1 << 16, 1 << 26}));  // small values make slices of heads and of rows
   const double allowed = layer.fresh == Type::bf16 ? 4e-2 : 2e-4;
   for (int done = 0; done < steps; ++done) {
     if (done) {
@@ -137,7 +137,7 @@ bool check(const Variant& variant, unsigned seed) {
   return true;
 }
 
-// Tables of nonsense are refused, and neither read nor believed.
+// Invalid tables must be rejected before they are used.
 bool refuses_nonsense(unsigned seed) {
   Random random{std::mt19937(seed)};
   Asked asked = ask(random, false, true, 0);
@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
     const Variant& variant = variant_by_name(names[n]);
     int failed = 0;
     for (int i = 0; i < plans; ++i) failed += !chooses_alike(variant, first + static_cast<unsigned>(i));
-    auto half = [&](int begin, int* bad) {  // two callers at once, as two engines of one process are
+    auto half = [&](int begin, int* bad) {  // two callers at once, like two engines in one process
       for (int i = begin; i < plans; i += 2) *bad += !check(variant, first + static_cast<unsigned>(i));
     };
     int other = 0;

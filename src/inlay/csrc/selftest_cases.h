@@ -1,4 +1,4 @@
-// Random passes for selftest.cpp: what is asked for, a layer, and memory of exactly the size that the kernel may touch.
+// Random passes for selftest.cpp: parameters, a layer, and memory of exactly the size that the kernel may touch.
 #pragma once
 
 #include <cmath>
@@ -31,7 +31,7 @@ class Tensor {
     bytes_.reset(new char[numbers * bytes_of(type)]);
     heads_.data = bytes_.get();
     if (type == Type::i8)
-      std::memset(heads_.data, 0xff, numbers);  // as a scale, this is no number
+      std::memset(heads_.data, 0xff, numbers);  // NaN as a scale
     else
       for (int64_t i = 0; i < numbers; ++i) put(heads_.data + i * bytes_of(type), std::nanf(""));
   }
@@ -96,7 +96,7 @@ struct Asked {
   }
 };
 
-// Own keys in up to a few runs; with `spare` slots behind each for steps of decoding.
+// Own keys in up to a few runs, each followed by `spare` slots for decode steps.
 inline void add_part(Random& random, Asked& asked, int length, int spare) {
   const int start = random.from(0, 2000);
   for (int left = length; left > 0;) {

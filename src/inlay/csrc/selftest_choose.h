@@ -1,4 +1,4 @@
-// Random rows of logits for selftest.cpp: every instruction set must choose what the portable one does.
+// Random rows of logits for selftest.cpp: every instruction set must choose like the portable one.
 #pragma once
 
 #include <algorithm>

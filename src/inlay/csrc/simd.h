@@ -24,7 +24,7 @@ INLINE vf load(const uint16_t* from) {  // bf16
   std::memcpy(&v, from, sizeof v);
   return reinterpret_cast<vf>(__builtin_convertvector(v, vu) << 16);
 }
-INLINE vf load(const int8_t* from) {  // as the whole numbers that they are
+INLINE vf load(const int8_t* from) {  // as integers
 #if defined(__AVX512F__)
   return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__AVX2__)
@@ -37,7 +37,7 @@ INLINE vf load(const int8_t* from) {  // as the whole numbers that they are
 }
 INLINE vf all(float x) { return x - vf{}; }
 INLINE vi all_int(int32_t x) { return x - vi{}; }
-INLINE vf larger(vf a, vf b) { return a > b ? a : b; }  // b where one is NaN
+INLINE vf larger(vf a, vf b) { return a > b ? a : b; }  // b if one is NaN
 INLINE vf smaller(vf a, vf b) { return a < b ? a : b; }
 
 // Folds a vector to its half until one number is left.
@@ -67,7 +67,7 @@ INLINE float largest_of(vf v) {
   return fold<VL>(numbers, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// VL vectors of VL floats, turned on their diagonal.
+// Transposes VL vectors of VL floats.
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define INLAY_SHUFFLES 1
@@ -95,7 +95,7 @@ INLINE void transpose(vf* rows) {
     transpose<2 * W>(rows);
   }
 }
-// The sums of VL vectors, each in its place.
+// The sums of VL vectors, in their order.
 template <int W = 1>
 INLINE vf sum_each(vf* rows) {
   if constexpr (W == VL) {
@@ -133,7 +133,7 @@ INLINE vh narrowed(vf v) {
   return __builtin_convertvector(v == v ? rounded : (bits >> 16) | 0x40u, vh);
 }
 
-// Asks for memory that will be read soon. The address need not be valid.
+// Prefetches memory. The address need not be valid.
 INLINE void prefetch(const char* from, int bytes) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
@@ -143,7 +143,7 @@ INLINE vf exp2_of(vf x) {
   const vf low = all(-126.0f), high = all(126.0f);
   const vi nothing = x < low;
   x = smaller(high, larger(low, x));
-  const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest whole number in the low bits
+  const float magic = 12582912.0f;  // 1.5 * 2**23: adding it leaves the nearest integer in the low bits
   const vf rounded = x + magic;
   const vf f = x - (rounded - magic);  // in [-0.5, 0.5]
   vf p = f * 1.5403530e-4f + 1.3333558e-3f;
@@ -153,7 +153,8 @@ INLINE vf exp2_of(vf x) {
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
   const vi power = (reinterpret_cast<vi>(rounded) << 23) + 0x3f800000;
-  return nothing ? vf{} : p * reinterpret_cast<vf>(power);  // a product, as a sum of bits makes numbers of some NaN
+  // a product, because a sum of bits turns some NaN into numbers
+  return nothing ? vf{} : p * reinterpret_cast<vf>(power);
 }
 
 INLINE vf tanh_of(vf x) {

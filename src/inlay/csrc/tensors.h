@@ -1,4 +1,4 @@
-// What one call of attention works on: plain pointers with strides. No tensor library is needed here.
+// The arguments of one attention call: plain pointers with strides. No tensor library is needed here.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace inlay {
 
-// i8: a row of the pool as whole numbers of -127 … 127, with the fp32 behind them that 1 stands for (its scale).
+// i8: a row of the pool as integers of -127 … 127, followed by one fp32 scale, the value of 1.
 enum class Type { f32, bf16, i8 };
 
 constexpr int kScaleBytes = 4;
@@ -34,7 +34,7 @@ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-// (heads, rows, head_dim) with head_dim contiguous; strides in elements. Of i8 an element is a byte, of scales too.
+// (heads, rows, head_dim) with head_dim contiguous; strides in elements. For i8 an element is a byte, also in scales.
 struct Heads {
   char* data;
   Type type;
@@ -49,22 +49,22 @@ struct Heads {
 // How a layer attends; see AttentionOptions in attention/backend.py. Absent parts are null, zero or false.
 struct Options {
   float scale;
-  int32_t window;           // 0: none
-  float softcap;            // 0: none
-  const float* sinks;       // (heads,), natural units
-  const float* slopes;      // (heads,), ALiBi
-  const float* frequencies; // (rotated / 2,), radians per position
-  int rotated;              // leading dimensions that a shift turns
+  int32_t window;            // 0: none
+  float softcap;             // 0: none
+  const float* sinks;        // (heads,), natural units
+  const float* slopes;       // (heads,), ALiBi
+  const float* frequencies;  // (rotated / 2,), radians per position
+  int rotated;               // leading dimensions that a shift rotates
   bool interleaved;
 };
 
 struct Call {
-  Heads query;       // (heads, rows, head_dim), at the rows' positions
-  Heads key, value;  // (kv_heads, rows, head_dim), of the same rows
-  Heads pool_keys, pool_values;  // (kv_heads, slots, head_dim), of one type; the others are fp32 or bf16
-  Heads output;      // (heads, rows, head_dim)
+  Heads query;                   // (heads, rows, head_dim), at the rows' positions
+  Heads key, value;              // (kv_heads, rows, head_dim), of the same rows
+  Heads pool_keys, pool_values;  // (kv_heads, slots, head_dim), both of one type; the other tensors are fp32 or bf16
+  Heads output;                  // (heads, rows, head_dim)
   int heads, kv_heads, head_dim;
-  int64_t slots;     // of the pool
+  int64_t slots;                 // slots of the pool
   Options options;
 
   int group() const { return heads / kv_heads; }

@@ -1,10 +1,10 @@
-// What the wide and the narrow kernel share: a tile of keys, the running softmax's constants, and the output.
+// Code shared by the wide and the narrow kernel: a tile of keys, the running softmax's constants, and the output.
 
-constexpr int kKeys = 64;          // keys of a tile
-constexpr int kTiles = 4;          // tiles of lanes that one task holds: a value is packed once for all of them
+constexpr int kKeys = 64;           // keys of a tile
+constexpr int kTiles = 4;           // tiles of lanes in one task: a value is packed once for all of them
 constexpr int kNarrowLanes = 8;
 constexpr float kLog2E = 1.44269504088896340736f;
-constexpr float kNothing = -1e30f;  // below every real score; finite, so that differences of it are
+constexpr float kNothing = -1e30f;  // below every real score; finite, so that differences are finite too
 #ifdef INLAY_PAIRS
 constexpr bool kPairs = true;
 #else
@@ -22,7 +22,7 @@ struct Work {
   int lanes() const { return task.lane_end - task.lane_begin; }
   int row_of(int lane) const { return block.rows[(task.lane_begin + lane) / call.group()]; }
   int head_of(int lane) const { return task.kv_head * call.group() + (task.lane_begin + lane) % call.group(); }
-  // Positions of the first and the last lane's rows.
+  // The position of a lane's row.
   int32_t position_of(int lane) const { return plan.positions()[row_of(lane)]; }
 };
 
@@ -41,12 +41,12 @@ struct Segment {
   int begin, end;
 };
 
-// Up to 64 keys that some row of a task sees. A key that none of them sees is left out, so that what lies in a slot
-// that nobody may read is never part of a product.
+// Up to 64 keys that some row of a task sees. Keys that no row sees are left out, so that the contents of their slots
+// never enter a product.
 struct Tile {
   int count = 0;
   int segments = 0;
-  bool masked = false;  // whether some lane may not see some key
+  bool masked = false;  // some lane may not see some key
   const char* keys[kKeys];
   const char* values[kKeys];
   int32_t position[kKeys];
@@ -54,7 +54,7 @@ struct Tile {
   Segment segment[kKeys];
 };
 
-// Walks a block's keys.
+// Iterates over a block's keys in tiles.
 class Cursor {
  public:
   Cursor(const Work& work, const Extent& rows) : work_(work), rows_(rows), left_(work.task.key_end - work.task.key_begin) {
@@ -63,12 +63,12 @@ class Cursor {
     key_ = skip;
   }
 
-  // The next tile; false where no keys are left.
+  // Fills the next tile. Returns false if no keys are left.
   bool next(Tile& tile) {
     tile.count = tile.segments = 0;
     tile.masked = false;
     while (left_ > 0 && tile.count < kKeys) take(tile);
-    for (int at = tile.count; at % VL; ++at) {  // whole vectors may be read; nobody sees what fills them up
+    for (int at = tile.count; at % VL; ++at) {  // whole vectors may be read; no row sees the padding
       tile.position[at] = 0;
       tile.from[at] = std::numeric_limits<int32_t>::max();
       tile.until[at] = std::numeric_limits<int32_t>::min();
@@ -122,7 +122,7 @@ class Cursor {
   int32_t key_ = 0;
 };
 
-// Hands a kernel all its tiles, one after the other, with the one behind it: its memory can be asked for meanwhile.
+// Passes all tiles to a kernel in order, each with the next one, so that its memory can be prefetched.
 template <class Kernel>
 void for_each_tile(const Work& work, const Extent& rows, Kernel& kernel) {
   Cursor cursor(work, rows);
@@ -135,7 +135,7 @@ void for_each_tile(const Work& work, const Extent& rows, Kernel& kernel) {
   }
 }
 
-// Asks for one key, or value, of the tile behind the current one.
+// Prefetches one key, or value, of the next tile.
 INLINE void ask_ahead(const Tile* ahead, const char* (Tile::*which)[kKeys], int key, int first, int bytes) {
   if (ahead && key < ahead->count) prefetch((ahead->*which)[key] + first, bytes);
 }
@@ -149,7 +149,7 @@ INLINE vf elements(const char* data, Type type, int i) {
                            : load(reinterpret_cast<const uint16_t*>(data) + i);
 }
 
-// Where a lane's result goes, and what its weighted sum is multiplied by.
+// The address of a lane's result, and the factor of its weighted sum.
 struct Target {
   char* at;
   Type type;
@@ -177,7 +177,7 @@ void write_row(const Target& to, const float* numbers, int d) {
   for (; i < d; ++i) write(to, i, numbers[i]);
 }
 
-// Closes a lane: top and sum are its running maximum (log2) and sum of weights.
+// Ends a lane: top and sum are its running maximum (log2) and sum of weights.
 Target close_lane(const Work& work, int lane, float top, float sum) {
   const Call& call = work.call;
   const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
@@ -193,12 +193,12 @@ Target close_lane(const Work& work, int lane, float top, float sum) {
   return {at, call.output.type, with_sink > 0.0f ? 1.0f / with_sink : 0.0f};
 }
 
-// The row of `turns` that belongs to a shift.
+// The row of `turns` for a shift.
 INLINE int turn_of(const Turns& turns, int32_t shift) {
   return static_cast<int>(std::lower_bound(turns.shifts, turns.shifts + turns.count, shift) - turns.shifts);
 }
 
-// Hands out parts of a thread's memory.
+// Allocates parts of a thread's memory.
 struct Arena {
   char* at;
   template <class T>

@@ -1,4 +1,4 @@
-// Four lanes, for processors without a version of their own.
+// Four lanes, for processors without their own version.
 #define VL 4
 #define NV 2
 #define MR 4

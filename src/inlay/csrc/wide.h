@@ -1,37 +1,37 @@
-// The wide kernel: up to kTiles tiles of N * VL lanes, a lane being one head of one query row.
-// T: what the pool holds (float, uint16_t for bf16, or int8_t with scales). Paired: products of bf16 pairs, summed in
-// fp32. A whole number of -127 … 127 is a bf16 as it is: of int8 the scales of keys go into the scores, and those of
-// values into the weights.
+// The wide kernel: up to kTiles tiles of N * VL lanes. A lane is one head of one query row. T: type in the pool (float,
+// uint16_t for bf16, or int8_t with scales). Paired: products of bf16 pairs, summed in fp32. Integers of -127 … 127 are
+// exact in bf16, so int8 is not dequantized there: scales of keys are applied to the scores, and scales of values to
+// the weights.
 
 template <class T, bool Paired, int N>
 struct Wide {
   static constexpr int kLanes = N * VL;
-  static constexpr bool kScaled = Paired && std::is_same<T, int8_t>::value;     // read as whole numbers
-  static constexpr bool kWidened = !Paired && !std::is_same<T, float>::value;   // a tile is made fp32 first
+  static constexpr bool kScaled = Paired && std::is_same<T, int8_t>::value;    // read as integers
+  static constexpr bool kWidened = !Paired && !std::is_same<T, float>::value;  // a tile is converted to fp32 first
 
   const Work& work;
   const int d;
-  const int tiles;       // of lanes
-  float* queries;        // (tiles, d, lanes), at the rows' own positions
-  float* turned;         // the same, as the current shift sees them
-  uint32_t* pairs;       // the same as bf16 pairs, (tiles, d / 2, lanes)
-  float* sums;           // (tiles, d, lanes): weighted values so far
-  float* scores;         // (tiles, kKeys + MR, lanes)
-  uint32_t* weights;     // (kKeys / 2, lanes): one tile's weights as bf16 pairs
-  uint32_t* packed;      // (kKeys / 2, d): the tile's values, two keys side by side
-  float* key_floats;     // (kKeys, d), where keys must be made fp32 first
+  const int tiles;                      // of lanes
+  float* queries;                       // (tiles, d, lanes) fp32, at the rows' own positions
+  float* turned;                        // the same, rotated for the current shift
+  uint32_t* pairs;                      // the same as bf16 pairs, (tiles, d / 2, lanes)
+  float* sums;                          // (tiles, d, lanes): weighted values so far
+  float* scores;                        // (tiles, kKeys + MR, lanes)
+  uint32_t* weights;                    // (kKeys / 2, lanes): one tile's weights as bf16 pairs
+  uint32_t* packed;                     // (kKeys / 2, d): the tile's values, two keys side by side
+  float* key_floats;                    // (kKeys, d), if keys must be converted to fp32 first
   float* value_floats;
-  uint16_t* key_halves;  // (kKeys, d): whole numbers as bf16
+  uint16_t* key_halves;                 // (kKeys, d): integers as bf16
   float key_scales[kKeys], value_scales[kKeys];
-  float* top;            // (tiles, lanes): running maximum, log2
-  float* total;          // (tiles, lanes): running sum
-  float* slopes;         // (tiles, lanes): ALiBi, log2
-  int32_t* positions;    // (tiles, lanes)
+  float* top;                           // (tiles, lanes): running maximum, log2
+  float* total;                         // (tiles, lanes): running sum
+  float* slopes;                        // (tiles, lanes): ALiBi, log2
+  int32_t* positions;                   // (tiles, lanes)
   Extent extents[kTiles];
-  const float* lane_queries = nullptr;  // what pass 1 reads: queries or turned
+  const float* lane_queries = nullptr;  // input of pass 1: queries or turned
   int32_t shift = 0;
   bool ready = false;
-  const Tile* ahead = nullptr;  // the next tile
+  const Tile* ahead = nullptr;          // the next tile
 
   static void run(const Work& work, Scratch& scratch) {
     Wide wide(work, scratch);
@@ -119,7 +119,7 @@ struct Wide {
       }
   }
 
-  // How many of the tile's keys come before the last one that some of these rows see.
+  // The number of the tile's keys up to the last one that some of these rows see.
   static int seen_by(const Tile& tile, const Extent& rows) {
     if (!tile.masked) return tile.count;
     int count = tile.count;
@@ -127,7 +127,7 @@ struct Wide {
     return count;
   }
 
-  // The queries as a shift sees them.
+  // Rotates the queries for a shift.
   void turn(int32_t wanted) {
     if (ready && wanted == shift) return;
     shift = wanted;
@@ -147,7 +147,7 @@ struct Wide {
     }
   }
 
-  // Dimensions a and b of one pair, turned.
+  // Rotates dimensions a and b of one pair.
   static INLINE void rotate(const float* a, const float* b, float cos, float sin, vf& left, vf& right) {
     const vf x = load(a), y = load(b);
     left = x * cos - y * sin;
@@ -170,7 +170,7 @@ struct Wide {
     std::memcpy(to + rotated, from + rotated, (static_cast<size_t>(d) * kLanes - rotated) * sizeof(float));
   }
 
-  // The same, into bf16 pairs of neighbouring dimensions.
+  // The same, into bf16 pairs of adjacent dimensions.
   void turn_pairs(const float* cos, const float* sin, int half, const float* from, uint32_t* to) const {
     const bool interleaved = work.call.options.interleaved;
     const bool odd = half % 2 != 0;  // then a pair of dimensions holds one of each half
@@ -210,7 +210,7 @@ struct Wide {
     if (key < end) score_rows<MR / 2>(tile, key, end, t, to + key * kLanes);
   }
 
-  // M keys from `key` on. What is written behind `end` is overwritten later or never read.
+  // M keys from `key` on. Results after `end` are overwritten later or never read.
   template <int M>
   INLINE void score_rows(const Tile& tile, int key, int end, int t, float* to) const {
     const char* rows[M];
@@ -258,7 +258,7 @@ struct Wide {
       for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
   }
 
-  // Pass 2: from scores to weights, and how much the sums so far count beside them.
+  // Pass 2: from scores to weights, and the factor of the sums so far.
   void weigh(const Tile& tile, int count, int t, vf* decay) {
     const Options& options = work.call.options;
     const bool plain = !options.softcap && !options.slopes && !needs_mask(tile, count, extents[t]);
@@ -362,7 +362,7 @@ struct Wide {
       for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
   }
 
-  // Without products of bf16: a tile's keys and values in fp32.
+  // Without bf16 products: converts a tile's keys and values to fp32.
   void widen(const Tile& tile) {
     for (int key = 0; key < tile.count; ++key) {
       widen_row(tile.keys[key], key_floats + static_cast<size_t>(key) * d);
@@ -400,7 +400,7 @@ struct Wide {
   }
 
 #ifdef INLAY_PAIRS
-  // Two vectors as bf16 pairs, left in the low halves. Returns the sum of what they were rounded to.
+  // Stores two vectors as bf16 pairs, left in the low halves. Returns the sum of the rounded numbers.
   static INLINE vf store_pairs(uint32_t* to, vf left, vf right) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -410,7 +410,7 @@ struct Wide {
     return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)) + (vf)_mm512_castsi512_ps(high);
   }
 
-  // One half of the pairs; the other half stays.
+  // Stores one half of the pairs and keeps the other.
   static INLINE void store_half(uint32_t* to, int which, vf numbers) {
     uint16_t rounded[VL];
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded), (__m256i)_mm512_cvtneps_pbh((__m512)numbers));
@@ -459,7 +459,8 @@ struct Wide {
       for (int v = 0; v < N; ++v) store(to + j * kLanes + v * VL, sum[j][v]);
   }
 
-  // Values of neighbouring keys side by side, so that one product takes two keys. An odd last key stands alone.
+  // Packs values of adjacent keys side by side, so that one product takes two keys. An odd last key is paired with
+  // itself.
   void pack_values(const Tile& tile) {
     for (int key = 0; key < tile.count; key += 2) {
       const int next = std::min(key + 1, tile.count - 1);
@@ -477,7 +478,7 @@ struct Wide {
     }
   }
 
-  // The tile's keys, as whole numbers in bf16.
+  // Converts the tile's keys to integers in bf16.
   void pack_keys(const Tile& tile) {
     for (int key = 0; key < tile.count; ++key) {
       key_scales[key] = scale_of(tile.keys[key], d);

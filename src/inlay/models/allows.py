@@ -1,4 +1,4 @@
-"""What may be asked of a model, told from its family and its configuration; the probe at load proves it."""
+"""The features that a model supports, by its family and configuration. The probe at load verifies shifts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-#: How positions enter a layer → how a segment of it is read elsewhere.
+#: Kind of positions of a layer → how its segments are read at a shift.
 _SHIFTS = {
     "rotary": "turned query",
     "alibi": "biased distance",
@@ -18,16 +18,17 @@ _SHIFTS = {
 
 @dataclass(frozen=True, slots=True)
 class Allows:
-    """What may be asked of a model.
+    """The features that a model supports.
 
-    exact: whether answers with and without exact reuse equal the stock model's.
-    modular: whether modules may be read at the positions of their schema.
-    shifts: how segments are read elsewhere than they were encoded, in words; None where they are not.
-    reason: why there are no shifts; None where there are.
-    windows: the sliding window of each layer that has one.
-    sinks: whether attention sinks take part in the softmax.
-    latent: whether one latent is stored for all heads.
-    joined: whether products are joined and steps between them are one call each; the others are packed one by one.
+    Args:
+        exact: Answers with and without exact reuse equal the stock model's.
+        modular: Modules may be read at the positions of their schema.
+        shifts: How segments are read at a shift, in words. None: not at all.
+        reason: Why there are no shifts. None if there are.
+        windows: The sliding window of each layer that has one.
+        sinks: Attention sinks take part in the softmax.
+        latent: One latent is stored for all heads.
+        joined: Products are joined, and each step between them is one call. False: layers are packed one by one.
     """
 
     exact: bool
@@ -40,21 +41,21 @@ class Allows:
     joined: bool
 
     def as_json(self) -> dict[str, Any]:
-        """As an object for JSON."""
+        """Return a JSON object."""
         named = {name: getattr(self, name) for name in self.__slots__}
         return named | {"windows": sorted(set(self.windows))}
 
 
 def shifts_of(positions: Sequence[str]) -> str | None:
-    """How a segment is read elsewhere where positions enter the layers like this; None where it is not."""
+    """Return how segments are read at a shift with these positions of the layers. None: not at all."""
     if any(each not in _SHIFTS for each in positions):
         return None
     return ", ".join(_SHIFTS[each] for each in dict.fromkeys(positions))
 
 
 def windows_of(config: PretrainedConfig) -> tuple[int, ...]:
-    """The sliding window of each layer that has one, as the configuration names them."""
-    declared = "sliding_window" in getattr(config, "__dataclass_fields__", {})  # else no code looks at it
+    """Return the sliding window of each layer that has one, from the configuration."""
+    declared = "sliding_window" in getattr(config, "__dataclass_fields__", {})  # else the stock code does not use it
     window = getattr(config, "sliding_window", None)
     if window is None or not declared:
         return ()

@@ -1,8 +1,8 @@
-"""Weights in 4 or 8 bits as the compiled kernel reads them (csrc/quantized.h), for any number of rows.
+"""Weights in 4 or 8 bits in the layout of the compiled kernel (csrc/quantized.h), for any number of rows.
 
-The inputs of a row are rounded with one scale for every 32 of them, for weights of 8 bits to 16, which is finer than
-bfloat16, and for weights of 4 to 8, which adds little to what those weights are off themselves. They are multiplied as
-whole numbers. A row's outputs are the same bits alone and in a batch.
+The inputs of a row are rounded with one scale for every 32 of them. For 8-bit weights they get 16 bits, which is finer
+than bfloat16. For 4-bit weights they get 8 bits, which adds little to the error of the weights. They are multiplied as
+integers. A row gives the same bits alone and in a batch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from inlay.attention.kernel import kernel
 from inlay.models.linear import huge_pages
 from inlay.models.stored import GROUP
 
-#: Outputs that lie together.
+#: Outputs in one block.
 BLOCK = 16
 
 
 def can_compile(dtype: torch.dtype) -> bool:
-    """Whether the kernel is there, faster than PyTorch's own on this processor, and as exact as this dtype.
+    """Return True if the kernel is built, faster than PyTorch's own on this processor, and accurate enough for this
+    dtype.
 
-    In float32, where logits are held to 1e-4 of the stock model's, 16 bits of inputs are too few.
+    float32 is excluded: its logits must be within 1e-4 of the stock model's, and 16 bits of inputs are too few for
+    that.
     """
     return dtype == torch.bfloat16 and hasattr(kernel, "quantized_supported") and bool(kernel.quantized_supported(""))
 
@@ -31,9 +33,12 @@ def can_compile(dtype: torch.dtype) -> bool:
 class CompiledWeight:
     """A weight (outputs, inputs) in 4 or 8 bits, to be filled with ``put``.
 
-    bits: 4 for numbers of 0 … 15 with a scale for every 32 inputs of an output, 8 for -127 … 127 with one for each.
-    grid: the dtype of the scales and zeros of 4 bits. zeros: whether there are any; else the number 8 means 0.
-    instruction_set: a version of the kernel by name; "" for the best one that runs here.
+    Args:
+        bits: 4: numbers of 0 … 15 with a scale for every 32 inputs of an output. 8: -127 … 127 with one for each
+            output.
+        grid: dtype of the scales and zeros of 4 bits.
+        zeros: True if there are zeros in 4 bits. Else the number 8 means 0.
+        instruction_set: A version of the kernel by name. "": the best one that runs here.
     """
 
     def __init__(
@@ -57,14 +62,16 @@ class CompiledWeight:
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Bytes of numbers, scales and zeros."""
         return self._data.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
     def put(self, first: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
-        """Outputs from ``first`` on, a multiple of 16; as many as that too, or all that are left.
+        """Set the outputs from ``first`` on, a multiple of 16. Their number is one too, unless they are the last ones.
 
-        numbers: (rows, inputs), uint8 or int8.
-        scales: (rows,) in 8 bits, (rows, inputs / 32) in 4, as zeros are: a weight is (number - 8) · scale + zero.
+        Args:
+            numbers: (rows, inputs), uint8 or int8.
+            scales: (rows,) in 8 bits, (rows, inputs / 32) in 4 bits.
+            zeros: (rows, inputs / 32) in 4 bits. A weight is (number - 8) · scale + zero.
         """
         numbers = numbers.contiguous()
         rows = len(numbers)
@@ -81,7 +88,15 @@ class CompiledWeight:
             self._put_grid(into, self._numbers_size + self._scales_size, zeros)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: (rows, inputs), fp32 or bfloat16; bias: as ``padded`` gives it. Returns (rows, outputs) in x's dtype."""
+        """Multiply by the weight.
+
+        Args:
+            x: (rows, inputs), fp32 or bfloat16.
+            bias: As returned by ``padded``.
+
+        Returns:
+            (rows, outputs) in x's dtype.
+        """
         if x.dtype not in (torch.float32, torch.bfloat16) or x.dim() != 2 or x.shape[1] != self.inputs:
             raise ValueError(f"a layer of {self.inputs} inputs got {x.dtype} of shape {tuple(x.shape)}")
         if x.stride(1) != 1:
@@ -95,15 +110,18 @@ class CompiledWeight:
         return y
 
     def product(self, bias: Tensor | None) -> Any:
-        """The kernel's own form of a layer in bfloat16, good for as long as this and the bias, which is as ``padded``
-        gives it."""
+        """Return the kernel's form of a layer in bfloat16, valid as long as this object and the bias.
+
+        Args:
+            bias: As returned by ``padded``.
+        """
         return kernel.quantized_product(
             self._data.data_ptr(), _address(self._scales), _address(bias), self.inputs, self.outputs, self.bits,
             self._grid == torch.bfloat16, self._zeros, self._instruction_set,
         )  # fmt: skip
 
     def _put_grid(self, into: Tensor, at: int, numbers: Tensor) -> None:
-        """Scales or zeros (rows, groups) of whole blocks, to where they stand behind a group's numbers."""
+        """Store scales or zeros (rows, groups) of whole blocks after the numbers of their groups."""
         blocks, groups = into.shape[:2]
         full = numbers.new_zeros(blocks * BLOCK, groups, dtype=self._grid)
         full[: len(numbers)] = numbers
@@ -112,7 +130,7 @@ class CompiledWeight:
 
 
 def padded(bias: Tensor | None) -> Tensor | None:
-    """A bias (outputs,) as the kernel adds it: fp32, filled up to whole blocks."""
+    """Return a bias (outputs,) as the kernel adds it: fp32, padded to whole blocks."""
     if bias is None:
         return None
     full = torch.zeros(-(-len(bias) // BLOCK) * BLOCK)

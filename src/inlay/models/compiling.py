@@ -1,7 +1,7 @@
-"""A model through ``torch.compile``: what stands between two layers of attention becomes fewer, larger kernels.
+"""A model through ``torch.compile``: the code between two attention calls becomes fewer, larger kernels.
 
-Attention itself is left alone: it works on a pool and tables that no compiler sees. So compiled pieces end before it
-and begin behind it, in every layer, and one piece serves all layers that are alike.
+Attention itself is not compiled, because it works on a pool and tables that the compiler does not see. Compiled pieces
+end before it and begin after it, in every layer. One piece serves all layers that are alike.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from inlay.models.family import Family
 from inlay.models.interface import attend
 from inlay.models.weights import WeightForm
 
-#: What a compiled model calls for attention: the same, behind a border that the compiler does not look across.
+#: The attention name of a compiled model: the same function, opaque to the compiler.
 OPAQUE = "inlay_opaque"
 
 
 def check_compilable(model: PreTrainedModel, name: str, form: WeightForm, *, adapters: bool) -> None:
-    """Raise ParameterError where a model cannot be compiled. name: of the model. adapters: whether it has any."""
+    """Raise ParameterError if a model cannot be compiled. name: of the model. adapters: True if it has any."""
     why = None
     if form.weights != "stock" or form.quantization is not None:
         why = "its weights are packed for the CPU, in layers that are compiled already; add weights='stock'"
@@ -35,9 +35,9 @@ def check_compilable(model: PreTrainedModel, name: str, form: WeightForm, *, ada
 
 
 def compiled(model: PreTrainedModel) -> PreTrainedModel:
-    """A model that is compiled as its passes come, over the same weights; the stock one stays as it is.
+    """Return a model that is compiled during its first passes, with the same weights. The stock model is unchanged.
 
-    Numbers of rows are variables of what is compiled; only passes of one row have pieces of their own.
+    Compiled code serves any number of rows. Only passes of one row have pieces of their own.
     """
     AttentionInterface.register(OPAQUE, torch.compiler.disable(attend))
     return cast(PreTrainedModel, torch.compile(model, dynamic=True))

@@ -1,4 +1,4 @@
-"""Devices: which one a model is on, how one is brought there, and how much memory it has left."""
+"""Devices: choosing one, moving a model to it, and its free memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 
 
 def find_device(name: str) -> torch.device:
-    """The device of a name: "cpu", "cuda", "cuda:1", or "auto": a GPU where PyTorch finds one, else the CPU.
+    """Return the device of a name: "cpu", "cuda", "cuda:1", or "auto" (a GPU if PyTorch finds one, else the CPU).
 
-    Raises ParameterError where there is no such device.
+    Raises ParameterError if there is no such device.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return CPU
@@ -35,7 +35,7 @@ def find_device(name: str) -> torch.device:
 
 
 def check_form(device: torch.device, weights: str | None, quantization: str | None) -> str:
-    """The form of weights on a device, as ``WeightForm.weights``. Raises ParameterError for one that it cannot have."""
+    """Return the ``WeightForm.weights`` for a device. Raises ParameterError if the device does not support the form."""
     if device.type == "cpu":
         return weights or "packed"
     for name, value in (("weights", weights if weights == "packed" else None), ("quantization", quantization)):
@@ -47,7 +47,7 @@ def check_form(device: torch.device, weights: str | None, quantization: str | No
 
 
 def put_on(model: PreTrainedModel, name: str, device: torch.device) -> None:
-    """Bring a model's weights to a device. name: of the model. Raises CapacityError where they do not fit."""
+    """Move a model's weights to a device. name: of the model. Raises CapacityError if they do not fit."""
     if model.device == device:
         return
     try:
@@ -61,7 +61,7 @@ def put_on(model: PreTrainedModel, name: str, device: torch.device) -> None:
 
 
 def check_placed(model: PreTrainedModel, name: str) -> None:
-    """Raise ParameterError where a model that the caller has loaded is not on the device of this name."""
+    """Raise ParameterError if a model that the caller has loaded is not on the named device."""
     here = model.device
     if name != "auto" and find_device(name) != here:
         raise ParameterError(
@@ -71,27 +71,28 @@ def check_placed(model: PreTrainedModel, name: str) -> None:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Within it, kernels are launched on this device."""
+    """Context in which kernels are launched on this device."""
     return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """How much memory a device has left; None for the CPU, whose memory is the host's."""
+    """Return the free bytes of a device. None for the CPU, which uses host memory."""
     return None if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """An array on a device, in a copy that nobody waits for; for the CPU it is the array's own memory."""
+    """Copy an array to a device asynchronously. On the CPU the result shares the array's memory."""
     there = torch.from_numpy(array)
     if device.type == "cuda":
-        there = there.pin_memory()  # which is copied at once: the caller may go on with the array
+        there = there.pin_memory()  # this copies at once, so the caller may change the array
     return there.to(device, non_blocking=True)
 
 
 class Download:
-    """Numbers on their way from a device, in a copy that whoever started it need not wait for.
+    """An asynchronous copy of a tensor from a device to the host.
 
-    numbers: on the device.
+    Args:
+        numbers: The tensor on the device.
     """
 
     def __init__(self, numbers: Tensor) -> None:
@@ -106,7 +107,7 @@ class Download:
             self._there.record()
 
     def wait(self) -> npt.NDArray[Any]:
-        """The numbers, when they are there."""
+        """Wait for the copy and return the numbers."""
         if self._there is not None:
             self._there.synchronize()
         found: npt.NDArray[Any] = self._host.numpy()

@@ -1,10 +1,10 @@
-"""What inlay has to know of a family of models before it serves one: the contract of each file in ``families/``.
+"""The properties of a family of models that inlay needs before it serves one. Each file in ``families/`` defines one.
 
-A family's arithmetic is that of its stock transformers code. What a family says here is what inlay cannot ask that
-code: the shape of the KV and the frequencies it is rotated by, which configurations would give wrong answers, which
-modules may be joined, and what to replace where attention does not go through transformers' AttentionInterface.
+A family computes with its stock transformers code. The properties here cannot be read from that code: the shape of
+the KV and the frequencies that rotate it, configurations that would give wrong answers, modules that may be joined,
+and replacements if attention does not go through transformers' AttentionInterface.
 
-Chat is not among it: turns follow the tokenizer's own template, and so do the tool calls in answers.
+Chat is not part of a family. Turns and the tool calls in answers follow the tokenizer's own template.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from inlay.models.linear import MakeLinear, joined
 from inlay.models.quantized import check_quantized, settings_of
 from inlay.models.spec import LayerSpec, ModelSpec
 
-#: Rotary scalings whose frequencies are the same for all positions that a model has.
+#: Rotary scalings with the same frequencies for all positions of a model.
 _SCALINGS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 class Family(ABC):
-    """One family of models. Only ``layers`` must be given; the rest are steps that a family may add to.
+    """One family of models. Only ``layers`` is required. A family may extend the other steps.
 
-    model_types: the ``model_type`` of the configurations that it serves.
-    fixed: why no segment can be read at a shift although positions would allow it; None where it can.
-    sinks, latent, joined: see Allows.
+    Attributes:
+        model_types: The ``model_type`` values that it serves.
+        fixed: The reason against shifts, if the positions alone would allow them. None: no such reason.
+        sinks, latent, joined: See Allows.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -48,11 +49,13 @@ class Family(ABC):
             check_quantized(settings)
 
     def layer_positions(self, config: PretrainedConfig) -> tuple[str, ...]:
-        """How positions enter each layer: "rotary", "alibi", "learned" (or another sum with the embeddings), "none"."""
+        """Return the kind of positions of each layer: "rotary", "alibi", "learned" (added to the embeddings) or
+        "none".
+        """
         return ("rotary",) * config.num_hidden_layers
 
     def allows(self, config: PretrainedConfig) -> Allows:
-        """What may be asked of a model of this configuration, which ``check`` lets pass."""
+        """Return the features that a model of this configuration supports. ``check`` must accept it."""
         shifts = shifts_of(self.layer_positions(config))
         reason = self.fixed or (None if shifts else "positions are learned, which no turn of the query can move")
         return Allows(
@@ -68,36 +71,39 @@ class Family(ABC):
 
     @abstractmethod
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-        """The KV of every layer of a stock model, in the order of ``layer_idx``."""
+        """Return the KV of every layer of a stock model, in the order of ``layer_idx``."""
 
     def spec(self, model: PreTrainedModel) -> ModelSpec:
-        """What the rest of inlay needs to know of a stock model."""
+        """Return the ModelSpec of a stock model."""
         config = model.config
         return ModelSpec(config.model_type, self.layers(model), positions_of(config), config.vocab_size, self.fixed)
 
     def patch(self, model: PreTrainedModel) -> None:  # noqa: B027  (most families need none)
-        """Make a stock model, whose weights may not be there yet, attend through inlay where its code does not.
+        """Make a stock model attend through inlay if its code does not. Its weights may not be loaded yet.
 
-        Nothing where its layers call the AttentionInterface and hand keyword arguments on to it. Else: replace the
-        ``forward`` of what stands between the model's call, which gets ``position_ids`` and ``inlay``, and its
-        attention, which has to call ``interface.attend`` if ``inlay`` came, and be as it was if not.
+        Nothing is needed if the layers call the AttentionInterface and pass keyword arguments on to it. Else, replace
+        the
+        ``forward`` methods between the model's call, which gets ``position_ids`` and ``inlay``, and its attention. With
+        ``inlay`` the new code must call ``interface.attend``, and without it it must behave like stock code.
         """
 
     def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
-        """What stands in the place of a part of a model: the part itself, changed inside, or another module.
+        """Return the replacement of a part of a model: the part itself, changed inside, or another module.
 
-        path: where the part stands. A part is a layer, or a module beside the layers such as the last norm.
-        make: makes a linear layer, packed or quantized. What it does not make stays as transformers has it.
+        Args:
+            path: The path of the part in the model.
+            part: A layer, or a module beside the layers, such as the last norm.
+            make: Makes a linear layer, packed or quantized. Other modules stay stock.
         """
-        if isinstance(part, nn.Linear):  # lm_head; where it is tied, the embedding keeps the weight
+        if isinstance(part, nn.Linear):  # lm_head; if it is tied, the embedding keeps the weight
             return joined([part], make, shared=True)
         return part
 
 
 def positions_of(config: PretrainedConfig) -> int:
-    """How many positions a model has whose stored states fit each other: to where its frequencies change for all.
+    """Return the number of positions with compatible stored states, up to the first change of the frequencies.
 
-    "longrope" takes other ones for texts beyond the original context, and "dynamic" for texts beyond the whole context.
+    "longrope" changes all frequencies for texts beyond the original context, "dynamic" beyond the whole context.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     sets = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
@@ -106,7 +112,7 @@ def positions_of(config: PretrainedConfig) -> int:
 
 
 def note_of(config: PretrainedConfig) -> str | None:
-    """What a user should know of the model's context; None for nothing."""
+    """Return a note for users about the model's context, or None."""
     most: int | None = getattr(config, "max_position_embeddings", None)
     if most is None or positions_of(config) == most:
         return None
@@ -117,7 +123,7 @@ def note_of(config: PretrainedConfig) -> str | None:
 
 
 def _scalings(config: PretrainedConfig) -> tuple[str, ...]:
-    """The rotary scalings of a model, of which each type of layer may have its own."""
+    """The rotary scalings of a model. Each type of layer may have its own."""
     parameters = getattr(config, "rope_parameters", None) or {}
     sets = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
     return tuple(dict.fromkeys(each.get("rope_type", "default") for each in sets))

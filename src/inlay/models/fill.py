@@ -1,4 +1,4 @@
-"""A stock model of weights that do not lie in a checkpoint as the model has them."""
+"""Builds a stock model from weights that are not stored in the model's own form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inlay.models.stored import StoredLinear, StoredWeight
 
 
 class Lazy:
-    """A weight that is made when it is asked for with ``lazy[...]``, as transformers asks for those of files."""
+    """A weight that is made on access with ``lazy[...]``, as transformers accesses weights in files."""
 
     def __init__(self, make: Callable[[], Tensor]) -> None:
         self._make = make
@@ -24,7 +24,7 @@ class Lazy:
 
 
 def on_meta(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The stock model without any weights: what it has, under which names."""
+    """Return the stock model without weights: only its modules, names and shapes."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
@@ -37,17 +37,22 @@ def fill(
     stored: Mapping[str, StoredWeight],
     meta: PreTrainedModel,
 ) -> PreTrainedModel:
-    """The stock model, with a StoredLinear for each stored weight of a linear layer.
+    """Build the stock model, with a StoredLinear for each stored weight of a linear layer.
 
-    name: for errors. weights: of all parameters, tensors or Lazy; not asked for where ``stored`` has them.
-    meta: as ``on_meta`` gives it.
-    Raises ModelError for weights that are lacking or have another shape.
+    Args:
+        name: For errors.
+        weights: All parameters, as tensors or Lazy. Entries that ``stored`` has too are not read.
+        stored: The packed weights by parameter name.
+        meta: The model from ``on_meta``.
+
+    Raises:
+        ModelError: If weights are missing or have another shape.
     """
     linear = {path for path, module in meta.named_modules() if type(module) is nn.Linear}
     kept = {target: weight for target, weight in stored.items() if target.removesuffix(".weight") in linear}
     state = dict(weights)
     for target, weight in kept.items():
-        state[target] = torch.zeros((), dtype=dtype).expand(weight.shape)  # of no bytes; replaced below
+        state[target] = torch.zeros((), dtype=dtype).expand(weight.shape)  # takes no memory; replaced below
     model_class: Any = type(meta)
     try:
         model, report = model_class.from_pretrained(
@@ -70,7 +75,7 @@ def fill(
 
 
 def check_complete(name: str, report: Mapping[str, Any]) -> None:
-    """Raise ModelError for weights that a checkpoint lacks, which transformers would fill with noise."""
+    """Raise ModelError if a checkpoint lacks weights. transformers would fill them with noise."""
     if lacking := sorted(report["missing_keys"]):
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise ModelError(f"{name}: the weights lack {lacking[0]}{more}; give a complete checkpoint")

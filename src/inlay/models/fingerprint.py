@@ -1,4 +1,4 @@
-"""What tells one model's attention states from another's: part of every segment key."""
+"""The fingerprint of a model's attention states: part of every segment key."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PretrainedConfig, PreTrainedModel
 
-#: Of the kernels and of how keys and values lie in a segment: raised when either changes what is computed.
+#: Version of the kernels and of the KV layout in a segment. Raised when a change alters computed results.
 NUMERICS_VERSION = 2  # 2: int4 products round their inputs to 8 bits
 
-#: Entries of a configuration that say nothing of what the model computes.
+#: Fields of a configuration that do not affect the computation.
 _VOLATILE = ("_name_or_path", "transformers_version", "_attn_implementation")
 BLOCK = 1 << 20  # bytes that one thread hashes at a time
 
 
 class Fingerprint:
-    """sha256 over the configuration and, of every weight, its name, shape, dtype and all of its bytes.
+    """sha256 over the configuration and over the name, shape, dtype and bytes of every weight.
 
-    A weight's bytes are hashed in blocks, by as many threads as PyTorch computes with, and the digests of the blocks
-    are hashed in their order, so that the fingerprint does not depend on the threads. Weights may be shown part by
-    part, in any order, so that a part can be packed or dropped before the next is there.
+    The bytes of a weight are hashed in blocks by PyTorch's number of threads, and the digests of the blocks are hashed
+    in
+    order. So the fingerprint does not depend on the threads. Weights may be added part by part, in any order, so a part
+    can be packed or dropped before the next one is loaded.
 
-    weights: the digest of the weights, where it is known; then none need to be shown.
+    Args:
+        weights: The digest of the weights, if it is known. Then no weights need to be added.
     """
 
     def __init__(self, config: PretrainedConfig, weights: bytes | None = None) -> None:
@@ -38,10 +40,10 @@ class Fingerprint:
         self._config = json.dumps(settings, sort_keys=True, default=str).encode()
         self._known = weights
         self._weights: dict[str, bytes] = {}
-        self._hashed = WeakTensorKeyDictionary()  # a tied weight is shown under two names, and hashed once
+        self._hashed = WeakTensorKeyDictionary()  # a tied weight has two names and is hashed once
 
     def add(self, path: str, part: nn.Module) -> None:
-        """Take in the weights of a module that stands at that path of the model."""
+        """Add the weights of the module at this path of the model."""
         if self._known is not None:
             return
         weights = part.state_dict(prefix=f"{path}." if path else "", keep_vars=True)
@@ -53,29 +55,29 @@ class Fingerprint:
                 self._weights[name] = _sha256(described.encode()) + self._hashed[weight]
 
     def weights(self) -> bytes:
-        """The digest of all weights."""
+        """Return the digest of all weights."""
         return self._known or _sha256(b"".join(weight for _, weight in sorted(self._weights.items())))
 
     def digest(self, quantization: str | None = None) -> bytes:
-        """The fingerprint. quantization: how the weights are rounded, which makes another model of them."""
+        """Return the fingerprint. quantization: how the weights are rounded, which makes it another model."""
         rounded = "" if quantization is None else f"quantization {quantization}"
         return _sha256(_sha256(self._config) + self.weights() + rounded.encode())
 
 
 def numerics() -> str:
-    """Which versions of what computes keys and values this process has: another part of every segment key."""
+    """Return the versions of the code that computes keys and values: another part of every segment key."""
     return f"inlay {NUMERICS_VERSION}, transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 def fingerprint(model: PreTrainedModel) -> bytes:
-    """The Fingerprint of a stock model."""
+    """Return the fingerprint of a stock model."""
     whole = Fingerprint(model.config)
     whole.add("", model)
     return whole.digest()
 
 
 def blocks_of(weight: Tensor) -> Iterator[memoryview]:
-    """The bytes of a weight."""
+    """Yield the bytes of a weight in blocks."""
     flat = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return (block.numpy().data for block in flat.split(BLOCK))
 

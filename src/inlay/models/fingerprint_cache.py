@@ -1,7 +1,7 @@
-"""What a checkpoint's weights hashed to the last time, so that only its first load reads every byte for it.
+"""A cache of the digests of checkpoints' weights, so that only the first load of a checkpoint hashes every byte.
 
-A record is one file of JSON in the user's cache directory. It holds as long as every file of the checkpoint has the
-inode, the size and the times of then; one that is damaged, or of another version, is as if it were not there.
+A record is one JSON file in the user's cache directory. It is valid while every file of the checkpoint has the same
+inode, size and times. A damaged record, or one of another version, is ignored.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from inlay.whole_file import replace_file
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of the records, and of what the digest of the weights is made of
+VERSION = 2  # of the records, and of the input of the digest of the weights
 _SUFFIXES = (".json", ".safetensors", ".bin", ".gguf")
-_ADAPTER = "adapter_config.json"  # transformers would take the weights from elsewhere
+_ADAPTER = "adapter_config.json"  # with this file, transformers would take the weights from another place
 _MOST_FILES = 4096
 _MOST_BYTES = 4 << 20
-SETTLED_S = 2.0  # two changes that are nearer to each other than a file system's clock tells leave the same times
+SETTLED_S = 2.0  # seconds; two changes within one tick of the file system's clock leave the same times
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a checkpoint as they are at a moment.
+    """The files of a checkpoint at a moment.
 
-    folder: where they are; of a GGUF file, the file itself.
-    files: name, inode, size, time of the last change of the content and of the inode in nanoseconds.
+    Args:
+        folder: Their folder, or the path of a GGUF file.
+        files: (name, inode, size, mtime, ctime) of each file. Times are in nanoseconds.
     """
 
     folder: str
@@ -47,7 +48,9 @@ class Checkpoint:
 
     @classmethod
     def of(cls, name: str, config: PretrainedConfig) -> Checkpoint | None:
-        """That of a directory, a GGUF file or a hub name; None where what its weights are cannot be told from files."""
+        """Return the Checkpoint of a directory, a GGUF file or a hub name. None if its files do not determine the
+        weights.
+        """
         try:
             folder = _folder(name, config)
             files = [] if folder is None else _files(folder)
@@ -58,7 +61,7 @@ class Checkpoint:
         return cls(str(folder), tuple(files))
 
     def recall(self, dtype: torch.dtype) -> bytes | None:
-        """The digest of the weights in this dtype, where a load before this one has left it."""
+        """Return the digest of the weights in this dtype, if an earlier load has recorded it."""
         path = self._path(dtype)
         if path is None:
             return None
@@ -72,9 +75,9 @@ class Checkpoint:
         return weights if right else None
 
     def remember(self, dtype: torch.dtype, weights: bytes) -> None:
-        """Leave the digest of the weights for later loads, which hash again where that cannot be.
+        """Record the digest of the weights for later loads. A failure is ignored.
 
-        Nor is it left where the files have changed by now, or so lately that another change might not show.
+        Nothing is recorded if the files have changed, or changed so recently that another change might not be noticed.
         """
         path = self._path(dtype)
         if path is None or not self._settled:
@@ -96,28 +99,30 @@ class Checkpoint:
             "version": VERSION,
             "folder": self.folder,
             "dtype": str(dtype),
-            "transformers": transformers.__version__,  # which decides what it makes of the files
+            "transformers": transformers.__version__,  # it decides how files are converted
             "files": [list(file) for file in self.files],
             "weights": weights.hex(),
         }
         return {**record, "sha256": hashlib.sha256(json.dumps(record).encode()).hexdigest()}
 
     def _path(self, dtype: torch.dtype) -> Path | None:
-        """Where the record lies: one for each folder and dtype, so that a checkpoint that changes leaves no more."""
+        """The path of the record. There is one for each folder and dtype, so a changed checkpoint replaces its
+        record.
+        """
         root = cache_root()
         name = hashlib.sha256(json.dumps([VERSION, self.folder, str(dtype)]).encode()).hexdigest()[:32]
         return None if root is None else root / "fingerprints" / f"{name}.json"
 
 
 def cache_root() -> Path | None:
-    """inlay's own cache directory: $INLAY_CACHE_ROOT, or ``inlay`` in $XDG_CACHE_HOME or ~/.cache.
+    """Return inlay's cache directory: $INLAY_CACHE_ROOT, or ``inlay`` in $XDG_CACHE_HOME or ~/.cache.
 
-    None where there is no home.
+    None if there is no home directory.
     """
     own, shared = os.environ.get("INLAY_CACHE_ROOT"), os.environ.get("XDG_CACHE_HOME", "")
     if own:
         return Path(own)
-    if os.path.isabs(shared):  # the specification has others ignored
+    if os.path.isabs(shared):  # the XDG specification says to ignore relative paths
         return Path(shared) / "inlay"
     try:
         return Path.home() / ".cache" / "inlay"
@@ -126,7 +131,7 @@ def cache_root() -> Path | None:
 
 
 def _folder(name: str, config: PretrainedConfig) -> Path | None:
-    """Where the files of a model lie, a hub name's in the hub's cache."""
+    """The folder of a model's files. For a hub name this is in the hub's cache."""
     if Path(name).exists():
         return Path(name).resolve()
     commit = getattr(config, "_commit_hash", None)

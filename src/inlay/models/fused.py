@@ -1,7 +1,7 @@
-"""A decoder's modules with their products joined and packed, and the steps between them in one call each.
+"""Modules of a decoder with joined and packed products, and with one call for each step between them.
 
-The stock model stays what it is: a family replaces modules inside it by these, so that transformers' own code still
-calls them, with any attention implementation and any cache. Each takes the weights out of the stock module.
+A family replaces modules inside the stock model by these. transformers' own code still calls them, with any attention
+implementation and any cache. Each module takes the weights out of the stock module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inlay.models.spec import ModelSpec
 
 
 class FusedNorm(nn.Module):
-    """RMSNorm in one step."""
+    """RMSNorm in one call."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class FusedNorm(nn.Module):
 
 
 class FusedRotary(nn.Module):
-    """The stock rotary table, kept in fp32: a bfloat16 model's own would round angles to 8 bits."""
+    """The stock rotary table in fp32. In bfloat16 it would round angles to 8 bits."""
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
@@ -72,13 +72,14 @@ class FusedMLP(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Self-attention with query, key and value in one product, turned where they lie.
+    """Self-attention with query, key and value in one product, rotated in place.
 
-    Attention itself is whatever the model's configuration names, as in the stock module; ``layer_idx``, ``is_causal``
-    and ``num_key_value_groups`` are there for those implementations.
+    Attention itself is the implementation that the model's configuration names, as in the stock module. The
+    implementations need ``layer_idx``, ``is_causal`` and ``num_key_value_groups``.
 
-    head_norms: the norms of query and key over each head, before the rotation; None for none.
-    options: what the stock module tells the implementation besides its scaling, such as ``sliding_window``.
+    Args:
+        head_norms: The norms of query and key over each head, before the rotation. None: no norms.
+        options: Other options that the stock module passes to the implementation, such as ``sliding_window``.
     """
 
     def __init__(
@@ -108,7 +109,9 @@ class FusedAttention(nn.Module):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The stock module's call. Returns (batch, rows, width) and what the implementation says of its weights."""
+        """Run like the stock module. Returns (batch, rows, width) and the implementation's attention weights, if
+        any.
+        """
         batch, rows, _ = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch * rows, -1, self.head_dim)
         self._turn(qkv, *position_embeddings)
@@ -120,9 +123,13 @@ class FusedAttention(nn.Module):
     def attend(
         self, qkv: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention alone. qkv: (batch, rows, heads + 2 · kv_heads, head_dim), turned; heads of queries, keys, values.
+        """Run attention alone.
 
-        Returns (batch, rows, heads, head_dim) and what the implementation says of its weights.
+        Args:
+            qkv: (batch, rows, heads + 2 · kv_heads, head_dim), rotated; heads of queries, then keys, then values.
+
+        Returns:
+            (batch, rows, heads, head_dim), and the implementation's attention weights, if any.
         """
         query, key, value = qkv.transpose(1, 2).split((self.heads, self.kv_heads, self.kv_heads), 1)
         if past_key_values is not None:
@@ -134,11 +141,11 @@ class FusedAttention(nn.Module):
         return output
 
     def attention_options(self, spec: ModelSpec) -> AttentionOptions:
-        """How it attends through inlay."""
+        """Return the options for attention through inlay."""
         return options_of(spec.layers[self.layer_idx], self.head_dim, scaling=self.scaling, **self.options)
 
     def _turn(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Norm, where the model has one, and rotate queries and keys in place."""
+        """Apply the head norms, if any, and rotate queries and keys in place."""
         query, key = qkv[:, : self.heads], qkv[:, self.heads : self.heads + self.kv_heads]
         if self.query_norm is not None and self.key_norm is not None:
             ops.norm_heads_(query, self.query_norm.weight, self.query_norm.eps)

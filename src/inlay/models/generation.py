@@ -1,4 +1,4 @@
-"""What a checkpoint's ``generation_config.json`` says of how to sample: the values of requests that say nothing."""
+"""The sampling defaults of a checkpoint's ``generation_config.json``, for requests that leave a field out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inlay.errors import ModelError, ParameterError
 from inlay.models.load import LoadedModel
 from inlay.sampling_params import SamplingParams
 
-#: Its names → ours. ``do_sample`` is not among them: who wants the most probable token says ``temperature=0``.
+#: Its names → ours. ``do_sample`` is left out: ``temperature=0`` asks for the most probable token.
 _FIELDS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
@@ -17,7 +17,7 @@ _FIELDS = {
 
 
 def sampling_defaults(loaded: LoadedModel) -> dict[str, Any]:
-    """The fields of ``SamplingParams`` that the model's generation configuration sets. Raises ModelError."""
+    """Return the fields of ``SamplingParams`` that the model's generation configuration sets. Raises ModelError."""
     generation = getattr(loaded.model, "generation_config", None)
     said = {ours: getattr(generation, name, None) for name, ours in _FIELDS.items()}
     defaults = {name: value for name, value in said.items() if value is not None}

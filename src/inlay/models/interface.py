@@ -1,9 +1,9 @@
 """The seam between stock transformers models and inlay's attention.
 
-A model whose ``_attn_implementation`` is ours calls ``attend`` in every layer. The name is in no table of masks, so
-transformers builds none; the pass's context travels through the model as a keyword argument, ``inlay``. Where a model
-loses it on the way, ``carry`` takes it from the model's call to its layers. What a family puts in the place of modules
-that do not call the interface (``Family.patch``) calls the same function.
+A model with our ``_attn_implementation`` calls ``attend`` in every layer. The name is in no table of masks, so
+transformers builds none. The context of the pass is passed through the model as the keyword argument ``inlay``. If a
+model drops it on the way, ``carry`` brings it from the model's call to its layers. Some modules do not call the
+interface. A family replaces them (``Family.patch``) by modules that call ``attend``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ IMPLEMENTATION = "inlay"
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What the attention of one forward pass needs besides the layer's own tensors.
+    """The context of one forward pass, for the attention of its layers.
 
-    watched: of rows from a number on, which are one part of the plan, who wants to know what they attend to.
-    last_layer: the one whose keys end the pass, as nobody wants more of it; None for all layers.
-    await_layer: called before a layer attends, where what it reads may still be on its way into the pool; None where
-        all of it is there.
+    Args:
+        backend, pool, plan, spec: The attention backend, the KV pool, the plan of the pass, and the model.
+        watched: (first row, part of the plan, result) for each part with attention masses to measure.
+        last_layer: The layer whose keys end the pass, because no later result is needed. None: all layers run.
+        await_layer: Called before a layer attends, if keys may still be loading into the pool. None: all are resident.
     """
 
     backend: Backend
@@ -48,18 +49,18 @@ class PassContext:
 
 
 class EndOfPassError(Exception):
-    """Ends a pass in its ``last_layer``, on its way out through the model's code."""
+    """Ends a pass in its ``last_layer``. It propagates through the model's code."""
 
 
 class Absorbing:
-    """Attention that stores its keys and values in another form than its own code computes with."""
+    """Attention that stores keys and values in another form than its stock code uses."""
 
     def enter_attention(self, query: Tensor) -> Tensor:
-        """Queries, (1, heads, rows, width), as the stored keys take them."""
+        """Convert queries, (1, heads, rows, width), to the form of the stored keys."""
         raise NotImplementedError
 
     def leave_attention(self, output: Tensor) -> Tensor:
-        """Sums of stored values, (1, rows, heads, width), as sums of the code's own."""
+        """Convert sums of stored values, (1, rows, heads, width), to sums of the stock code's values."""
         raise NotImplementedError
 
 
@@ -67,13 +68,13 @@ _carried: ContextVar[PassContext | None] = ContextVar("inlay_pass", default=None
 
 
 def carry(model: PreTrainedModel) -> None:
-    """Let ``carried_pass`` and ``attend`` find the pass of a model that does not hand keyword arguments on."""
+    """Let ``carried_pass`` and ``attend`` find the pass of a model that drops keyword arguments."""
     model.register_forward_pre_hook(_take_up, with_kwargs=True)
     model.register_forward_hook(_lay_down, always_call=True)
 
 
 def carried_pass() -> PassContext | None:
-    """The pass that runs in this thread through a model that carries it; None where stock code was called."""
+    """Return the pass that runs in this thread through a model that carries it. None if stock code was called."""
     return _carried.get()
 
 
@@ -95,11 +96,18 @@ def attend(
     inlay: PassContext | None = None,
     **said: Any,
 ) -> tuple[Tensor, None]:
-    """Store one layer's new keys and values, and attend to what the pass's plan says.
+    """Store the new keys and values of one layer, then attend as the plan of the pass says.
 
-    module: the layer's attention, with its ``layer_idx``.
-    inlay: the pass, or None where it is carried. said: see ``options_of``.
-    Returns (1, rows, heads, head_dim), and None for the weights that other implementations may return.
+    Args:
+        module: The attention of the layer, with its ``layer_idx``.
+        inlay: The pass. None: it is carried.
+        said: See ``options_of``.
+
+    Returns:
+        (1, rows, heads, head_dim), and None in place of attention weights.
+
+    Raises:
+        EndOfPassError: In the ``last_layer`` of the pass, after its keys are stored.
     """
     inlay = inlay or carried_pass()
     assert inlay is not None, "the pass got lost between the model's call and its layers"
@@ -131,7 +139,7 @@ def options_of(
     slopes: Tensor | None = None,
     **_: Any,
 ) -> AttentionOptions:
-    """How a layer attends. The keywords are those of transformers' implementations, and ``AttentionOptions.slopes``."""
+    """Return how a layer attends. The keywords are those of transformers' implementations, plus ``slopes`` (ALiBi)."""
     return AttentionOptions(
         scale=head_dim**-0.5 if scaling is None else scaling,
         window=spec.window if sliding_window is None else sliding_window,
@@ -146,14 +154,15 @@ AttentionInterface.register(IMPLEMENTATION, attend)
 
 
 _switching = threading.Lock()
-_in_use: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()  # what a model comes back to, then who is inside
+# the name before all blocks, then the names of the open blocks
+_in_use: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
 
 
 @contextmanager
 def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let a model attend through another implementation ("inlay", "sdpa", "eager") within a block.
+    """Switch a model to another attention implementation ("inlay", "sdpa", "eager") within a block.
 
-    Blocks of several threads may overlap where they ask for the same one, as those of two engines over one model do.
+    Blocks of several threads may overlap if they use the same name, like those of two engines on one model.
     """
     config = model.config
     with _switching:

@@ -1,8 +1,8 @@
-"""Linear layers for inference, with their weights in the form that this processor multiplies fastest.
+"""Linear layers for inference, with their weights in the fastest form for this processor.
 
-A stock ``nn.Linear`` in bfloat16 has its weight repacked at every call, which costs more than the product itself where
-there are few rows. Where the processor multiplies pairs of bf16, the compiled kernel reads weights as the checkpoint
-has them, and nothing is packed; elsewhere they are packed once, at load, into the blocks that oneDNN's kernels read.
+A stock ``nn.Linear`` in bfloat16 repacks its weight at every call. With few rows this costs more than the product. If
+the processor multiplies pairs of bf16, the compiled kernel reads weights in the layout of the checkpoint, and nothing
+is packed. Other processors pack them once, at load, into the blocks that oneDNN's kernels read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from inlay.errors import ModelError
 from inlay.models.mapped import copy
 from inlay.models.stored import KeepsStored, StoredLinear
 
-#: Makes one layer of a weight (out_features, in_features) and a bias (out_features,) or None.
+#: Makes a layer of a weight (out_features, in_features) and a bias (out_features,) or None.
 MakeLinear = Callable[[Tensor, Tensor | None], nn.Module]
 
-#: Bytes of a huge page, and so the least that is worth one.
+#: Bytes of a huge page. Smaller weights get none.
 _HUGE = 2 << 20
 
 #: The linear layers of stock models.
@@ -35,9 +35,9 @@ _linear = torch.ops.mkldnn._linear_pointwise
 
 
 class FrozenLinear(nn.Module):
-    """A linear layer for inference alone, whose weight is kept in a form of its own.
+    """A linear layer for inference only, with the weight in its own form.
 
-    It has no parameter ``weight``, so it can't be saved, copied or trained: load with weights="stock" for that.
+    It has no parameter ``weight``, so it can't be saved, copied or trained. Load with weights="stock" for that.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -49,7 +49,7 @@ class FrozenLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
     def product(self) -> Any:
-        """The kernel's own form of it in bfloat16, good for as long as the layer; None where it has none."""
+        """Return the kernel's form of the layer in bfloat16, valid as long as the layer. None if there is none."""
         return None
 
     def __getstate__(self) -> NoReturn:  # pickling and copying
@@ -62,13 +62,14 @@ class FrozenLinear(nn.Module):
 class PackedLinear(FrozenLinear):
     """``x @ weight.T + bias`` with the weight in oneDNN's own layout.
 
-    weight: (out_features, in_features), fp32 or bfloat16; not kept.
-    bias: (out_features,) or None.
+    Args:
+        weight: (out_features, in_features), fp32 or bfloat16. It is not kept.
+        bias: (out_features,) or None.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
-        # The layout that oneDNN chooses is the same for every number of rows that it could be told here.
+        # oneDNN chooses the same layout for every number of rows.
         self._weight = _pack(weight.detach())
         self._bias = None if bias is None else bias.detach()
 
@@ -84,11 +85,12 @@ class PackedLinear(FrozenLinear):
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows, at least as many, that oneDNN multiplies in place of these.
+    """Return the number of rows, at least ``rows``, that oneDNN multiplies instead.
 
-    It makes code for every number of rows and every shape of weight that it meets, which takes 0.8 ms and half a
-    megabyte each, and keeps it; the rows of passes are of any number. So there are some 60 sizes, with at most a
-    quarter more rows up to 128, where reading the weights takes most of the time, and an eighth beyond.
+    oneDNN compiles code for every number of rows and every weight shape, and keeps it: 0.8 ms and half a megabyte each.
+    Passes have any number of rows, so they are padded to about 60 sizes. The padding is at most a quarter of the rows
+    up
+    to 128, where reading the weights takes most of the time, and an eighth beyond.
     """
     octave = (rows - 1).bit_length()
     step = max(1, 1 << octave >> 3) if rows <= 64 else max(16, 1 << octave >> 4)
@@ -96,17 +98,19 @@ def padded_rows(rows: int) -> int:
 
 
 class DirectLinear(FrozenLinear):
-    """``x @ weight.T + bias`` by the compiled kernel, in bfloat16, over the weight as it is (csrc/linear.h).
+    """``x @ weight.T + bias`` by the compiled kernel, in bfloat16, with the weight as it is (csrc/linear.h).
 
-    weight: (out_features, in_features), contiguous; shared with whoever gave it, such as a tied embedding.
-    bias: (out_features,) or None.
+    Args:
+        weight: (out_features, in_features), contiguous. The layer shares it, for example with a tied embedding.
+        bias: (out_features,) or None.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight.shape[1], weight.shape[0])
         self._weight = weight.detach()
         self._bias = None if bias is None else bias.detach().to(torch.bfloat16).contiguous()
-        kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)  # nothing to do where it is in them already
+        # does nothing if it is in huge pages already
+        kernel.use_huge_pages(self._weight.data_ptr(), self._weight.nbytes)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features), bfloat16. Returns (..., out_features)."""
@@ -130,13 +134,13 @@ class DirectLinear(FrozenLinear):
 
 
 def can_multiply(weight: Tensor) -> bool:
-    """Whether the compiled kernel takes this weight as it is."""
+    """Return True if the compiled kernel supports this weight without packing."""
     supported = hasattr(kernel, "linear_supported") and kernel.linear_supported()
     return bool(supported and weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.device.type == "cpu")
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is there and computes in this dtype on this processor."""
+    """Return True if oneDNN is available and computes in this dtype on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -145,14 +149,14 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """The fastest layer for a weight; a stock one where neither the kernel nor oneDNN can have it."""
+    """Return the fastest layer for a weight: the kernel's, else oneDNN's, else a stock one."""
     if can_multiply(weight):
         return DirectLinear(weight, bias)
     return PackedLinear(weight, bias) if can_pack(weight.dtype) else stock(weight, bias)
 
 
 def stock(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """An ``nn.Linear`` around a weight that is there already."""
+    """Return an ``nn.Linear`` around an existing weight."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
@@ -161,9 +165,10 @@ def stock(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def joined(layers: Sequence[nn.Linear], make: MakeLinear, *, shared: bool = False) -> nn.Module:
-    """One layer that gives the outputs of several, side by side. The originals lose their weights.
+    """Join several layers into one with their outputs side by side. The originals lose their weights.
 
-    shared: whether somebody else keeps the weight of the only layer, so that a copy of it would be a second one.
+    Args:
+        shared: True if another module keeps the weight of the only layer, so that it must not be copied.
     """
     biases = [layer.bias for layer in layers]
     bias = None
@@ -175,45 +180,45 @@ def joined(layers: Sequence[nn.Linear], make: MakeLinear, *, shared: bool = Fals
     weights = [layer.weight.detach() for layer in layers]
     weight = weights[0] if shared else _side_by_side(weights)
     del weights
-    for layer in layers:  # so that no more than one layer's weights are there twice
+    for layer in layers:  # before ``make``, so that at most one layer's weights are in memory twice
         layer.weight = None  # type: ignore[assignment]
     return _standing_for(layers, make(weight, bias))
 
 
 def of_conv1d(layer: Conv1D, make: MakeLinear) -> nn.Module:
-    """GPT-2's linear layer, which keeps its weight transposed. The original loses its weight."""
+    """Convert GPT-2's linear layer, which stores its weight transposed. The original loses its weight."""
     weight = layer.weight.detach().t().contiguous()
     layer.weight = None  # type: ignore[assignment]
     return _standing_for([layer], make(weight, layer.bias.detach()))
 
 
 def note_paths(path: str, part: nn.Module) -> None:
-    """Have every linear layer of a stock part know its path in the model, whatever it is joined into."""
+    """Store in every linear layer of a stock part its path in the model, for use after layers are joined."""
     for name, module in part.named_modules(prefix=path):
         if isinstance(module, LINEAR):
             module.stock_path = name
 
 
 def _standing_for(layers: Sequence[nn.Module], made: nn.Module) -> nn.Module:
-    """A layer that says, as ``stands_for``, which stock layers its outputs are those of, side by side."""
+    """Record in a layer, as ``stands_for``, the stock layers of its outputs, in their order."""
     made.stands_for = tuple((getattr(layer, "stock_path", ""), outputs_of(layer)) for layer in layers)  # type: ignore[assignment]
     return made
 
 
 def outputs_of(layer: nn.Module) -> int:
-    """How many outputs a linear layer has."""
+    """Return the number of outputs of a linear layer."""
     return int(layer.nf if isinstance(layer, Conv1D) else layer.out_features)  # type: ignore[arg-type]
 
 
 def inputs_of(layer: nn.Module) -> int:
-    """How many inputs a linear layer has."""
+    """Return the number of inputs of a linear layer."""
     return int(layer.nx if isinstance(layer, Conv1D) else layer.in_features)  # type: ignore[arg-type]
 
 
 def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
-    """One matrix of several, in huge pages where the system has them: reading it stops less often for translations.
+    """Join weights in one matrix, in huge pages if available, so that reading needs fewer address translations.
 
-    Memory that is in use already can be moved to them too (``use_huge_pages``), but that takes seconds for a gigabyte.
+    ``use_huge_pages`` can move used memory too, but takes seconds for a gigabyte.
     """
     sizes = [weight.shape[0] for weight in weights]
     memory = huge_pages((sum(sizes), weights[0].shape[1]), weights[0].dtype)
@@ -223,7 +228,7 @@ def _side_by_side(weights: Sequence[Tensor]) -> Tensor:
 
 
 def huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for a weight, in huge pages where the system has them and the weight is worth one; all zeros there."""
+    """Allocate zeros for a weight, in huge pages if the system has them and the weight is large enough."""
     size = math.prod(shape) * dtype.itemsize
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Where a model is: its name or folder as written, and one sentence each for files that are none."""
+"""The location of a model: its name or folder, and error messages for files that are not a model."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from inlay.errors import ModelError
 
 _GGUF = b"GGUF"
 _LFS = b"version https://git-lfs"
-_LFS_MOST = 1024  # bytes of a pointer
+_LFS_MOST = 1024  # largest size of a pointer in bytes
 _REMEDY = "give the folder of a Hugging Face checkpoint, or a GGUF file"
 _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.IGNORECASE)
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """A model's name or folder as a text, with ``~`` as the home folder."""
+    """Return a model's name or folder as a string, with ``~`` expanded."""
     return os.path.expanduser(os.fsdecode(model))
 
 
 def gguf_at(name: str) -> Path | None:
-    """The GGUF file that a name stands for: it itself, or the only model of a folder; of a split one, the first part.
+    """Return the GGUF file that a name stands for: the file itself, or the only model in a folder. Of a split model,
+    its first file.
 
-    None where the name is that of something else. Raises ModelError for a file that is not there, or one of several.
+    None if the name stands for something else. Raises ModelError if the file is missing, or a folder has several
+    models.
     """
     path = Path(name)
     if path.is_file():
@@ -46,7 +48,7 @@ def gguf_at(name: str) -> Path | None:
 
 
 def hub_file(name: str) -> tuple[str, str] | None:
-    """The repository and the file of a name such as ``owner/name/file.gguf``; None for a name that is none."""
+    """Split a name such as ``owner/name/file.gguf`` into repository and file. None for other names."""
     owner, _, rest = name.partition("/")
     repository, _, file = rest.partition("/")
     if (
@@ -60,7 +62,7 @@ def hub_file(name: str) -> tuple[str, str] | None:
 
 
 def part_names(file: str) -> list[str]:
-    """The names of all files of a GGUF model, of which one is given."""
+    """Return the names of all files of a GGUF model, given one of them."""
     match = _PART.fullmatch(file)
     if match is None:
         return [file]
@@ -69,7 +71,7 @@ def part_names(file: str) -> list[str]:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """The files of a GGUF model, in their order. Raises ModelError where it was split and one is lacking."""
+    """Return the files of a GGUF model, in order. Raises ModelError if a part of a split one is missing."""
     parts = tuple(path.with_name(name) for name in part_names(path.name))
     for part in parts if len(parts) > 1 else ():
         if not part.is_file():
@@ -78,7 +80,7 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
 
 
 def check_location(name: str) -> None:
-    """Raise ModelError, with the remedy, where a name is that of files that are no checkpoint, or not all of one."""
+    """Raise ModelError, with the remedy, if a name is that of files that are not a complete checkpoint."""
     path = Path(name)
     if not path.is_dir():
         check_folder(name)
@@ -90,13 +92,13 @@ def check_location(name: str) -> None:
 
 
 def weight_files(place: str) -> tuple[Path, ...]:
-    """The files that a model's weights lie in, of a folder or of a GGUF file."""
+    """Return the files of a model's weights, for a folder or a GGUF file."""
     path = Path(place)
     return gguf_parts(path) if path.is_file() else tuple(sorted(path.glob("*.safetensors")))
 
 
 def check_weights(place: str) -> None:
-    """Raise ModelError for a folder whose only weights are pickled: loading them can run any code."""
+    """Raise ModelError if the only weights of a folder are pickled. Loading them can run any code."""
     if not weight_files(place) and (pickled := sorted(Path(place).glob("*.bin"))):
         raise ModelError(
             f"{pickled[0]}: is pickled, and pickles are not loaded, as they can run any code; convert it with "
@@ -105,15 +107,15 @@ def check_weights(place: str) -> None:
 
 
 def check_pointers(path: Path) -> None:
-    """Raise ModelError where Git has left pointers in a folder in place of large files."""
+    """Raise ModelError if Git has left LFS pointers in place of large files."""
     for file in _pointers(path):
         raise ModelError(f"{file}: is a Git LFS pointer, not the file itself; run git lfs pull in {path}")
 
 
 def check_folder(name: str) -> None:
-    """Raise ModelError where a name is that of a file, of a folder that is not there, or ``demo`` misspelt.
+    """Raise ModelError if a name is that of a file, of a missing folder, or a misspelt ``demo``.
 
-    Names of the hub are none of these.
+    Names on the hub pass.
     """
     path = Path(name)
     if path.is_dir():
@@ -124,7 +126,7 @@ def check_folder(name: str) -> None:
         )
     if path.exists() or name.startswith(("/", "./", "../", "~")):
         raise ModelError(f"{name}: no such directory; {_REMEDY}")
-    if get_close_matches(name.lower(), ["demo"], cutoff=0.75):  # the hub may take a minute to say that it has none
+    if get_close_matches(name.lower(), ["demo"], cutoff=0.75):  # the hub may take a minute to report a missing name
         raise ModelError(f"{name}: no such directory; did you mean demo? A model of the hub is OWNER/{name}")
 
 
@@ -145,7 +147,7 @@ def _is_gguf(name: str) -> bool:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether a GGUF file is a model by itself: no later part of one, and not what makes tokens of its images."""
+    """Return True if a GGUF file is a model by itself, not a later part of one or an image projector."""
     match = _PART.fullmatch(path.name)
     return not path.name.startswith("mmproj") and (match is None or int(match["part"]) == 1)
 

@@ -1,7 +1,7 @@
-"""Weights that lie in mapped files, read from there straight into the memory that they are joined in.
+"""Reads weights of mapped files directly into the memory that they are joined in.
 
-A copy of mapped memory stops at every few pages, and where a file is not in memory yet, waits for the disk in small
-pieces. A read of the same bytes does neither, and takes a fraction of the processor's time.
+A copy of mapped memory stops every few pages. If the file is not in memory, it waits for the disk in small pieces. A
+read call for the same bytes does neither, and takes a fraction of the processor time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r\S+ ([0-9a-f]+) \S+ [1-9]\d* +(/.*
 
 
 class _Range(NamedTuple):
-    """Addresses of a mapped file, and where in it they begin."""
+    """The addresses of a mapped file, and the offset of the first one in the file."""
 
     first: int
     last: int
@@ -33,7 +33,7 @@ class _Range(NamedTuple):
 
 
 class MappedFiles:
-    """What this process has mapped of some files now. Nothing where the system does not tell."""
+    """The present memory maps of some files in this process. Empty if the system does not list maps."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         wanted = {os.path.realpath(path) for path in paths}
@@ -42,15 +42,16 @@ class MappedFiles:
         self._files: dict[str, int] = {}
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the opened files."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
     def read(self, tensor: Tensor, into: Tensor) -> bool:
-        """Read a tensor's bytes from its file; False where it lies in none, and where that fails.
+        """Read a tensor's bytes from its file. Returns False if it is in no file, or on an error.
 
-        into: as many bytes of its dtype, contiguous.
+        Args:
+            into: Contiguous memory of the same dtype and size.
         """
         place = self._place(tensor) if tensor.is_contiguous() and into.dtype == tensor.dtype else None
         if place is None:
@@ -66,12 +67,12 @@ class MappedFiles:
                 if count == 0:
                     return False
                 at += count
-        except OSError:  # whoever copies the mapped memory instead says what is wrong
+        except OSError:  # the copy of the mapped memory will report the error
             return False
         return True
 
     def _place(self, tensor: Tensor) -> tuple[str, int] | None:
-        """The file of a tensor's bytes, and where they begin there."""
+        """The file of a tensor's bytes, and their offset in it."""
         first = tensor.data_ptr()
         number = bisect_right(self._firsts, first) - 1
         if number < 0 or first + tensor.nbytes > self._ranges[number].last:
@@ -86,7 +87,8 @@ def _mapped() -> Iterator[_Range]:
     except OSError:
         return
     for line in lines:
-        if (found := _LINE.fullmatch(line)) is not None:  # a deleted file's path ends in a word that says so
+        # the path of a deleted file ends with "(deleted)" and matches no wanted file
+        if (found := _LINE.fullmatch(line)) is not None:
             first, last, offset = (int(word, 16) for word in found.groups()[:3])
             yield _Range(first, last, offset, found[4])
 
@@ -96,7 +98,7 @@ _current: ContextVar[MappedFiles | None] = ContextVar("inlay_mapped", default=No
 
 @contextmanager
 def mapped_files(paths: Sequence[Path]) -> Iterator[None]:
-    """Within the block, on this thread: ``copy`` reads tensors that lie in these files from there."""
+    """Within the block, on this thread: ``copy`` reads tensors in these files with read calls."""
     files = MappedFiles(paths)
     token = _current.set(files)
     try:

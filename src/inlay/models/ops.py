@@ -1,7 +1,7 @@
-"""The small steps between matrix products, each in one call: in the compiled kernel where it is there, else in PyTorch.
+"""The small steps between matrix products, one call each: in the compiled kernel if available, else in PyTorch.
 
-Stock modules take each of these in four to ten calls, and round to the model's dtype after every one. Here a step
-computes in fp32 and rounds once.
+Stock modules need four to ten calls for each step, and round to the model's dtype after every one. Here a step computes
+in fp32 and rounds once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from inlay.attention.kernel import kernel
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
-#: Whether the compiled steps are in use.
+#: True if the compiled steps are in use.
 COMPILED = kernel is not None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, over the last dimension (Zhang and Sennrich, arXiv 1910.07467).
+    """Return x / sqrt(mean(x²) + eps) · weight, over the last dimension (Zhang and Sennrich, arXiv 1910.07467).
 
-    x: (..., width); weight: (width,), the same dtype.
+    Args:
+        x: (..., width).
+        weight: (width,), of the same dtype.
     """
     if not (COMPILED and x.is_contiguous() and weight.dtype == x.dtype and x.dtype in _DTYPES):
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -35,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def norm_heads_(heads: Tensor, weight: Tensor, eps: float) -> None:
-    """RMSNorm of every head, in place. heads: (rows, heads, head_dim), heads and dimensions contiguous."""
+    """RMSNorm of every head, in place. heads: (rows, heads, head_dim), with contiguous heads and dimensions."""
     if not (COMPILED and _together(heads) and weight.dtype == heads.dtype and heads.dtype in _DTYPES):
         heads.copy_(F.rms_norm(heads, weight.shape, weight, eps))
         return
@@ -48,9 +50,13 @@ def norm_heads_(heads: Tensor, weight: Tensor, eps: float) -> None:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up (SwiGLU: Shazeer, arXiv 2002.05202).
+    """Return silu(gate) · up (SwiGLU: Shazeer, arXiv 2002.05202).
 
-    gate_up: (..., 2 · width), contiguous, the gate first. Returns (..., width).
+    Args:
+        gate_up: (..., 2 · width), contiguous, the gate first.
+
+    Returns:
+        (..., width).
     """
     width = gate_up.shape[-1] // 2
     if not (COMPILED and gate_up.is_contiguous() and gate_up.dtype in _DTYPES):
@@ -65,10 +71,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn heads to their positions, in place (Su et al., arXiv 2104.09864; halves of a head, as in Llama).
+    """Rotate heads to their positions, in place (Su et al., arXiv 2104.09864; halves of a head, as in Llama).
 
-    heads: (rows, heads, head_dim), heads and dimensions contiguous.
-    cos, sin: (rows, head_dim), contiguous, fp32, the two halves alike.
+    Args:
+        heads: (rows, heads, head_dim), with contiguous heads and dimensions.
+        cos, sin: (rows, head_dim), contiguous, fp32, with equal halves.
     """
     rows, count, width = heads.shape
     if COMPILED and _together(heads) and heads.dtype in _DTYPES and cos.is_contiguous() and sin.is_contiguous():
@@ -83,15 +90,21 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def _together(heads: Tensor) -> bool:
-    """Whether a row's heads lie one behind the other."""
+    """Return True if the heads of a row are contiguous."""
     return heads.stride()[1:] == (heads.shape[-1], 1)
 
 
 def unpack_int4(packed: Tensor, scales_zeros: Tensor, group: int, first: int, blocks: int) -> Tensor:
-    """Blocks of 64 outputs of a weight that PyTorch packed into 4 bits. Needs the compiled kernel.
+    """Unpack blocks of 64 outputs of a 4-bit weight that PyTorch packed. Requires the compiled kernel.
 
-    packed: (outputs, inputs / 2) uint8; scales_zeros: (inputs / group, outputs, 2).
-    Returns (inputs, 64 · blocks) in the dtype of ``scales_zeros``: the weight transposed.
+    Args:
+        packed: (outputs, inputs / 2), uint8.
+        scales_zeros: (inputs / group, outputs, 2).
+        group: Inputs of a group.
+        first, blocks: The range of blocks.
+
+    Returns:
+        The transposed weight, (inputs, 64 · blocks), in the dtype of ``scales_zeros``.
     """
     outputs, inputs = packed.shape[0], 2 * packed.shape[1]
     weights = torch.empty(inputs, 64 * blocks, dtype=scales_zeros.dtype)

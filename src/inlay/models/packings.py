@@ -1,7 +1,7 @@
-"""Weights as AWQ, GPTQ, compressed-tensors and fp8 checkpoints pack them, row by row.
+"""Packed weights of AWQ, GPTQ, compressed-tensors and fp8 checkpoints, unpacked row by row.
 
-A weight is (number - zero) · scale of its group, with numbers of so many bits in words of 32, or a float of 8 bits
-times a scale. Those in 4 bits whose groups are whole multiples of ours are on inlay's own grid.
+A weight is (number - zero) · scale of its group, with numbers packed into 32-bit words, or an 8-bit float times a
+scale. 4-bit weights with groups that are whole multiples of ours are on inlay's own grid.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from torch import Tensor
 from inlay.models.scale_groups import Grouping, MisfitError
 from inlay.models.stored import GROUP, Grid, StoredWeight
 
-#: Where a word of AWQ has the numbers of eight outputs, one behind the other.
+#: The position in an AWQ word of each of its eight outputs.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Groups(StoredWeight):
-    """Whole numbers, with a scale and a zero for each group of inputs of an output.
+    """Integers with a scale and a zero for each group of inputs of an output.
 
-    shape, bits: of the weight. scales: (out_features, groups), a view in any dtype.
-    sizes, order: as for Grouping.
+    Args:
+        shape, bits: Of the weight.
+        scales: (out_features, groups), a view in any dtype.
+        sizes, order: As for Grouping.
     """
 
     def __init__(
@@ -41,11 +43,11 @@ class Groups(StoredWeight):
 
     @abstractmethod
     def numbers(self, first: int, last: int) -> Tensor:
-        """(rows, in_features), 0 … 2^bits - 1, whole."""
+        """Return integers 0 … 2^bits - 1, (rows, in_features)."""
 
     @abstractmethod
     def zeros(self, first: int, last: int) -> Tensor:
-        """(rows, groups): the numbers that mean 0, whole."""
+        """Return the integers that mean 0, (rows, groups)."""
 
     def dense(self, first: int, last: int) -> Tensor:
         numbers, zeros = self.numbers(first, last).float(), self.zeros(first, last).float()
@@ -63,8 +65,11 @@ class Groups(StoredWeight):
 class AWQ(Groups):
     """AutoAWQ's "gemm" layout, 4 bits.
 
-    numbers: (in_features, out_features / 8), int32; zeros: (groups, out_features / 8), int32.
-    scales: (groups, out_features). sizes: as for Grouping.
+    Args:
+        numbers: (in_features, out_features / 8), int32.
+        zeros: (groups, out_features / 8), int32.
+        scales: (groups, out_features).
+        sizes: As for Grouping.
     """
 
     def __init__(self, numbers: Tensor, zeros: Tensor, scales: Tensor, sizes: Collection[int] = ()) -> None:
@@ -89,9 +94,12 @@ class AWQ(Groups):
 class GPTQ(Groups):
     """GPTQ's layout, in 2, 4 or 8 bits.
 
-    numbers: (in_features · bits / 32, out_features), int32; zeros: (groups, out_features · bits / 32), int32.
-    scales: (groups, out_features). order, sizes: as for Grouping.
-    less: what is taken off the zeros in the file: 1 in its first version, 0 in the second.
+    Args:
+        numbers: (in_features · bits / 32, out_features), int32.
+        zeros: (groups, out_features · bits / 32), int32.
+        scales: (groups, out_features).
+        order, sizes: As for Grouping.
+        less: Subtracted from the zeros when the file was written: 1 in GPTQ's first version, 0 in the second.
     """
 
     def __init__(
@@ -127,9 +135,12 @@ class GPTQ(Groups):
 class PackQuantized(Groups):
     """compressed-tensors' "pack-quantized" layout, in 4 or 8 bits.
 
-    numbers: (out_features, in_features · bits / 32), int32, rounded up; shape: of the weight.
-    scales: (out_features, groups). zeros: (out_features · bits / 32, groups), int32, or None where 0 is in the middle.
-    order, sizes: as for Grouping.
+    Args:
+        numbers: (out_features, in_features · bits / 32), int32, rounded up.
+        shape: Of the weight.
+        scales: (out_features, groups).
+        zeros: (out_features · bits / 32, groups), int32. None if 0 is in the middle of the range.
+        order, sizes: As for Grouping.
     """
 
     def __init__(
@@ -164,10 +175,13 @@ class PackQuantized(Groups):
 
 
 class Int8(StoredWeight):
-    """compressed-tensors' "int-quantized" layout: a byte for each number.
+    """compressed-tensors' "int-quantized" layout: one byte for each number.
 
-    numbers: (out_features, in_features), int8. scales: (out_features, groups), or one for all.
-    zeros: of the same shape, whole, or None where 0 means 0. order, sizes: as for Grouping.
+    Args:
+        numbers: (out_features, in_features), int8.
+        scales: (out_features, groups), or a single one.
+        zeros: Integers of the shape of the scales. None if the number 0 means 0.
+        order, sizes: As for Grouping.
     """
 
     def __init__(
@@ -202,14 +216,16 @@ class Int8(StoredWeight):
 
 
 class Float8(StoredWeight):
-    """Floats of 8 bits with a scale for all, for each output, for each group of inputs of one, or for each block.
+    """8-bit floats with a single scale, or one for each output, each group of inputs of an output, or each block.
 
-    numbers: (out_features, in_features), e4m3 or e5m2.
-    scales: one, (out_features,), (out_features, groups), or (blocks of outputs, blocks of inputs).
-    block: outputs and inputs of a block; None where there are none. order, sizes: as for Grouping.
+    Args:
+        numbers: (out_features, in_features), e4m3 or e5m2.
+        scales: A single one, (out_features,), (out_features, groups), or (blocks of outputs, blocks of inputs).
+        block: Outputs and inputs of a block. None without blocks.
+        order, sizes: As for Grouping.
     """
 
-    narrow = False  # bfloat16 holds each of them, and whole numbers would not
+    narrow = False  # bfloat16 holds each of them exactly, and int8 would not
 
     def __init__(
         self,
@@ -251,13 +267,15 @@ class Float8(StoredWeight):
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """The numbers in words, the lowest bits first: (rows, words) → (rows, words · 32 / bits)."""
+    """Unpack the numbers in words, lowest bits first: (rows, words) → (rows, words · 32 / bits)."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return (words.unsqueeze(2) >> shifts & ((1 << bits) - 1)).flatten(1)
 
 
 def _columns(words: Tensor, first: int, last: int, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
-    """Some columns of numbers in words along the second dimension. places: where a word has them, if not in order."""
+    """Unpack some columns of numbers in words along the second dimension. places: their positions in a word, if not
+    in order.
+    """
     each = 32 // bits
     begin = first // each
     numbers = _unpacked(words[:, begin : -(-last // each)], bits)
@@ -267,7 +285,7 @@ def _columns(words: Tensor, first: int, last: int, bits: int, places: tuple[int,
 
 
 def _by_output(values: Tensor, outputs: int) -> Tensor:
-    """Values of all outputs, or of each, as (out_features, groups). Raises MisfitError."""
+    """Return values of all outputs, or of each, as (out_features, groups). Raises MisfitError."""
     if values.numel() == 1:
         return values.reshape(1, 1).expand(outputs, 1)
     if values.dim() not in (1, 2) or len(values) != outputs:
@@ -278,13 +296,13 @@ def _by_output(values: Tensor, outputs: int) -> Tensor:
 
 
 def _matrix(numbers: Tensor) -> tuple[int, int]:
-    """The shape of a weight. Raises MisfitError for what is no matrix."""
+    """Return the shape of a weight. Raises MisfitError if it is not a matrix."""
     if numbers.dim() != 2:
         raise MisfitError(f"is of the shape {tuple(numbers.shape)}, which is no matrix")
     return numbers.shape[0], numbers.shape[1]
 
 
 def _expect(what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise MisfitError for a tensor of another shape."""
+    """Raise MisfitError if a tensor has another shape."""
     if tuple(tensor.shape) != shape:
         raise MisfitError(f"has {what} of the shape {tuple(tensor.shape)}, where {shape} fits the others")

@@ -1,4 +1,4 @@
-"""Models from the hub to this machine: what a model needs and no more, and nothing of one that would be refused."""
+"""Downloads models from the hub: only the files that a model needs, and no model that would be refused."""
 
 from __future__ import annotations
 
@@ -27,19 +27,26 @@ from inlay.models.location import hub_file, part_names
 
 #: Weights without pickles, configurations, tokenizers and chat templates.
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "vocab.txt", "merges.txt")
-_APART = ("*/*",)  # other forms of the same weights lie in folders
-PATIENCE_S = 10.0  # between two lines of the log while the hub does not answer; its client tries for minutes
+_APART = ("*/*",)  # folders hold other forms of the same weights
+PATIENCE_S = 10.0  # seconds between two log lines while the hub does not answer; its client tries for minutes
 
 logger = logging.getLogger(__name__)
 
 
 def pull(name: str, revision: str | None = None) -> Path:
-    """Download a model from the hub, or what is missing of it, into the hub's cache on this machine.
+    """Download a model from the hub, or its missing files, into the hub's local cache.
 
-    What was interrupted goes on where it stopped. Progress goes to standard error.
-    name: as on the hub, such as ``Qwen/Qwen2.5-0.5B``, or a GGUF file there, such as ``owner/name/file.gguf``.
-    revision: a branch, tag or commit; the main branch if None.
-    Returns its folder, or the file. Raises ModelError for a model that would be refused, or that the hub does not give.
+    An interrupted download is resumed. Progress is written to standard error.
+
+    Args:
+        name: Name on the hub, such as ``Qwen/Qwen2.5-0.5B``, or a GGUF file there, such as ``owner/name/file.gguf``.
+        revision: A branch, tag or commit. None: the main branch.
+
+    Returns:
+        The folder of the model, or the file.
+
+    Raises:
+        ModelError: If the model would be refused, or the hub does not provide it.
     """
     if (named := hub_file(name)) is not None:
         return _pull_file(name, *named, revision)
@@ -51,7 +58,7 @@ def pull(name: str, revision: str | None = None) -> Path:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=apart))
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
-    except Exception as error:  # of the network, the hub or the disk
+    except Exception as error:  # errors of the network, the hub or the disk
         raise ModelError(f"{name} {hub_reason(error, revision) or _other_reason(error)}") from error
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
@@ -62,7 +69,7 @@ def pull(name: str, revision: str | None = None) -> Path:
 
 
 def _pull_file(name: str, repository: str, file: str, revision: str | None) -> Path:
-    """A GGUF file, and the other parts of one that was split. Returns the first."""
+    """Download a GGUF file, and the other parts of a split one. Returns the first."""
     try:
         paths = [Path(hf_hub_download(repository, part, revision=revision)) for part in part_names(file)]
     except Exception as error:
@@ -72,7 +79,7 @@ def _pull_file(name: str, repository: str, file: str, revision: str | None) -> P
 
 @contextmanager
 def waiting(name: str) -> Iterator[None]:
-    """Say now and then that the hub has not answered yet, where a name is not that of a folder."""
+    """Log a warning every 10 seconds while the hub does not answer, unless the name is that of a folder."""
     if Path(name).is_dir():
         yield
         return
@@ -95,9 +102,12 @@ def waiting(name: str) -> Iterator[None]:
 
 
 def hub_reason(error: BaseException | None, revision: str | None = None) -> str | None:
-    """What a name "is" or "has" that the hub's client gives nothing for, and the remedy; None for other errors.
+    """Return why the hub's client has nothing for a name, and the remedy. None for other errors.
 
-    error: of the client, or one that was raised because of it.
+    The text continues a sentence that begins with the name ("is …", "has …").
+
+    Args:
+        error: An error of the client, or one that it caused.
     """
     while error is not None and (said := _said(error, revision)) is None:
         error = error.__cause__ or error.__context__

@@ -1,10 +1,9 @@
-"""Linear layers whose weights are kept in 8 or 4 bits, and computed with in the model's dtype.
+"""Linear layers with weights in 8 or 4 bits that compute in the model's dtype.
 
-Where there are few rows a product costs what reading its weights costs, and fewer bits are read sooner. The compiled
-kernel multiplies with them as whole numbers, few rows and many (compiled_weight.py). Where it was not built, or knows
-nothing faster for the processor, PyTorch's own kernels read them as they lie; those repeat the conversion for every few
-rows, so from some number of rows on it is faster to convert a stretch of the weight once, while it stays in the cache,
-and multiply with that.
+With few rows, the time of a product is that of reading its weights, and fewer bits are read faster. The compiled kernel
+multiplies them as integers, for few rows and many (compiled_weight.py). If it was not built, or is not faster on this
+processor, PyTorch's own kernels read them in place. Those repeat the conversion for every few rows. So with more rows
+it is faster to convert a stretch of the weight once, while it is in the cache, and to multiply with that.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from inlay.models.stored import Grid, SideBySide, StoredWeight
 
 #: Bytes of converted weight at a time. Measured: 2 MiB and a whole weight are slower.
 STRETCH = 8 << 20
-_INT8_OUTPUTS, _INT8_INPUTS = 16, 32  # PyTorch's 8-bit kernel crashes on what is no multiple of these
-BLOCK = 64  # outputs that 4-bit weights are stored together in
-_CONVERTED = 16 << 20  # bytes of fp32 at a time while weights are rounded, so that no large copies are made
-_SMALLEST = 1e-12  # a scale, where all weights are alike
-_FEW_ROWS_INT8 = 12  # measured: up to so many rows, PyTorch's kernel is the faster way
+_INT8_OUTPUTS, _INT8_INPUTS = 16, 32  # PyTorch's 8-bit kernel crashes on other multiples
+BLOCK = 64  # outputs in one block of 4-bit weights
+_CONVERTED = 16 << 20  # bytes of fp32 at a time during rounding, so that no large copies are made
+_SMALLEST = 1e-12  # the scale of equal weights
+_FEW_ROWS_INT8 = 12  # measured: PyTorch's kernel is faster up to this number of rows
 _FEW_ROWS_INT4 = 24
 _int4_mm = torch.ops.aten._weight_int4pack_mm_for_cpu
 int4_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 
 
 class _QuantizedLinear(FrozenLinear):
-    """What layers of 8 and of 4 bits have in common."""
+    """The common part of 8-bit and 4-bit layers."""
 
     _compiled: CompiledWeight | None
     _bias: Tensor | None
@@ -49,11 +48,12 @@ class _QuantizedLinear(FrozenLinear):
 
 
 class Int8Linear(_QuantizedLinear):
-    """Whole numbers of -127 … 127 and one scale for each output.
+    """Integers of -127 … 127 and one scale for each output.
 
-    weight: (out_features, in_features); not kept.
-    bias: (out_features,) or None.
-    dtype: to compute in; that of the weight if None.
+    Args:
+        weight: (out_features, in_features). It is not kept.
+        bias: (out_features,) or None.
+        dtype: The dtype to compute in. None: that of the weight.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Int8Linear(_QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
         rows = x.reshape(-1, self.in_features)
-        if not len(rows):  # a pass in which no prompt ends has none for the head
+        if not len(rows):  # a pass without an end of a prompt has no rows for the head
             return x.new_empty(*x.shape[:-1], self.out_features)
         if self._compiled is not None:
             return self._compiled.linear(rows, self._bias).view(*x.shape[:-1], self.out_features)
@@ -88,12 +88,14 @@ class Int8Linear(_QuantizedLinear):
 
 
 class Int4Linear(_QuantizedLinear):
-    """Numbers of 0 … 15, with one scale and one zero for every ``GROUP`` inputs of an output: 5 bits a weight.
+    """Numbers of 0 … 15 with one scale and one zero for every ``GROUP`` inputs of an output: 5 bits a weight.
 
-    weight: (out_features, in_features), both divisible as ``fits`` says; not kept. One that is stored on this grid
-        keeps its numbers, scales and zeros.
-    bias: (out_features,) or None.
-    dtype: to compute in; that of the weight if None.
+    Args:
+        weight: (out_features, in_features), divisible as ``fits`` says. It is not kept. A weight stored on this grid
+            keeps
+            its numbers, scales and zeros.
+        bias: (out_features,) or None.
+        dtype: The dtype to compute in. None: that of the weight.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Int4Linear(_QuantizedLinear):
 
     @staticmethod
     def fits(weight: Tensor | StoredWeight) -> bool:
-        """Whether a weight can be cut into whole blocks and groups."""
+        """Return True if a weight can be divided into whole blocks and groups."""
         return weight.shape[0] % BLOCK == 0 and weight.shape[1] % GROUP == 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,12 +136,12 @@ class Int4Linear(_QuantizedLinear):
         return _finish(output, self._bias, x)
 
     def unpacked(self, first: int, count: int) -> Tensor:
-        """The weights of some outputs, transposed: (in_features, count). first, count: multiples of 64."""
+        """Return the weights of some outputs, transposed: (in_features, count). first, count: multiples of 64."""
         return ops.unpack_int4(self._numbers, self._scales_zeros, GROUP, first // BLOCK, count // BLOCK)
 
 
 def _in_8_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-    """Rows from there on: numbers (rows, inputs) int8, and scales (rows,) in a dtype."""
+    """Yield (first row, (numbers (rows, inputs) int8, scales (rows,) in ``dtype``))."""
     for at, end in _steps(weight):
         if isinstance(weight, StoredWeight) and weight.by_output:
             numbers, scales = weight.bytes(at, end)
@@ -152,7 +154,7 @@ def _in_8_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tu
 
 
 def _in_4_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tuple[int, Grid]]:
-    """Rows from there on, with scales and zeros in a dtype."""
+    """Yield (first row, grid of the rows), with scales and zeros in ``dtype``."""
     for at, end in _steps(weight):
         if isinstance(weight, StoredWeight) and weight.on_grid:
             yield at, weight.grid(at, end)
@@ -162,9 +164,9 @@ def _in_4_bits(weight: Tensor | StoredWeight, dtype: torch.dtype) -> Iterator[tu
 
 
 def _for_pytorch8(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Scales (outputs,), and numbers (outputs, inputs) int8, filled up to whole blocks."""
+    """Scales (outputs,) and numbers (outputs, inputs) int8, padded to whole blocks."""
     outputs, inputs = weight.shape
-    more = -outputs % _INT8_OUTPUTS  # PyTorch's kernel reads whole blocks, and past the end of what is none
+    more = -outputs % _INT8_OUTPUTS  # PyTorch's kernel reads whole blocks, even past the end
     scales = torch.zeros(outputs + more, dtype=dtype)
     numbers = torch.zeros(outputs + more, inputs, dtype=torch.int8)
     for at, (some, their_scales) in _in_8_bits(weight, dtype):
@@ -173,7 +175,7 @@ def _for_pytorch8(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Te
 
 
 def _for_pytorch4(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Numbers as PyTorch packs them, and (inputs / group, outputs, 2): the scale, and what the number 8 means."""
+    """Numbers as PyTorch packs them, and (inputs / group, outputs, 2): the scale, and the value of the number 8."""
     outputs, inputs = weight.shape
     scales_zeros = torch.empty(inputs // GROUP, outputs, 2, dtype=dtype)
     packed = []
@@ -184,14 +186,14 @@ def _for_pytorch4(weight: Tensor | StoredWeight, dtype: torch.dtype) -> tuple[Te
 
 
 def _steps(weight: Tensor | StoredWeight) -> Iterator[tuple[int, int]]:
-    """The outputs of a weight, in whole blocks, as many at a time as are rounded without large copies."""
+    """Ranges of outputs in whole blocks, small enough to be rounded without large copies."""
     outputs, inputs = weight.shape
     step = _stretch(inputs, 4, _CONVERTED)
     return ((at, min(at + step, outputs)) for at in range(0, outputs, step))
 
 
 def _rounded(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers (rows, inputs), and the scales and zeros (rows, groups) nearest to rows, which are overwritten."""
+    """Round rows, which are overwritten: numbers (rows, inputs), scales and zeros (rows, groups)."""
     groups = rows.unflatten(1, (-1, GROUP))
     low, high = groups.amin(2), groups.amax(2)  # aminmax takes three times as long
     scale = ((high - low) / 15).clamp_min(_SMALLEST).to(dtype)
@@ -209,25 +211,25 @@ def _rows(weight: Tensor | StoredWeight, first: int, last: int) -> Tensor:
 
 def _dtype_of(weight: Tensor | StoredWeight, dtype: torch.dtype | None) -> torch.dtype:
     if dtype is None:
-        assert isinstance(weight, Tensor)  # a stored weight has none of its own
+        assert isinstance(weight, Tensor)  # a stored weight has no dtype of its own
         return weight.dtype
     return dtype
 
 
 def _stretch(inputs: int, element_size: int, most: int) -> int:
-    """Outputs whose weights take at most so many bytes, in whole blocks, and one block at least."""
+    """The number of outputs, in whole blocks and at least one, with weights of at most ``most`` bytes."""
     return max(1, most // (inputs * element_size * BLOCK)) * BLOCK
 
 
 def _finish(output: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """The rows of a product with their bias, in the shape that the input has."""
+    """Add the bias to a product, and restore the shape of the input."""
     output = output.reshape(*x.shape[:-1], output.shape[-1])
     return output if bias is None else output.add_(bias)
 
 
 @cache
 def can_unpack(dtype: torch.dtype) -> bool:
-    """Whether the compiled step reads 4-bit weights as PyTorch packs them on this processor; tried out once."""
+    """Return True if the compiled step reads 4-bit weights as PyTorch packs them on this processor. Tested once."""
     return ops.COMPILED and _unpacks_a_sample(dtype)
 
 
@@ -240,17 +242,17 @@ def _unpacks_a_sample(dtype: torch.dtype) -> bool:
 
 
 def int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A layer in 8 bits."""
+    """Make an 8-bit layer."""
     return Int8Linear(weight, bias)
 
 
 def _int4(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A layer in 4 bits, or in 8 where it can't be cut into whole blocks and groups."""
+    """Make a 4-bit layer, or an 8-bit one if the weight can't be divided into whole blocks and groups."""
     return Int4Linear(weight, bias) if Int4Linear.fits(weight) else Int8Linear(weight, bias)
 
 
 class Runs(FrozenLinear):
-    """The outputs of several layers of the same inputs, one behind the other: a file may give them different bits."""
+    """Several layers of the same inputs with their outputs concatenated. A file may give them different bits."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__(layers[0].in_features, sum(layer.out_features for layer in layers))
@@ -263,9 +265,11 @@ class Runs(FrozenLinear):
 
 @dataclass(frozen=True)
 class AsStored:
-    """Makes layers of weights that a checkpoint has in 4 bits as they are stored there, and the others with ``make``.
+    """Makes layers that keep a checkpoint's own 4 bits, and all other layers with ``make``.
 
-    eight: whether those that it has in 5 to 8 bits, or in fewer than 4, are kept in 8.
+    Args:
+        make: Makes a layer of a dense weight.
+        eight: True if weights that the checkpoint has in 5 to 8 bits, or in fewer than 4, are kept in 8 bits.
     """
 
     make: MakeLinear
@@ -275,7 +279,7 @@ class AsStored:
         return self.make(weight, bias)
 
     def keep(self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-        """One layer that gives the outputs of several weights, side by side."""
+        """Make one layer with the outputs of several weights, concatenated."""
         runs = [SideBySide(list(run)) for _, run in groupby(weights, key=lambda each: (each.on_grid, each.narrow))]
         biases = [None] * len(runs) if bias is None else bias.split([run.shape[0] for run in runs])
         layers = [self._layer(run, own, dtype) for run, own in zip(runs, biases, strict=True)]
@@ -290,9 +294,9 @@ class AsStored:
 
 
 int4 = AsStored(_int4, eight=False)
-#: For checkpoints that are quantized, where nothing else is asked for.
+#: For quantized checkpoints without another ``quantization`` option.
 as_stored = AsStored(packed, eight=True)
 
-#: name → what makes the linear layers, and what makes the output head: nothing behind it averages its errors out, so
-#: it keeps 8 bits.
+#: Name → makers of the linear layers and of the output head. No later layer averages out the head's errors, so it keeps
+#: 8 bits.
 QUANTIZATIONS: dict[str, tuple[MakeLinear, MakeLinear]] = {"int8": (int8, int8), "int4": (int4, int8)}

@@ -1,7 +1,7 @@
-"""Checkpoints that are quantized already: which are read, and what each of their layers is.
+"""Checkpoints that are already quantized: the supported formats, and the format of each layer.
 
-Which layers are packed is told by the tensors that are there, not by lists of names in the configuration. Activations
-stay in the model's dtype, whatever the checkpoint was made for.
+The tensors in the files tell which layers are packed, not the lists of names in the configuration. Activations stay in
+the model's dtype, whatever the checkpoint was made for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READ = "awq, gptq, compressed-tensors (pack-quantized, int-quantized, float-qua
 _INSTEAD = "give the original weights, with quantization int8 or int4, or one of these"
 _ORIGINAL = "give the original weights, with quantization int8 or int4"
 _LAYOUTS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "dense")
-#: What tells how activations, or attention states, were to be rounded.
+#: Tensors that say how to round activations or attention states.
 _OF_ACTIVATIONS = (
     *(".input_scale", ".input_zero_point", ".input_scale_ub", ".output_scale", ".output_zero_point"),
     *(".activation_scale", ".k_scale", ".v_scale"),
@@ -39,7 +39,7 @@ Settings = Mapping[str, Any]
 
 
 def check_quantized(settings: Settings) -> None:
-    """Raise ModelError for a ``quantization_config`` whose weights are not read."""
+    """Raise ModelError for a ``quantization_config`` with an unsupported format."""
     method, bits = settings.get("quant_method"), settings.get("bits")
     wrong = None
     match method:
@@ -77,7 +77,7 @@ def _wrong_compressed(settings: Settings) -> str | None:
 
 
 def settings_of(config: PretrainedConfig) -> Settings | None:
-    """The ``quantization_config`` of a checkpoint; None for one that is not quantized."""
+    """Return the ``quantization_config`` of a checkpoint. None if it is not quantized."""
     settings = getattr(config, "quantization_config", None)
     if settings is None or isinstance(settings, Mapping):
         return settings
@@ -85,9 +85,14 @@ def settings_of(config: PretrainedConfig) -> Settings | None:
 
 
 def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a quantized checkpoint, with its packed layers as StoredLinear. Raises ModelError.
+    """Read a quantized checkpoint. Its packed layers become StoredLinear modules.
 
-    name: for errors. config: its ``quantization_config`` is one that ``check_quantized`` lets pass.
+    Args:
+        name: For errors.
+        config: Has a ``quantization_config`` that ``check_quantized`` accepts.
+
+    Raises:
+        ModelError: If weights are missing, do not fit together, or have an unknown format.
     """
     settings = settings_of(config) or {}
     config = copy.deepcopy(config)
@@ -118,9 +123,9 @@ def read_quantized(name: str, folder: Path, config: PretrainedConfig, dtype: tor
 
 
 def _packed(files: _Files, stem: str, parts: set[str], settings: Settings) -> StoredWeight | None:
-    """The weight of a layer whose tensors are such and such parts; None where it is not packed.
+    """Return the weight of a layer with these tensors, or None if it is not packed.
 
-    Raises MisfitError for parts that do not fit together, or that nothing here understands.
+    Raises MisfitError if the tensors do not fit together or are unknown.
     """
     get = partial(files.part, stem)
     sizes = _sizes(settings)
@@ -134,7 +139,7 @@ def _packed(files: _Files, stem: str, parts: set[str], settings: Settings) -> St
         return GPTQ(get("qweight"), get("qzeros"), get("scales"), order, int(settings["bits"]), less, sizes)
     zeros = get("weight_zero_point") if "weight_zero_point" in parts else None
     order = get("weight_g_idx") if "weight_g_idx" in parts else None
-    if order is not None and (order < 0).any():  # there is none
+    if order is not None and (order < 0).any():  # negative entries mean that there is none
         order = None
     if "weight_packed" in parts:
         _know(parts, "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
@@ -157,21 +162,21 @@ def _packed(files: _Files, stem: str, parts: set[str], settings: Settings) -> St
 
 
 def _know(parts: set[str], *known: str) -> None:
-    """Raise MisfitError for parts of a packed layer that would be dropped, and may change what its numbers mean."""
+    """Raise MisfitError for unknown tensors of a packed layer. They may change the meaning of its numbers."""
     rest = parts - {*known, "bias"}
     if unknown := sorted(part for part in rest if f".{part}" not in _OF_ACTIVATIONS):
         raise MisfitError(f"is packed with a {' and a '.join(unknown)}, which inlay does not know")
 
 
 def _sizes(settings: Settings) -> set[int]:
-    """The sizes of groups that a configuration names, for all layers or for some; -1 is for a whole row."""
+    """The group sizes in a configuration, for all layers or for some. -1 means a whole row."""
     named = [settings, *(settings.get("config_groups") or {}).values(), *(settings.get("dynamic") or {}).values()]
     weights = (each.get("weights") or each for each in named)
     return {int(each["group_size"]) for each in weights if each.get("group_size") is not None}
 
 
 def _block(settings: Settings) -> tuple[int, int] | None:
-    """Outputs and inputs that share a scale of fp8."""
+    """The numbers of outputs and inputs that share an fp8 scale, or None."""
     block = settings.get("weight_block_size")
     for group in (settings.get("config_groups") or {}).values():
         block = block or (group.get("weights") or {}).get("block_structure")
@@ -179,9 +184,10 @@ def _block(settings: Settings) -> tuple[int, int] | None:
 
 
 class _Files:
-    """The tensors of a checkpoint in safetensors, mapped.
+    """The mapped tensors of a checkpoint in safetensors.
 
-    stems: names up to the last dot, with what stands behind it.
+    Attributes:
+        stems: Names up to the last dot, with the set of parts after it.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -191,7 +197,7 @@ class _Files:
         for path in self._found(name, folder):
             try:
                 opened = safe_open(path, framework="pt")
-            except Exception as error:  # of the library's own
+            except Exception as error:  # the library's own error types
                 raise ModelError(f"{path}: cannot be read: {error}") from error
             self._places |= dict.fromkeys(opened.keys(), opened)
             self._paths |= dict.fromkeys(opened.keys(), path)
@@ -213,7 +219,7 @@ class _Files:
         return paths
 
     def place(self, stem: str, parts: set[str]) -> Path:
-        """The file that a layer is in, or one of its files."""
+        """Return one file that holds the layer."""
         return self._paths[f"{stem}.{min(parts)}"]
 
     def tensor(self, full: str) -> Tensor:

@@ -1,8 +1,8 @@
-"""Named architectures with random weights, for measuring speed where no checkpoint can be had.
+"""Named architectures with random weights, to measure speed without a checkpoint.
 
-``random:qwen2.5-0.5b`` has the shape of Qwen2.5-0.5B and random weights, so its answers mean nothing, and it takes
-exactly as long as the real one. Its tokenizer has one token a byte, and a chat template. ``random:llama-2-7b:2`` has
-the first two of its layers alone: layers are alike, so large shapes can be measured where all of them would not fit.
+``random:qwen2.5-0.5b`` has the shape of Qwen2.5-0.5B and random weights. Its answers mean nothing, and it is exactly
+as fast as the real one. Its tokenizer has one token for each byte, and a chat template. ``random:llama-2-7b:2`` has
+only the first two layers. Layers are alike, so a shape that does not fit in memory can still be measured.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
     },
-    # Loads in no time: for trying commands out.
+    # Loads at once, for trying out commands.
     "tiny": {
         "model_type": "llama",
         "vocab_size": 262,
@@ -103,11 +103,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 def build_random(
     shape: str, dtype: torch.dtype, seed: int, *, bos: int, eos: int, form: WeightForm | None = None
 ) -> tuple[PreTrainedModel, bytes]:
-    """A model of a named shape with random weights; the same seed gives the same weights. Raises ModelError.
+    """Build a model of a named shape with random weights. The same seed gives the same weights.
 
-    bos, eos: the ids that begin and end a text, in place of those that the configuration's class assumes.
-    form: how its weights are kept; each part is brought into it before the next one is drawn.
-    Returns the model and its fingerprint.
+    Args:
+        bos, eos: Ids that begin and end a text. They replace the defaults of the configuration class.
+        form: The form of the weights. Each part is converted before the next one is drawn.
+
+    Returns:
+        The model and its fingerprint.
+
+    Raises:
+        ModelError: If the shape is unknown.
     """
     settings = shape_settings(shape)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings, bos_token_id=bos, eos_token_id=eos)
@@ -129,7 +135,7 @@ def build_random(
 
 
 def check_shape(shape: str) -> None:
-    """Raise ModelError for a shape that is not known, or has other layers than asked for."""
+    """Raise ModelError for an unknown shape or an invalid number of layers."""
     name, colon, layers = shape.partition(":")
     if name not in SHAPES:
         raise ModelError(f"random:{shape} is not a known shape; use one of {', '.join(sorted(SHAPES))}")
@@ -141,14 +147,16 @@ def check_shape(shape: str) -> None:
 
 
 def shape_settings(shape: str) -> dict[str, Any]:
-    """The configuration of a shape, or of its first layers as in ``llama-2-7b:2``. Raises ModelError."""
+    """Return the configuration of a shape, or of its first layers as in ``llama-2-7b:2``. Raises ModelError."""
     check_shape(shape)
     name, _, layers = shape.partition(":")
     return SHAPES[name] | ({"num_hidden_layers": int(layers)} if layers else {})
 
 
 class _Noise:
-    """Random weights out of one block of normal noise, as fast as memory allows: 7 billion fresh draws take minutes."""
+    """Draws random weights from one block of normal noise, at memory speed. 7 billion fresh draws would take
+    minutes.
+    """
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -185,7 +193,7 @@ _TEMPLATE = (
 
 
 def bytes_tokenizer() -> PreTrainedTokenizerFast:
-    """A fast tokenizer with ids 0–255 for the bytes and six special tokens behind them."""
+    """Return a fast tokenizer with ids 0–255 for the bytes, followed by six special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

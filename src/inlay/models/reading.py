@@ -1,7 +1,7 @@
-"""How fast weights come from the disk: told while they do, and read before they are asked for.
+"""Reading of weights from disk: progress reports, and a thread that reads ahead.
 
-A checkpoint is mapped, and whoever touches a page that is not in memory waits for the disk. So a thread of its own asks
-for the pages in the order in which the model's parts are made of them, no more than a window before that.
+A checkpoint is mapped, and a thread that touches a page outside memory waits for the disk. So a separate thread reads
+the pages in the order of the model's parts, at most one window ahead.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that are asked for before they are needed. More would push out of a small memory what is not yet used.
+#: Bytes that are read ahead. With more, a small memory would lose pages before they are used.
 WINDOW = 1 << 30
-_STEP = 8 << 20  # bytes at a time
-_HEADER = 64 << 20  # bytes of a header, at most
+_STEP = 8 << 20  # bytes of one read
+_HEADER = 64 << 20  # largest accepted header, in bytes
 
 _report: ContextVar[Callable[[int, int], None] | None] = ContextVar("report", default=None)
 
 
 @contextmanager
 def weights_progress(report: Callable[[int, int], None]) -> Iterator[None]:
-    """Within the block, on this thread: tell how many bytes of a model's weights are loaded, and how many there are."""
+    """Within the block, on this thread: report the loaded bytes of a model's weights, and their total."""
     token = _report.set(report)
     try:
         yield
@@ -45,7 +45,7 @@ def weights_progress(report: Callable[[int, int], None]) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without bars of transformers: it counts what it maps, before anything is read."""
+    """Hide transformers' progress bars. They count what is mapped, before anything is read."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
@@ -56,9 +56,12 @@ def quiet_transformers() -> Iterator[None]:
 
 
 class Counter:
-    """Tells how much of a model's weights is loaded: to ``weights_progress``, on a terminal, and at its end the log.
+    """Reports how many bytes of a model's weights are loaded: to ``weights_progress``, on a terminal, and finally in
+    the log.
 
-    total: bytes of the weights as they are stored.
+    Args:
+        name: Name of the model.
+        total: Bytes of the weights as stored.
     """
 
     def __init__(self, name: str, total: int) -> None:
@@ -71,14 +74,14 @@ class Counter:
         self._told()
 
     def add(self, size: int) -> float:
-        """So many bytes more are there. Returns the share of all."""
+        """Count ``size`` more bytes. Returns the share of the total."""
         self._done += size
         self._bar.update(size)
         self._told()
         return self._done / max(1, self._total)
 
     def close(self) -> None:
-        """The last word."""
+        """Close the progress bar and log the total."""
         self._bar.close()
         seconds = time.monotonic() - self._began
         rate = self._done / max(seconds, 1e-6) / 1e9
@@ -91,7 +94,7 @@ class Counter:
 
 
 class Piece(NamedTuple):
-    """Bytes of a file that belong together."""
+    """A range of bytes of a file."""
 
     path: Path
     offset: int
@@ -99,7 +102,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(paths: Sequence[Path]) -> list[Piece]:
-    """The tensors of files in the order in which a model's parts are made of them; other files whole, as they come."""
+    """Return the tensors of files in the order of the model's parts. Files in other formats are one piece each."""
     found: list[tuple[Any, Piece]] = []
     for path in paths:
         size = path.stat().st_size
@@ -109,7 +112,7 @@ def pieces_of(paths: Sequence[Path]) -> list[Piece]:
 
 
 def _tensors(path: Path, size: int) -> dict[str, tuple[int, int]]:
-    """Where the tensors of a file lie; the whole file where its header says nothing that can be."""
+    """The byte ranges of the tensors of a file. The whole file if its header is invalid."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -118,23 +121,25 @@ def _tensors(path: Path, size: int) -> dict[str, tuple[int, int]]:
         places = {name: each["data_offsets"] for name, each in header.items() if name != "__metadata__"}
         return {name: (begin + int(first), begin + int(last)) for name, (first, last) in places.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {path.name: (0, size)}  # whoever reads it says what is wrong
+        return {path.name: (0, size)}  # the later load reports the error
 
 
 def _order(name: str) -> list[tuple[int, int | str]]:
-    """Layers by their numbers, the embedding before them, and the head last."""
+    """Sort key of a tensor name: the embedding, then layers by number, then the head."""
     words: list[tuple[int, int | str]] = [(0, int(w)) if w.isdigit() else (1, w) for w in re.split(r"[.\-]", name)]
     return [(2, ""), *words] if "head" in name or name.startswith("output.") else words
 
 
 @dataclass
 class ReadAhead:
-    """Within a ``with`` block, reads pieces of files before they are touched, so that they are in memory then.
+    """Reads pieces of files ahead within a ``with`` block, so that they are in memory when they are touched.
 
-    What is read is thrown away: the page cache has it. Asking the system for the pages (posix_fadvise) takes more of
-    the processor's time, and a page that is touched too early is read alone.
+    The data is dropped, because the page cache keeps it. Asking the system for the pages (posix_fadvise) takes more
+    processor time, and a page that is touched too early is read alone.
 
-    pieces: in the order in which they are needed. window: bytes before what is needed now.
+    Args:
+        pieces: In the order in which they are needed.
+        window: Bytes to read ahead of the present position.
     """
 
     pieces: Sequence[Piece]
@@ -158,7 +163,7 @@ class ReadAhead:
             self._thread.join()
 
     def reached(self, share: float) -> None:
-        """So much of all is used, of 1."""
+        """Report the share of all bytes that is used, from 0 to 1."""
         with self._changed:
             self._needed = int(share * sum(piece.size for piece in self.pieces))
             self._changed.notify_all()
@@ -168,7 +173,7 @@ class ReadAhead:
         for path, pieces in _by_file(self.pieces):
             try:
                 file = os.open(path, os.O_RDONLY)
-            except OSError:  # whoever maps it says what is wrong
+            except OSError:  # the later load reports the error
                 return
             try:
                 for piece in pieces:
@@ -184,14 +189,14 @@ class ReadAhead:
                 os.close(file)
 
     def _may(self, at: int) -> bool:
-        """Wait until bytes at this place are within the window; False where nobody needs them any more."""
+        """Wait until the position ``at`` is within the window. Returns False if the block has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or at <= self._needed + self.window)
             return not self._ended
 
 
 def _by_file(pieces: Sequence[Piece]) -> Iterator[tuple[Path, list[Piece]]]:
-    """Pieces in their order, with neighbours of one file together."""
+    """Group consecutive pieces of the same file."""
     run: list[Piece] = []
     for piece in pieces:
         if run and piece.path != run[0].path:

@@ -1,8 +1,8 @@
-"""Causal families of transformers that are refused, by what stands in the way of serving them."""
+"""Causal families of transformers that are refused, with the reason."""
 
 from __future__ import annotations
 
-#: What a model does, and the model types that do it.
+#: Reason → model types.
 REASONS: dict[str, tuple[str, ...]] = {
     "they are encoders or decoders of encoder-decoders, whose attention or positions are not those of a text alone": (
         *("bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small"),

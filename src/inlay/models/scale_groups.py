@@ -1,4 +1,4 @@
-"""Which weights of an output share a scale, in checkpoints that are quantized already."""
+"""The groups of weights that share a scale, in quantized checkpoints."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from torch import Tensor
 
 
 class MisfitError(ValueError):
-    """The tensors of a packed weight do not fit together: what is wrong, as a sentence that the weight begins."""
+    """The tensors of a packed weight do not fit together. The message continues a sentence that begins with the
+    weight.
+    """
 
 
 class Grouping:
-    """Which inputs of an output share a scale: runs of a size, of which the last may be a part, or any of them.
+    """The inputs of an output that share a scale: runs of one size, the last maybe shorter, or arbitrary sets.
 
-    inputs, groups: how many there are. sizes: those of a run that the configuration names, of which one has to fit.
-    order: the group of each input, (inputs,), or None; it is kept only where groups are no runs.
-    Raises MisfitError.
+    Args:
+        inputs, groups: Numbers of inputs and groups.
+        sizes: The run sizes that the configuration names. One of them must fit.
+        order: The group of each input, (inputs,), or None. It is kept only if groups are not runs.
+
+    Raises:
+        MisfitError: If inputs, groups, sizes and order do not fit together.
     """
 
     def __init__(self, inputs: int, groups: int, sizes: Collection[int] = (), order: Tensor | None = None) -> None:
@@ -32,15 +38,17 @@ class Grouping:
                 raise MisfitError(f"has an order of activations that is not of {inputs:,} inputs in {groups:,} groups")
             self.size = int((order == 0).sum())
             self.order = None if torch.equal(order, torch.arange(inputs) // self.size) else order
-        #: What tells it in the names of tensors, which alone would not show where runs end.
+        #: Part of the names of tensors, if their shapes do not show the ends of runs.
         self.name = f"_by{self.size}" if self.order is None and inputs % self.size else ""
 
     def runs_of(self, count: int) -> bool:
-        """Whether it cuts the inputs into whole multiples of so many."""
+        """Return True if every group is a run of a multiple of ``count`` inputs."""
         return self.order is None and self.size % count == 0
 
     def scaled(self, numbers: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-        """(number - zero) · scale: numbers (rows, inputs), overwritten; scales and zeros (rows, groups). All fp32."""
+        """Return (number - zero) · scale. numbers: (rows, inputs), overwritten. scales, zeros: (rows, groups). All
+        fp32.
+        """
         if self.order is None and numbers.shape[1] % self.size == 0:
             groups = numbers.unflatten(1, (-1, self.size))
             if zeros is not None:
@@ -53,7 +61,7 @@ class Grouping:
 
 
 def _fitting(inputs: int, groups: int, sizes: Collection[int]) -> int:
-    """The size of a run with which so many inputs make so many groups. Raises MisfitError."""
+    """The run size that divides ``inputs`` into ``groups``. Raises MisfitError."""
     fitting = {size for size in sizes if size > 0 and -(-inputs // size) == groups}
     if len(fitting) == 1:
         return fitting.pop()

@@ -1,4 +1,4 @@
-"""What the rest of inlay needs to know of a loaded model: its layers' keys and values, and their positions."""
+"""The layers of a loaded model, as the rest of inlay needs them: their keys and values, and their positions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from inlay.attention.storage import LayerShape
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The keys and values of one layer, and their positions. What else its attention needs, the layer says itself.
+    """The keys and values of one layer, and their positions. Other attention options come from the layer's own calls.
 
-    rotary: how a shift turns a query: ``UNTURNED`` where only the distance counts (ALiBi) or positions do not enter at
-        all; None where positions are in the keys in a way that no turn can undo (learned positions).
-    shared: whether its values are its keys (latent attention).
-    window: a sliding window that the layer does not name when it attends; None for none, and where it does.
+    Args:
+        kv_heads: Heads of keys and values.
+        head_dim: Elements of a head.
+        rotary: How a shift rotates a query. ``UNTURNED`` if only the distance counts (ALiBi) or there are no positions.
+            None if the keys contain positions that no rotation can undo (learned positions).
+        shared: True if the values are the keys (latent attention).
+        window: A sliding window that the layer does not pass to the attention function. None: it passes it, or has
+            none.
     """
 
     kv_heads: int
@@ -29,11 +33,14 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the rest of inlay needs to know of a model.
+    """The properties of a model that the rest of inlay needs.
 
-    family: the ``model_type`` of its configuration.
-    fixed: why no key can be read at a shift although the layers' positions would allow it; None where it can.
-    unshared: why nothing of it is reused at all, so that it runs with caches of its own; None where it is.
+    Args:
+        family: The ``model_type`` of its configuration.
+        layers: The layers in the order of ``layer_idx``.
+        max_positions, vocab_size: Limits of positions and token ids.
+        fixed: The reason against shifts, if the positions alone would allow them. None: no such reason.
+        unshared: The reason against any reuse. Such a model runs with its own caches. None: states are reused.
     """
 
     family: str
@@ -45,17 +52,17 @@ class ModelSpec:
 
     @property
     def shapes(self) -> list[LayerShape]:
-        """What a pool holds of each layer."""
+        """The pool shape of each layer."""
         return [LayerShape(layer.kv_heads, layer.head_dim, layer.shared) for layer in self.layers]
 
     @property
     def why_fixed(self) -> str | None:
-        """The reason why keys cannot be read at a shift, as far as it is known before the probe."""
+        """The reason why keys cannot be read at a shift, as far as it is known before the probe. None: no reason."""
         if self.fixed is None and any(layer.rotary is None for layer in self.layers):
             return f"{self.family} has learned positions, which no turn of the query can move"
         return self.fixed
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """'bfloat16' for torch.bfloat16."""
+    """Return the name of a dtype, such as 'bfloat16' for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")

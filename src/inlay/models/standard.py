@@ -1,6 +1,6 @@
-"""What is the same in most families: attention through the interface, heads of one shape, every linear layer packed.
+"""The common case of a family: attention through the interface, heads of one shape, every linear layer packed.
 
-A family says in class attributes and ``rotates`` how its positions enter, because no two modeling files say it alike.
+Class attributes and ``rotates`` describe the positions of a family, because modeling files have no common form for it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from inlay.models.family import Family
 from inlay.models.linear import MakeLinear, joined
 from inlay.models.spec import LayerSpec
 
-#: What chooses experts: a choice that is rounded is another choice, and stock code reads some of these weights.
+#: Modules that choose experts. They stay unrounded, because rounding changes the choice. Stock code reads some of them.
 ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class Standard(Family):
-    """A decoder whose layers all attend through the interface.
+    """A decoder with layers that all attend through the interface.
 
-    positions: "rotary", "alibi", "learned" (or any other sum with the embeddings), or "none".
-    interleaved: whether the halves of a rotated pair lie side by side.
-    multi_head: whether every head has keys and values of its own, whatever the configuration says.
-    unpacked: names of linear layers whose weights stay as they are.
+    Attributes:
+        positions: "rotary", "alibi", "learned" (or any other sum with the embeddings), or "none".
+        interleaved: True if the two elements of a rotated pair are adjacent.
+        multi_head: True if every head has its own keys and values, whatever the configuration says.
+        unpacked: Names of linear layers that keep their weights unpacked.
     """
 
     positions: ClassVar[str] = "rotary"
@@ -34,26 +35,26 @@ class Standard(Family):
     unpacked: ClassVar[tuple[str, ...]] = ROUTERS
 
     def rotates(self, config: PretrainedConfig, layer: int) -> bool:
-        """Whether a layer of a rotary family turns its queries and keys."""
+        """Return True if a layer of a rotary family rotates its queries and keys."""
         return True
 
     def kv_heads(self, config: PretrainedConfig) -> int:
-        """Heads of keys and values; without a number of their own there is one for each query."""
+        """Return the number of heads of keys and values: as configured, else one for each query head."""
         named = None if self.multi_head else getattr(config, "num_key_value_heads", None)
         return named or int(config.num_attention_heads)
 
     def masked_window(self, config: PretrainedConfig) -> int | None:
-        """A sliding window of all layers that stock code tells to its mask and not to attention."""
+        """Return a sliding window of all layers that stock code gives only to its mask, or None."""
         return None
 
     def layer_positions(self, config: PretrainedConfig) -> tuple[str, ...]:
-        """Rotary layers among which some do not rotate have layers without positions."""
+        """See Family.layer_positions. Layers of a rotary family that do not rotate have no positions."""
         if self.positions != "rotary":
             return (self.positions,) * config.num_hidden_layers
         return tuple("rotary" if self.rotates(config, i) else "none" for i in range(config.num_hidden_layers))
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-        """Heads as the configuration has them; each layer's frequencies as its rotary module has them."""
+        """See Family.layers. Heads come from the configuration, frequencies from each layer's rotary module."""
         config = model.config
         heads, width = self.kv_heads(config), head_dim(config)
         return tuple(
@@ -62,7 +63,7 @@ class Standard(Family):
         )
 
     def rotary(self, model: PreTrainedModel, layer: int, positions: str) -> Rotary | None:
-        """How a shift turns a layer's queries."""
+        """Return how a shift rotates a layer's queries, or None for learned positions."""
         match positions:
             case "rotary":
                 module: Any = model.base_model.rotary_emb
@@ -75,19 +76,19 @@ class Standard(Family):
         return UNTURNED
 
     def fuse(self, path: str, part: nn.Module, make: MakeLinear) -> nn.Module:
-        """Pack every linear layer of a layer, each by itself. Experts keep their weights in one tensor, as it is."""
+        """Pack every linear layer separately. Experts keep their weights in one tensor, unpacked."""
         if path.rpartition(".")[2].isdigit():
             pack_linears(part, make, without=self.unpacked)
         return super().fuse(path, part, make)
 
 
 def pack_linears(part: nn.Module, make: MakeLinear, *, without: tuple[str, ...] = ()) -> None:
-    """Pack the linear layers inside a module. without: names of those whose weights are read by others."""
+    """Pack the linear layers inside a module. without: names of layers with weights that other code reads."""
     for path, module in list(part.named_modules()):
         if isinstance(module, nn.Linear) and path.rpartition(".")[2] not in without:
             part.set_submodule(path, joined([module], make))
 
 
 def head_dim(config: PretrainedConfig) -> int:
-    """Elements of one head's key."""
+    """Return the elements of one head's key."""
     return getattr(config, "head_dim", None) or int(config.hidden_size // config.num_attention_heads)

@@ -1,6 +1,6 @@
-"""Linear layers of checkpoints that are quantized already, as their files have them until a form is made of them.
+"""Linear layers of quantized checkpoints in the form of their files, until they are converted.
 
-The files are mapped, and their rows are unpacked some at a time, so that a model is never in memory at full width.
+The files are mapped, and a few rows are unpacked at a time, so that a model is never in memory at full width.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _UNPACKED = 16 << 20  # bytes of fp32 at a time
 class Grid(NamedTuple):
     """Rows in 4 bits: a weight is (number - 8) · scale + zero of its group.
 
-    numbers: (rows, inputs), 0 … 15, uint8.
-    scales, zeros: (rows, inputs / GROUP), fp32.
+    Args:
+        numbers: (rows, inputs), 0 … 15, uint8.
+        scales, zeros: (rows, inputs / GROUP), fp32.
     """
 
     numbers: Tensor
@@ -35,13 +36,15 @@ class Grid(NamedTuple):
 
 
 class StoredWeight(ABC):
-    """A weight (out_features, in_features) as a quantized checkpoint has it.
+    """A weight (out_features, in_features) in the form of a quantized checkpoint.
 
-    shape: the two numbers.
-    on_grid: whether ``grid`` gives its rows; such a weight takes 4 bits without being rounded again.
-    symmetric: whether all zeros of that grid are 0, so that none need to be kept.
-    by_output: whether ``bytes`` gives its rows, each of which has one scale; such a weight takes 8 bits so.
-    narrow: whether numbers of 8 bits hold it well; others are used in the model's dtype.
+    Attributes:
+        shape: (out_features, in_features).
+        on_grid: True if ``grid`` returns its rows. Then it takes 4 bits without further rounding.
+        symmetric: True if all zeros of that grid are 0, so that they need not be kept.
+        by_output: True if ``bytes`` returns its rows, with one scale each. Then it takes 8 bits without further
+            rounding.
+        narrow: True if 8-bit integers hold it accurately. Others are used in the model's dtype.
     """
 
     shape: tuple[int, int]
@@ -52,22 +55,22 @@ class StoredWeight(ABC):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """What the file holds of it, by names that tell one packing from another: for the fingerprint."""
+        """Return the tensors of the file for the fingerprint, by names that differ between packings."""
 
     @abstractmethod
     def dense(self, first: int, last: int) -> Tensor:
-        """The rows from ``first`` up to ``last``: (last - first, in_features), fp32."""
+        """Return the rows from ``first`` up to ``last``: (last - first, in_features), fp32."""
 
     def grid(self, first: int, last: int) -> Grid:
-        """The same rows in 4 bits."""
+        """Return the same rows in 4 bits."""
         raise NotImplementedError(f"{type(self).__name__} is on no grid")
 
     def bytes(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """The same rows in 8 bits: (rows, in_features) int8, and the scale of each row, fp32."""
+        """Return the same rows in 8 bits: (rows, in_features) int8, and the scale of each row, fp32."""
         raise NotImplementedError(f"{type(self).__name__} has more than one scale for a row")
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """All of it: (out_features, in_features)."""
+        """Return the whole weight, (out_features, in_features)."""
         outputs, inputs = self.shape
         weight = torch.empty(self.shape, dtype=dtype)
         step = max(1, _UNPACKED // (4 * inputs))
@@ -78,7 +81,7 @@ class StoredWeight(ABC):
 
 
 class GridWeight(StoredWeight):
-    """One whose rows are on the grid."""
+    """A weight with rows on the grid."""
 
     on_grid = True
 
@@ -87,7 +90,7 @@ class GridWeight(StoredWeight):
 
 
 class SideBySide(StoredWeight):
-    """The outputs of several weights of the same inputs, one behind the other."""
+    """The concatenated outputs of several weights of the same inputs."""
 
     def __init__(self, weights: Sequence[StoredWeight]) -> None:
         self._weights = weights
@@ -123,9 +126,12 @@ class SideBySide(StoredWeight):
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer whose ``weight`` is unpacked each time it is asked for: what a form is made of, not to run with.
+    """A linear layer that unpacks its ``weight`` on every access. It is converted before use, not run.
 
-    stored: its weight. bias: (out_features,) or None. dtype: of ``weight``.
+    Args:
+        stored: The packed weight.
+        bias: (out_features,) or None.
+        dtype: Of ``weight``.
     """
 
     stored: StoredWeight | None
@@ -148,19 +154,19 @@ class StoredLinear(nn.Linear):
 
     @weight.setter
     def weight(self, value: Tensor | None) -> None:
-        """Let go of it, as whoever makes another layer of this one does."""
+        """Release the weight, after another layer was made of it."""
         self.stored = None
         self._buffers.clear()
 
     def take(self) -> StoredWeight:
-        """The weight, which the layer loses."""
+        """Return the weight and release it."""
         if self.stored is None:
             raise ValueError("the weight of this layer has gone into another form")
         stored, self.weight = self.stored, None
         return stored
 
     def restored(self) -> nn.Linear:
-        """An ordinary layer of the same weight."""
+        """Return an ordinary layer with the same weight."""
         bias = self.bias
         layer = nn.Linear(self.in_features, self.out_features, bias=bias is not None, device="meta", dtype=self.dtype)
         layer.weight = nn.Parameter(self.weight, requires_grad=False)
@@ -170,20 +176,20 @@ class StoredLinear(nn.Linear):
 
 @runtime_checkable
 class KeepsStored(Protocol):
-    """What makes linear layers, and can make one of weights as they are stored."""
+    """A maker of linear layers that can keep weights in their stored form."""
 
     def keep(self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-        """One layer that gives the outputs of several weights, side by side."""
+        """Make one layer with the outputs of several weights, concatenated."""
         ...
 
 
 def has_stored(model: nn.Module) -> bool:
-    """Whether some of a model's layers are stored ones."""
+    """Return True if some layers of a model are StoredLinear."""
     return any(isinstance(module, StoredLinear) for module in model.modules())
 
 
 def restore(part: nn.Module) -> nn.Module:
-    """Make ordinary layers of the stored ones in a part of a model. Returns what stands in its place."""
+    """Replace StoredLinear layers in a part of a model by ordinary ones. Returns the part or its replacement."""
     if isinstance(part, StoredLinear):
         return part.restored()
     for path, module in list(part.named_modules()):

@@ -1,4 +1,4 @@
-"""What a model's weights take in memory, from its configuration alone: what a load would make of them is counted."""
+"""The memory of a model's weights, computed from its configuration alone by a load without data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ from inlay.models.weights import WeightForm, parts
 
 
 def weight_bytes(config: PretrainedConfig, dtype: torch.dtype, quantization: str | None = None) -> int:
-    """Bytes of all weights of a model that is loaded so, tied ones once; nothing of it is read or made.
+    """Return the bytes of all weights after a load, with tied ones counted once. No weights are read or allocated.
 
-    quantization: as in ``load_model``. A tied head is a copy of the embedding where it is quantized. (It is one too
-    where oneDNN packs it, for lack of our own kernel; that is not counted.)
-    Raises ModelError for a family that is not read, ParameterError for a quantization that there is not.
+    A tied head is a copy of the embedding if it is quantized. It is a copy too if oneDNN packs it, because our own
+    kernel
+    is not available; that case is not counted.
+
+    Args:
+        quantization: As in ``load_model``.
+
+    Raises:
+        ModelError: If the family is not supported.
+        ParameterError: If the quantization does not exist.
     """
     WeightForm(quantization=quantization)
     family = family_of(config)
@@ -47,7 +54,7 @@ def weight_bytes(config: PretrainedConfig, dtype: torch.dtype, quantization: str
 
 
 def _left(module: nn.Module, dtype: torch.dtype) -> int:
-    """What a module keeps itself, in the model's dtype."""
+    """The bytes that a module itself keeps in the model's dtype."""
     left = sum(parameter.nbytes for parameter in module.parameters(recurse=False))
     if isinstance(module, StoredLinear) and module.stored is not None:  # stays a stock layer
         left += module.out_features * module.in_features * dtype.itemsize
@@ -55,7 +62,7 @@ def _left(module: nn.Module, dtype: torch.dtype) -> int:
 
 
 class _Shape(StoredWeight):
-    """A weight of which only the shape is known."""
+    """A weight with a known shape and no data."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = (shape[0], shape[1])
@@ -68,7 +75,7 @@ class _Shape(StoredWeight):
 
 
 class _Count:
-    """Makes layers that hold nothing, and counts what those of a quantization would take."""
+    """A maker of empty layers that counts the bytes of the real ones."""
 
     def __init__(self, dtype: torch.dtype, quantization: str | None, *, head: bool, shared: bool) -> None:
         self.bytes = 0
@@ -80,7 +87,7 @@ class _Count:
         return FrozenLinear(weight.shape[1], weight.shape[0])
 
     def keep(self, weights: Sequence[StoredWeight], bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
-        """One layer for several weights."""
+        """Count one layer for several weights."""
         rows = sum(weight.shape[0] for weight in weights)
         return self(torch.empty(rows, weights[0].shape[1], device="meta", dtype=dtype), bias)
 

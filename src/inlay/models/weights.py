@@ -1,4 +1,4 @@
-"""In which form a model's weights are kept: as the checkpoint has them, packed for oneDNN, or quantized."""
+"""The form of a model's weights: as in the checkpoint, packed for oneDNN, or quantized."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ WEIGHTS = ("packed", "stock")
 
 @dataclass(frozen=True)
 class WeightForm:
-    """How weights are kept; checked here. Raises ParameterError.
+    """The form of weights. Raises ParameterError for an invalid one.
 
-    weights: "packed" joins and packs the linear layers; "stock" leaves the model as transformers made it.
-    quantization: "int8", "int4", or None for what the checkpoint has: the model's own dtype, or as many bits as it was
-        quantized to; it needs packed weights.
+    Args:
+        weights: "packed" joins and packs the linear layers. "stock" leaves the model unchanged.
+        quantization: "int8", "int4", or None for the checkpoint's own precision: the model's dtype, or the bits that it
+            was quantized to. It requires packed weights.
     """
 
     weights: str = "packed"
@@ -44,19 +45,21 @@ class WeightForm:
             raise ParameterError('quantization replaces the stock layers; leave out weights="stock"')
 
     def maker(self, part: nn.Module) -> MakeLinear:
-        """What makes the linear layers of a part of a model."""
+        """Return the function that makes the linear layers of a part of a model."""
         if self.quantization is None:
             return as_stored
         in_layers, of_head = QUANTIZATIONS[self.quantization]
         return of_head if isinstance(part, nn.Linear) else in_layers
 
 
-#: A model as transformers made it.
+#: An unchanged transformers model.
 STOCK = WeightForm(weights="stock")
 
 
 def parts(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """The pieces that weights are loaded and packed in, by path, in the order of ``model.parameters()``."""
+    """Yield the parts that weights are loaded and packed in, with their paths, in the order of
+    ``model.parameters()``.
+    """
     for name, child in model.named_children():
         if name != model.base_model_prefix:
             yield name, child
@@ -69,10 +72,12 @@ def parts(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 
 class Preparation:
-    """Brings a model's weights into their form, part by part, and takes its fingerprint on the way.
+    """Converts a model's weights part by part, and computes its fingerprint on the way.
 
-    Weights are taken out of the stock modules part by part, so a model is never in memory twice.
-    weights: what the fingerprint says of them, where that is known.
+    Weights are removed from the stock modules part by part, so a model is never in memory twice.
+
+    Args:
+        weights: The digest of the weights, if it is known.
     """
 
     def __init__(self, model: PreTrainedModel, form: WeightForm, weights: bytes | None = None) -> None:
@@ -85,23 +90,23 @@ class Preparation:
         self._rounding = form.quantization or ("as stored" if kept else None)
 
     def take(self, path: str, part: nn.Module) -> None:
-        """A part whose weights are there."""
+        """Convert a part after its weights are loaded."""
         self._fingerprint.add(path, part)
         note_paths(path, part)
         replacement = part
         if self._form.weights == "packed":
             replacement = self._family.fuse(path, part, self._form.maker(part))
             replacement.requires_grad_(False)  # it computes in place
-        replacement = restore(replacement)  # such as what chooses experts
+        replacement = restore(replacement)  # stored layers that were not packed, such as routers of experts
         if replacement is not part:
             self._model.set_submodule(path, replacement)
 
     def weights(self) -> bytes:
-        """What the fingerprint says of the original weights."""
+        """Return the digest of the original weights."""
         return self._fingerprint.weights()
 
     def fingerprint(self) -> bytes:
-        """Of the original weights: the same for every form that does not round them."""
+        """Return the fingerprint of the original weights. It is the same for every form that does not round them."""
         return self._fingerprint.digest(self._rounding)
 
 
@@ -111,10 +116,14 @@ def prepare(
     checkpoint: Checkpoint | None = None,
     reached: Callable[[float], None] | None = None,
 ) -> bytes:
-    """Bring a whole model into a form. Returns its fingerprint.
+    """Convert a whole model.
 
-    checkpoint: the files that it was read from; what is known of them is not hashed again.
-    reached: is told after each part how much of the weights is used, of 1.
+    Args:
+        checkpoint: The files that it was read from. A known digest of them is not computed again.
+        reached: Called after each part with the share of the weights that is done, from 0 to 1.
+
+    Returns:
+        The fingerprint of the model.
     """
     dtype = model.dtype
     known = None if checkpoint is None else checkpoint.recall(dtype)
@@ -133,5 +142,5 @@ def prepare(
 
 
 def _bytes(part: nn.Module) -> int:
-    """What the weights of a part take as they are stored."""
+    """The bytes of the weights of a part, as stored."""
     return sum(tensor.nbytes for tensor in part.state_dict().values())

@@ -1,8 +1,8 @@
 """Attention on a GPU with Triton's kernels (kernels.py), or on the CPU in Triton's interpreter.
 
-``attend`` makes the work tables of a plan for each kind of layer when the first one asks (tables.py), uploads them in
-one copy, and then launches kernels alone: nothing in it waits for the device. A decode step that only grows lengths
-adds one to a number on the device.
+``attend`` builds the work tables of a plan for each kind of layer on first use (tables.py) and uploads them in one
+copy. After that it only launches kernels and never waits for the device. A decode step that only grows lengths
+increments one number on the device.
 """
 
 from __future__ import annotations
@@ -34,24 +34,27 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
 FP8_CAPABILITY = (8, 9)
 
-#: Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 when Triton was imported.
+#: True if kernels run in Triton's interpreter, that is, if TRITON_INTERPRET=1 was set when Triton was imported.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 _MOST_PARTIALS = 256 * 2**20
 _INTERPRETED_PROCESSORS = 4  # enough for splits to occur
 _FURTHEST = 2**31 - 1
-_BLOCK_ROWS = 16  # that a program stores
+_BLOCK_ROWS = 16  # rows that one program stores
 
 
 class TritonBackend:
-    """Triton's kernels.
+    """The backend "triton".
 
-    device: where; None for the current CUDA device, or for the CPU where kernels are interpreted.
-    processors: how many programs are to run at the same time; None for as many as the device has multiprocessors.
-    costs: by which sharing is chosen; None for those measured here, else the defaults.
-    most_partials: the most bytes of partial results in a call.
-    plain: who computes plain passes; None for the libraries that are installed.
-    Raises ParameterError where there is no such device.
+    Args:
+        device: None: the current CUDA device, or the CPU if kernels are interpreted.
+        processors: Number of programs that run at the same time. None: the number of multiprocessors of the device.
+        costs: Cost model that decides about sharing. None: the one measured on this machine, else the defaults.
+        most_partials: Upper bound of the bytes of partial results in a call.
+        plain: Libraries for plain passes. None: those that are installed.
+
+    Raises:
+        ParameterError: If there is no such device.
     """
 
     name = "triton"
@@ -75,7 +78,7 @@ class TritonBackend:
         self._processors = processors or _processors(self.device)
         self._most_partials = most_partials
         self._plain = plain or installed(self.device)
-        self._partials = torch.empty(0, dtype=torch.float32, device=self.device)  # kept from call to call
+        self._partials = torch.empty(0, dtype=torch.float32, device=self.device)  # reused by all calls
         self._none = torch.zeros(1, dtype=torch.float32, device=self.device)  # for pointers that are not read
 
     @property
@@ -84,7 +87,7 @@ class TritonBackend:
         return self._most_partials
 
     def make_pool(self, layers: Sequence[LayerShape], dtype: torch.dtype, slots: int) -> KVStorage:
-        """See Backend.make_pool. Raises ParameterError for a dtype or a head size that the kernels do not take."""
+        """See Backend.make_pool. Raises ParameterError for a dtype or a head size that the kernels do not support."""
         if dtype not in DTYPES and dtype not in LARGEST:
             raise ParameterError(
                 f"attention backend 'triton' keeps KV in float32, float16, bfloat16, int8 or fp8, not in {dtype}; "
@@ -92,7 +95,8 @@ class TritonBackend:
             )
         if dtype == torch.float8_e4m3fn:
             _check_fp8(self.device)
-        widest = max((layer.head_dim for layer in layers), default=0)  # none of a model that is served without reuse
+        # a model that is served without reuse has no layers here
+        widest = max((layer.head_dim for layer in layers), default=0)
         if widest > LARGEST_HEAD:
             raise ParameterError(
                 f"attention backend 'triton' takes heads of at most {LARGEST_HEAD} dimensions, and this model has "
@@ -101,7 +105,7 @@ class TritonBackend:
         return DeviceStorage(layers, dtype, slots, self.device)
 
     def prepare(self, plan: Plan) -> None:
-        """See Backend.prepare. Tables of a kind of layer are made when the first one asks."""
+        """See Backend.prepare. The tables for a kind of layer are built on first use."""
         work = plan.work.get(self.name)
         if not isinstance(work, Work) or (work.steps >= MOST_STEPS and not work.recorded):
             plan.work[self.name] = Work.of(plan, self.device)
@@ -133,7 +137,7 @@ class TritonBackend:
         heads, rows, head_dim = query.shape
         window = options.window if options.window is not None and options.window < _FURTHEST else None
         shape = Shape(heads, keys.shape[0], head_dim, keys.dtype.itemsize, window, _is_wide(query, keys))
-        make = torch.zeros if work.recorded else torch.empty  # rows that fill a recorded pass up are not written
+        make = torch.zeros if work.recorded else torch.empty  # padding rows of a recorded pass are not written
 
         def ours() -> Tensor:
             output = make(rows, heads, head_dim, dtype=query.dtype, device=query.device)
@@ -152,7 +156,7 @@ class TritonBackend:
         return attention_mass(query, pool, part, layer, options)
 
     def shared_keys(self, plan: Plan) -> int:
-        """How many keys its programs have read for several requests at once, of the kind of layer that came first."""
+        """Return the number of keys read for several requests at once, for the kind of layer that ran first."""
         kinds = cast(Work, plan.work[self.name]).kinds.values()
         return next((kind.made.shared_keys for kind in kinds), 0)
 
@@ -163,7 +167,7 @@ class TritonBackend:
         return Device(self._processors, largest_tile(shape), self._most_partials)
 
     def _room(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        """Memory for the partial results: outputs and log-sum-exps, fp32."""
+        """Memory for the partial results: outputs and log-sum-exps, fp32, both flat."""
         outputs = kind.made.partials * kind.shape.heads * kind.shape.head_dim
         numbers = outputs + kind.made.partials * kind.shape.heads
         if kind.partials is None and self._partials.numel() < numbers:
@@ -234,12 +238,12 @@ class TritonBackend:
             )  # fmt: skip
 
     def _floats(self, tensor: Tensor | None) -> Tensor:
-        """A number a head as the kernels read them."""
+        """One fp32 number for each head, as the kernels read them."""
         return self._none if tensor is None else tensor.detach().to(self.device, torch.float32).contiguous()
 
 
 def _check_fp8(device: torch.device) -> None:
-    """Raise ParameterError where a GPU has no fp8."""
+    """Raise ParameterError if a GPU has no fp8."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
@@ -258,10 +262,10 @@ def _processors(device: torch.device) -> int:
 
 
 def _is_wide(query: Tensor, keys: Tensor) -> bool:
-    """Whether products are of fp32 numbers.
+    """Return True if products must be in fp32.
 
-    They are where queries are: narrower ones would lose what the caller has. The interpreter multiplies the bits of
-    bf16 numbers as if they were whole numbers (tests/attention/triton/test_interpreter.py), so it gets fp32 as well.
+    They are if the queries are, because narrower products would lose precision. The interpreter multiplies the bits of
+    bf16 numbers as integers (tests/attention/triton/test_interpreter.py), so it uses fp32 for them too.
     """
     return query.dtype == torch.float32 or (INTERPRETED and torch.bfloat16 in (query.dtype, keys.dtype))
 

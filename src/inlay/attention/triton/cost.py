@@ -1,8 +1,8 @@
-"""What a pass costs on the device, by which it is decided who reads keys together.
+"""A cost model of a pass on the device. It decides which rows read keys together.
 
-Reading them together (chunk-first) saves memory traffic and costs partial results, which are written, read again and
-merged. ``lab/benchmarks/gpu/calibrate.py`` measures the coefficients; sharing is never chosen where the model
-says that it is slower.
+Reading keys together (chunk-first) saves memory traffic. It costs partial results, which are written, read again and
+merged. ``lab/benchmarks/gpu/calibrate.py`` measures the coefficients. Sharing is never chosen if the model predicts
+that it is slower.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Seconds = npt.NDArray[np.float64]
 
-#: Names a file of coefficients that were measured on this machine.
+#: Environment variable with the path of a file of coefficients that were measured on this machine.
 VARIABLE = "INLAY_TRITON_COSTS"
 
 
@@ -29,7 +29,10 @@ VARIABLE = "INLAY_TRITON_COSTS"
 class Shape:
     """The heads of a layer.
 
-    itemsize: bytes of a stored number. window: see AttentionOptions. wide: whether products are of fp32 numbers.
+    Args:
+        itemsize: Bytes of a stored number.
+        window: See AttentionOptions.
+        wide: True if products are in fp32.
     """
 
     heads: int
@@ -46,12 +49,12 @@ class Shape:
 
     @property
     def key_bytes(self) -> int:
-        """Of one token's keys and values."""
+        """Bytes of the keys and values of one token."""
         return 2 * self.kv_heads * self.head_dim * self.itemsize
 
     @property
     def partial_bytes(self) -> int:
-        """Of the partial results of one row."""
+        """Bytes of the partial results of one row, fp32."""
         return self.heads * (self.head_dim + 1) * 4
 
 
@@ -59,10 +62,14 @@ class Shape:
 class CostModel:
     """Coefficients in seconds.
 
-    byte_s: for a byte of keys and values that comes from memory. cached_byte_s: for one that another tile of the same
-    keys has just read. partial_byte_s: for a byte of a partial result, written and read again. multiply_s: for a
-    multiplication and an addition of a product. launch_s: for one more kernel. work_s: for one more work item.
-    measured_on: the device's name; None for coefficients that nobody has measured.
+    Args:
+        byte_s: For a byte of keys and values read from memory.
+        cached_byte_s: For a byte that another tile of the same keys has just read.
+        partial_byte_s: For a byte of a partial result, written and read again.
+        multiply_s: For one multiplication or one addition of a matrix product.
+        launch_s: For one more kernel.
+        work_s: For one more work item.
+        measured_on: Name of the device. None for coefficients that were not measured.
     """
 
     byte_s: float = 1 / 2.5e12
@@ -80,7 +87,7 @@ class CostModel:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> CostModel:
-        """What ``write`` has written. Raises ParameterError."""
+        """Read coefficients that ``write`` has saved. Raises ParameterError."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -93,11 +100,16 @@ class CostModel:
         return cls(**found)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Keep the coefficients in a file."""
+        """Save the coefficients as JSON."""
         Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     def together(self, lanes: Counts, keys: Counts, shape: Shape, tile: int) -> Seconds:
-        """Of groups whose lanes read their keys together, partial results included. tile: rows of one at most."""
+        """Return the seconds of groups with lanes that read their keys together, partial results included.
+
+        Args:
+            lanes, keys: (groups,), the numbers of lanes and keys.
+            tile: The most rows of a tile.
+        """
         rows = lanes * shape.group
         tiles = -(-rows // tile)
         memory = keys * shape.key_bytes * (self.byte_s + (tiles - 1) * self.cached_byte_s)
@@ -106,14 +118,15 @@ class CostModel:
         return np.asarray(np.maximum(memory, products) + merged + tiles * shape.kv_heads * self.work_s)
 
     def apart(self, parts: Counts, keys: Counts, shape: Shape) -> Seconds:
-        """Of the same groups where each part reads the keys for itself, among the others that it reads."""
+        """Return the seconds that the same groups take if each part reads the keys alone, beside its other keys."""
         return np.asarray(parts * keys * (shape.key_bytes * self.byte_s), dtype=np.float64)
 
     def choose(self, parts: Counts, lanes: Counts, keys: Counts, shape: Shape, tile: int, most_partials: int) -> Flags:
-        """Which groups are worked on together.
+        """Return which groups are read together.
 
-        parts, lanes, keys: of each group. most_partials: how many lanes may leave a partial result for it; groups that
-            gain most go first.
+        Args:
+            parts, lanes, keys: (groups,), the numbers of parts, lanes and keys.
+            most_partials: The most lanes that may leave a partial result. Groups with the largest gain go first.
         """
         gain = self.apart(parts, keys, shape) - self.together(lanes, keys, shape, tile)
         gain[parts < 2] = 0
@@ -121,12 +134,12 @@ class CostModel:
         order = np.argsort(-gain, kind="stable")
         order = order[gain[order] > 0]
         chosen[order[np.cumsum(lanes[order]) <= most_partials]] = True
-        if gain[chosen].sum() <= 2 * self.launch_s:  # a kernel for their tiles, and one that merges
+        if gain[chosen].sum() <= 2 * self.launch_s:  # one more kernel for their tiles, and one that merges
             chosen[:] = False
         return chosen
 
 
 def coefficients() -> CostModel:
-    """Those measured on this machine, where INLAY_TRITON_COSTS names their file, else the defaults."""
+    """Return the coefficients measured on this machine (file named by INLAY_TRITON_COSTS), else the defaults."""
     path = os.environ.get(VARIABLE)
     return CostModel.read(path) if path else CostModel()

@@ -1,9 +1,9 @@
-"""Who reads what: the jobs of a plan, for one kind of layer.
+"""The jobs of a plan for one kind of layer: which lanes read which pieces.
 
-A *lane* is a query row as it reads at a shift. A *piece* is a range of slots at consecutive positions. A *job* is a set
-of lanes that read a list of pieces: lanes of several requests that read the same keys, each at a shift of its own
-(chunk-first), or the rows of one part with all that it reads alone (sequence-first). Everything is done in whole
-columns, since a pass can have tens of thousands of pieces.
+A *lane* is a query row that reads at one shift. A *piece* is a range of slots at consecutive positions. A *job* is a
+set of lanes that read a list of pieces. In a chunk-first job, lanes of several requests read the same keys, each at
+its own shift. A sequence-first job has the rows of one part and the keys that only this part reads. The code is
+vectorized over whole columns, because a pass can have tens of thousands of pieces.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from inlay.attention.triton.cost import CostModel, Flags, Shape
 #: The heights of tiles, in rows of lanes × query heads of one head of keys.
 TILES = (16, 32, 64, 128)
 
-#: Keys that a program looks at together, at most; splits are cut at multiples.
+#: The most keys that a program processes at a time. Splits are cut at multiples of this.
 BLOCK_KEYS = 64
 
-#: Behind the columns of stretches: whether decode makes a piece longer.
+#: The row after those of stretches: 1 if decode makes the piece longer.
 GROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What tables are made for.
+    """The limits that tables are built for.
 
-    processors: how many programs run at the same time, at least. tile: the most rows of a tile.
-    most_partials: the most bytes of partial results in a call.
+    Args:
+        processors: Number of programs that run at the same time, at least.
+        tile: The most rows of a tile.
+        most_partials: The most bytes of partial results in a call.
     """
 
     processors: int
@@ -41,9 +43,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """Query rows as they read at shifts, part by part: a lane has its row, its part and its shift.
+    """Query rows by the shifts that they read at, in the order of the parts.
 
-    first: whether it is the first of the rows that its part has at this shift. groups: of lanes, in place of rows.
+    Args:
+        row, part, shift: Of each lane.
+        first: True for the first lane of each part and shift.
+        groups: Groups of lanes instead of rows.
     """
 
     row: Table
@@ -55,9 +60,12 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Jobs with their lanes and pieces, as the numbers where each one's begin.
+    """Jobs with their lanes and pieces. ``lane_first`` and ``piece_first`` say where those of each job begin.
 
-    lanes: (2, lanes): row and shift. pieces: (6, pieces): as stretches, and whether they grow. shared: of each job.
+    Args:
+        lanes: (2, lanes): row and shift.
+        pieces: (6, pieces): the columns of stretches, and ``GROWS``.
+        shared: (jobs,), True if the job is chunk-first.
     """
 
     lanes: Table
@@ -75,7 +83,7 @@ class Jobs:
 
 
 def jobs_of(plan: Plan, shape: Shape, device: Device, costs: CostModel) -> Jobs:
-    """The jobs of a plan for layers of this shape."""
+    """Return the jobs of a plan for layers of this shape."""
     lanes = _lanes(plan)
     stretches = np.vstack((lanes.groups.stretches, np.zeros_like(lanes.groups.stretches[0])))
     stretches[GROWS, lanes.groups.growing] = 1
@@ -87,7 +95,7 @@ def jobs_of(plan: Plan, shape: Shape, device: Device, costs: CostModel) -> Jobs:
 
 
 def _lanes(plan: Plan) -> _Lanes:
-    """Rows by the shifts that they read at, where that may bring rows together; else as they are."""
+    """Split rows by the shifts that they read at, if that may let rows share keys. Else a row is a lane."""
     counts = np.array([part.rows for part in plan.parts])
     if not plan.share or not any(part.items[SHIFT].any() for part in plan.parts):
         part = np.repeat(np.arange(counts.size), counts)
@@ -111,7 +119,7 @@ def _lanes(plan: Plan) -> _Lanes:
 
 
 def _chosen(plan: Plan, lanes: _Lanes, stretches: Table, shape: Shape, device: Device, costs: CostModel) -> Flags:
-    """Which groups are worked on together."""
+    """Return which groups are read together."""
     groups = lanes.groups
     readers = sums(lanes.first[groups.rows].astype(np.int64), groups.row_first)
     if not plan.share or not (readers > 1).any():
@@ -127,7 +135,7 @@ def _chosen(plan: Plan, lanes: _Lanes, stretches: Table, shape: Shape, device: D
 
 
 def _together(lanes: _Lanes, stretches: Table, chosen: Flags) -> Jobs:
-    """Each group that is worked on together is a job."""
+    """Make one job of each chosen group."""
     groups, number = lanes.groups, np.flatnonzero(chosen)
     rows, count = np.diff(groups.row_first)[number], np.diff(groups.stretch_first)[number]
     lane = groups.rows[spread(groups.row_first[number], rows)]
@@ -142,7 +150,7 @@ def _together(lanes: _Lanes, stretches: Table, chosen: Flags) -> Jobs:
 
 
 def _apart(plan: Plan, lanes: _Lanes, stretches: Table, chosen: Flags) -> Jobs:
-    """Each part is a job, with the pieces of all its groups but those that are worked on together."""
+    """Make one job of each part, with the pieces of all its groups that were not chosen."""
     groups = lanes.groups
     group = np.repeat(np.arange(len(groups)), np.diff(groups.row_first))
     taken = lanes.first[groups.rows] & ~chosen[group]
@@ -174,7 +182,7 @@ def _joined(one: Jobs, other: Jobs) -> Jobs:
 
 
 def _within(jobs: Jobs, positions: Table, window: int) -> Jobs:
-    """The jobs without keys that lie before the windows of all their lanes."""
+    """Drop keys that lie before the windows of all lanes of their job."""
     reach = positions[jobs.lanes[0]] - jobs.lanes[1]
     least = np.minimum.reduceat(reach, jobs.lane_first[:-1])
     number = np.repeat(np.arange(len(jobs)), np.diff(jobs.piece_first))
@@ -189,16 +197,16 @@ def _within(jobs: Jobs, positions: Table, window: int) -> Jobs:
 
 
 def _hidden(pieces: Table, least: Table, window: int) -> Table:
-    """How many keys of each piece lie before the window of a row at position ``least``."""
+    """Return how many keys of each piece lie before the window of a row at position ``least``."""
     return np.asarray(np.clip(least - window + 1 - pieces[POSITION] - pieces[SHIFT], 0, pieces[LENGTH]))
 
 
 def sums(values: Table, first: Table) -> Table:
-    """Sums of values[first[i] : first[i + 1]]; 0 where that is empty."""
+    """Return the sums of ``values[first[i] : first[i + 1]]``, 0 for an empty range."""
     totals = np.concatenate(([0], np.cumsum(values)))
     return np.asarray(totals[first[1:]] - totals[first[:-1]])
 
 
 def firsts(counts: Table) -> Table:
-    """Where runs of so many begin, and where the last one ends."""
+    """Return the beginning of each run of ``counts`` items, and the end of the last one."""
     return np.concatenate(([0], np.cumsum(counts)))

@@ -1,8 +1,8 @@
-"""The kernels: store new keys and values, attend to the pieces of a work table, merge partial results.
+"""The Triton kernels: store new keys and values, attend to the pieces of a work table, merge partial results.
 
-One attention kernel serves decode, prefill and the encoding of packed modules, shared keys and private ones; what a
-layer does not need is compiled away (``constexpr``). In Triton's interpreter (``TRITON_INTERPRET=1``) they run on the
-CPU, a program at a time. The tables are those of tables.py, which says what their columns are.
+One attention kernel serves decode, prefill and the encoding of packed modules, for shared and private keys. Features
+that a layer does not need are compiled away (``constexpr``). In Triton's interpreter (``TRITON_INTERPRET=1``) the
+kernels run on the CPU, one program at a time. tables.py describes the columns of the tables.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import triton.language as tl
 
 @triton.jit
 def quantized(numbers, LARGEST: tl.constexpr):
-    """``quantization.quantize`` of rows, (rows, width) fp32, before the last conversion, which rounds no more."""
+    """``quantization.quantize`` of rows, (rows, width) fp32, up to the final conversion, which does no more
+    rounding.
+    """
     most = tl.max(tl.abs(numbers), 1)
-    # a maximum passes over what is no number
+    # tl.max ignores NaN
     finite = (most <= 3.4028234663852886e38) & (tl.sum((numbers != numbers).to(tl.int32), 1) == 0)
     some = most > 1e-30
     factor = tl.where(finite & some, tl.div_rn(1.0, tl.where(some, most, 1.0)) * LARGEST, 0.0)
     small = tl.where(finite[:, None], numbers * factor[:, None], 0.0)
     if LARGEST == 127.0:
-        small = (small + 12582912.0) - 12582912.0  # 1.5 · 2²³, behind which nothing but whole numbers are
-    else:  # three bits of mantissa; below 2⁻⁶ multiples of 2⁻⁹
+        # 1.5 · 2²³: adding it leaves no bits for fractions, so the sum is rounded to an integer
+        small = (small + 12582912.0) - 12582912.0
+    else:  # fp8 e4m3: three bits of mantissa, and multiples of 2⁻⁹ below 2⁻⁶
         bits = small.to(tl.int32, bitcast=True)
         near = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
         small = tl.where(tl.abs(small) < 0.015625, (small + 24576.0) - 24576.0, near.to(tl.float32, bitcast=True))
@@ -37,15 +40,18 @@ def store(
     scales_head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr, SHARED: tl.constexpr,
     LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Put the new keys and values of a block of rows and one head into their slots.
+    """Store the new keys and values of a block of rows and one head in their slots.
 
-    LARGEST: where they are kept in 8 bits, what the largest number of a row becomes; else 0.
+    Args:
+        slot_ptr: (rows,) int32, -1 for a padding row.
+        step_ptr: (1,) int32, added to every slot.
+        LARGEST: For 8-bit pools, the number that the largest magnitude of a row becomes. Else 0.
     """
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     head = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     slot = tl.load(slot_ptr + row, mask=row < rows, other=-1)
-    live = slot >= 0  # rows that fill a recorded pass up have none
+    live = slot >= 0  # padding rows of a recorded pass have slot -1
     slot = (slot + tl.load(step_ptr)).to(tl.int64)
     cells = live[:, None] & (d < HEAD_DIM)[None, :]
     key = tl.load(key_ptr + head * key_head + row[:, None] * key_row + d[None, :], mask=cells, other=0.0)
@@ -74,13 +80,16 @@ def attend(
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SLOPES: tl.constexpr, SINKS: tl.constexpr, WIDE: tl.constexpr,
     QUANTIZED: tl.constexpr,
 ):  # fmt: skip
-    """One work item and one head of keys: a tile of lanes against a range of pieces.
+    """Process one work item for one head of keys: a tile of lanes against a range of pieces.
 
-    A lane is a query row as it reads at a shift; all query heads of the key's head stand in the tile, so that a key is
-    loaded once for all of them. A piece is a range of slots at consecutive positions.
-    PAIRS: of dimensions that a shift turns; 0 where nothing is read at a shift. WIDE: products in fp32.
-    QUANTIZED: whether keys and values are of 8 bits with a scale for each slot and head. Products are of the query's
-        dtype then, which holds such keys exactly: their scales are factors of the scores.
+    A lane is a query row that reads at a shift. A tile holds all query heads of the key's head, so each key is loaded
+    once for all of them. A piece is a range of slots at consecutive positions.
+
+    Args:
+        PAIRS: Pairs of dimensions that a shift rotates. 0 if nothing is read at a shift.
+        WIDE: Products in fp32.
+        QUANTIZED: Keys and values are in 8 bits with a scale for each slot and head. Products are then in the query's
+            dtype, which holds such keys exactly. The scales of keys are applied to the scores.
     """
     narrow: tl.constexpr = query_ptr.dtype.element_ty if QUANTIZED else keys_ptr.dtype.element_ty
     head_blocks: tl.constexpr = (GROUP + HEAD_TILE - 1) // HEAD_TILE
@@ -123,7 +132,8 @@ def attend(
         key_scales = key_scale_ptr + kv_head.to(tl.int64) * scales_head
         value_scales = value_scale_ptr + kv_head.to(tl.int64) * scales_head
 
-    best = tl.full([BLOCK_M], float("-inf"), tl.float32)  # in units of log 2, as exp2 is what the hardware has
+    # [BLOCK_M] fp32, in units of log 2, because the hardware has exp2
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     output = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for number in range(first_piece, end_piece):
@@ -137,7 +147,7 @@ def attend(
         begin = 0
         if WINDOW:
             begin = tl.maximum(0, tl.min(tl.where(live, reach, 2147483647)) - window + 1)
-        if PAIRS > 0:  # read anew for every piece: kept, it would take the registers that the output needs
+        if PAIRS > 0:  # reloaded for every piece: kept, it would take the registers that the output needs
             query = tl.load(queries[:, None] + d[None, :], mask=cells, other=0.0).to(tl.float32)
             partners = tl.load(queries[:, None] + partner[None, :], mask=turned_cells, other=0.0).to(tl.float32)
             turn = (lane_turn + tl.load(piece + 5)).to(tl.int64)
@@ -216,10 +226,10 @@ def merge(
     partial_ptr, lse_ptr, output_ptr, row_ptr, first_ptr, index_ptr, sink_ptr, output_row, output_head,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial results of one row and head through their log-sum-exp, in fp32; sinks enter here, once.
+    """Merge the partial results of one row and head through their log-sum-exp, in fp32. Sinks enter here, once.
 
-    Row i of the table is row_ptr[i], and its partial results are index_ptr[first_ptr[i]] … [first_ptr[i + 1] - 1]. A
-    row of -1 is none.
+    Entry i of the table is row ``row_ptr[i]``. Its partial results are
+    ``index_ptr[first_ptr[i]] … index_ptr[first_ptr[i + 1] - 1]``. A row of -1 is padding.
     """
     number, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(row_ptr + number).to(tl.int64)

@@ -1,8 +1,8 @@
-"""How the attention kernel is launched for a shape and a tile: blocks of keys, warps and stages.
+"""Launch settings of the attention kernel for a shape and a tile: key block, warps and stages.
 
-Shared memory holds a tile of queries, and ``stages`` blocks of keys and of values; the limit is that of the smallest
-GPUs that are served. Registers hold a tile of outputs and of scores: tiles are no higher than what compiles without
-spilling (tests/attention/triton/compiled.py tells). No device has confirmed that this is what is fastest.
+Shared memory holds a tile of queries, and ``stages`` blocks of keys and of values. The limit is that of the smallest
+supported GPUs. Registers hold a tile of outputs and of scores, so tiles are limited to the heights that compile
+without spilling (checked by tests/attention/triton/compiled.py). These settings were not tuned on a device.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from inlay.attention.triton.cost import Shape
 from inlay.attention.triton.jobs import BLOCK_KEYS, TILES
 
 _SHARED_MEMORY = 99 * 1024
-_TILE_BYTES, _WIDE_TILE_BYTES = 32 * 1024, 16 * 1024  # products of fp32 have no units of their own
+_TILE_BYTES, _WIDE_TILE_BYTES = 32 * 1024, 16 * 1024  # smaller for fp32, which has no matrix units of its own
 _LEAST_KEYS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """keys: that a program looks at together. stages: blocks of keys under way at the same time."""
+    """Launch settings.
+
+    Args:
+        keys: Keys that a program processes at a time.
+        stages: Key blocks that are in flight at the same time.
+    """
 
     keys: int
     warps: int
@@ -30,14 +35,14 @@ class Settings:
 
 
 def block_width(head_dim: int) -> int:
-    """How many dimensions a block has: the next power of two; products take no fewer than 16."""
+    """Return the number of dimensions of a block: the next power of two, at least 16 as products require."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 @cache
 def settings_of(shape: Shape, tile: int) -> Settings | None:
-    """The largest blocks that fit beside a tile of this height; None where none do."""
-    width = block_width(shape.head_dim) * (4 if shape.wide else max(shape.itemsize, 2))  # 8 bits are widened
+    """Return the settings with the largest key block that fits beside a tile of this height, or None."""
+    width = block_width(shape.head_dim) * (4 if shape.wide else max(shape.itemsize, 2))  # 8-bit numbers are widened
     if tile > TILES[0] and tile * width > (_WIDE_TILE_BYTES if shape.wide else _TILE_BYTES):
         return None
     for stages in (2, 1):
@@ -49,5 +54,5 @@ def settings_of(shape: Shape, tile: int) -> Settings | None:
 
 @cache
 def largest_tile(shape: Shape) -> int:
-    """The height of the largest tile that fits."""
+    """Return the height of the largest tile that fits."""
     return max(tile for tile in TILES if settings_of(shape, tile) is not None)

@@ -1,11 +1,11 @@
-"""Plain causal passes through FlashAttention or FlashInfer, where one of them is installed and is faster here.
+"""Plain causal passes through FlashAttention or FlashInfer, if one of them is installed and faster on this device.
 
-A part is plain where its rows and the keys that they read stand at consecutive positions and in consecutive slots,
-without a shift: a prompt without modules, or a module that is encoded. Where all parts of a pass are, and are long,
-each is one call of a library's. Which one is measured: the first such pass of a kind of layer runs through all, and a
-library is taken where it gives what Triton's kernels give, sooner.
+A part is plain if its rows and the keys they read have consecutive positions and consecutive slots, without a shift.
+This is a prompt without modules, or a module that is encoded. If all parts of a pass are plain and long, each one
+becomes one library call. The first such pass of a kind of layer runs through all libraries and measures them. A
+library is used if it is faster than Triton's kernels and gives the same result.
 
-Both were written against their documentation; nobody has run them here.
+Both calls were written from the libraries' documentation and have not been run here.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from inlay.attention.plan import Part, Plan
 
 logger = logging.getLogger(__name__)
 
-#: Parts of fewer rows are left to Triton's kernels, which take many of them in one launch.
+#: Parts with fewer rows are left to Triton's kernels, which process many of them in one launch.
 LEAST_ROWS = 128
 
 _DTYPES = (torch.float16, torch.bfloat16)
-_TOLERANCE = 2e-2  # of the norm of what Triton's kernels give, in bf16
+_TOLERANCE = 2e-2  # relative to the norm of the Triton result, in bf16
 _RUNS = 3
 
 
 class PlainPart(NamedTuple):
-    """Rows of a pass, and the slots that they read, of which the last row sees all."""
+    """Rows of a pass, and the slots that they read. The last row sees all of these."""
 
     first_row: int
     rows: int
@@ -50,7 +50,7 @@ Library = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 
 
 def plain_parts(plan: Plan) -> list[PlainPart] | None:
-    """The parts of a plan, where all are plain and long; else None."""
+    """Return the parts of a plan if all are plain and long, else None."""
     found, row = list[PlainPart](), 0
     for part in plan.parts:
         if part.rows < LEAST_ROWS or not _is_plain(part):
@@ -64,7 +64,7 @@ def plain_parts(plan: Plan) -> list[PlainPart] | None:
 def _is_plain(part: Part) -> bool:
     items, positions = part.items, part.positions
     ends = items[[FIRST, POSITION]] + items[LENGTH]
-    open_ends = ends[1][items[MASKED] == 0]  # every row sees these whole, as it would by their positions
+    open_ends = ends[1][items[MASKED] == 0]  # every row sees these in full, so their positions must allow it
     return bool(
         items.size
         and not items[SHIFT].any()
@@ -76,9 +76,11 @@ def _is_plain(part: Part) -> bool:
 
 
 class PlainPrefill:
-    """Who computes plain passes, by the kind of layer.
+    """The choice between libraries and Triton's kernels for plain passes, for each kind of layer.
 
-    libraries: by name; one that fails or differs is taken out. seconds: measures a call.
+    Args:
+        libraries: The libraries by name. One that fails or gives another result is dropped.
+        seconds: Measures the seconds of a call.
     """
 
     def __init__(self, libraries: Mapping[str, Library], seconds: Callable[[Callable[[], Tensor]], float]) -> None:
@@ -87,7 +89,7 @@ class PlainPrefill:
         self._chosen: dict[object, Library | None] = {}
 
     def takes(self, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
-        """Whether libraries know such layers at all."""
+        """Return True if libraries support this kind of layer."""
         return bool(
             self.libraries
             and query.dtype in _DTYPES
@@ -106,9 +108,16 @@ class PlainPrefill:
         options: AttentionOptions,
         ours: Callable[[], Tensor],
     ) -> Tensor:
-        """Attend to what is stored. query: (heads, rows, head_dim). keys, values: (kv_heads, slots, head_dim).
+        """Attend to stored keys.
 
-        ours: Triton's kernels, for the same. Returns (rows, heads, head_dim).
+        Args:
+            query: (heads, rows, head_dim).
+            keys, values: (kv_heads, slots, head_dim).
+            parts: The plain parts of the pass.
+            ours: Computes the same with Triton's kernels.
+
+        Returns:
+            (rows, heads, head_dim).
         """
         window, softcap = options.window is not None, options.softcap is not None
         kind = (query.shape[0], keys.shape[0], keys.shape[2], query.dtype, window, softcap)
@@ -126,7 +135,7 @@ class PlainPrefill:
         options: AttentionOptions,
         ours: Callable[[], Tensor],
     ) -> Library | None:
-        """The fastest library that gives what our kernels do; None where these are the fastest."""
+        """The fastest library that agrees with our kernels. None if our kernels are faster."""
         expected = ours().float()
         best, least, chosen = "Triton's kernels", self._seconds(ours), None
         for name, library in list(self.libraries.items()):
@@ -139,7 +148,7 @@ class PlainPrefill:
                 took = self._seconds(theirs)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # another version of it than the one that this was written for
+            except Exception as error:  # e.g. an incompatible version of the library
                 logger.warning("%s cannot compute plain prefills here (%s); Triton's kernels do", name, error)
                 del self.libraries[name]
                 continue
@@ -169,7 +178,7 @@ def _call(
 
 
 def installed(device: torch.device) -> PlainPrefill | None:
-    """With the libraries that are installed, on a GPU; None where there is nothing to choose from."""
+    """Return the installed libraries for a GPU. None on other devices or without libraries."""
     if device.type != "cuda":
         return None
     there = {name: call for name, (module, call) in LIBRARIES.items() if find_spec(module) is not None}
@@ -177,7 +186,7 @@ def installed(device: torch.device) -> PlainPrefill | None:
 
 
 def flash_attention(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """``flash_attn.flash_attn_func`` of FlashAttention 2, whose causal mask is aligned to the last key since 2.1."""
+    """Call ``flash_attn.flash_attn_func`` of FlashAttention 2. Since 2.1 its causal mask is aligned to the last key."""
     found: Tensor = import_module("flash_attn").flash_attn_func(
         query[None],
         keys.transpose(0, 1)[None],
@@ -191,7 +200,7 @@ def flash_attention(query: Tensor, keys: Tensor, values: Tensor, options: Attent
 
 
 def flashinfer(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """``flashinfer.single_prefill_with_kv_cache``, whose causal mask is aligned to the last key."""
+    """Call ``flashinfer.single_prefill_with_kv_cache``. Its causal mask is aligned to the last key."""
     found: Tensor = import_module("flashinfer").single_prefill_with_kv_cache(
         query.contiguous(),
         keys.contiguous(),
@@ -205,7 +214,7 @@ def flashinfer(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOp
     return found
 
 
-#: By name: the module that is imported, and how it is called.
+#: By name: the module to import, and the function that calls it.
 LIBRARIES: dict[str, tuple[str, Library]] = {
     "FlashAttention": ("flash_attn", flash_attention),
     "FlashInfer": ("flashinfer", flashinfer),
@@ -213,7 +222,7 @@ LIBRARIES: dict[str, tuple[str, Library]] = {
 
 
 def device_seconds(call: Callable[[], Tensor]) -> float:
-    """The median time of a call on the current device, when what was launched before has ended."""
+    """Return the median seconds of a call on the current device, after all earlier work has ended."""
     took = []
     for _ in range(1 + _RUNS):
         torch.cuda.synchronize()

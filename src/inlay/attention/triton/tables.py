@@ -1,6 +1,6 @@
-"""The work tables of a plan: what each program of the attention kernel does, for one kind of layer.
+"""The work tables of a plan: the work of each program of the attention kernel, for one kind of layer.
 
-Jobs (jobs.py) are cut into tiles of lanes and into splits of keys; a tile against a split is one *work item*.
+Jobs (jobs.py) are cut into tiles of lanes and splits of keys. A tile against a split is one *work item*.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from inlay.attention.triton.jobs import BLOCK_KEYS, GROWS, TILES, Device, Jobs, 
 
 Ints = npt.NDArray[np.int32]
 
-#: A split has at least so many keys, unless there are no more.
+#: The least number of keys of a split, unless a job has fewer.
 LEAST_SPLIT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Work items with tiles of the same height, one behind the other."""
+    """A range of work items with tiles of the same height."""
 
     tile: int
     first: int
@@ -33,13 +33,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class WorkTables:
-    """What the kernels read; int32, a row each.
+    """The tables that the kernels read: int32, one row for each entry.
 
-    work: first lane, lanes, first piece, end of the pieces, first partial result or -1 where output is written at once.
-    lanes: query row, shift, turn. pieces: first slot, length, position, shift, masked, turn, whether decode makes it
-        longer.
-    merged_rows, merged_first, merged_index: see ``kernels.merge``.
-    shifts: those that turns stand for; turn 0 is none.
+    Args:
+        work: First lane, number of lanes, first piece, end of the pieces, first partial result. The last is -1 if the
+            output is written directly.
+        lanes: Query row, shift, turn.
+        pieces: First slot, length, position, shift, masked, turn, and 1 if decode makes the piece longer.
+        merged_rows, merged_first, merged_index: See ``kernels.merge``.
+        shifts: The shift of each turn. Turn 0 is shift 0.
+        launches: The ranges of work items to launch.
+        partials: The number of partial results.
     """
 
     work: Ints
@@ -51,14 +55,16 @@ class WorkTables:
     shifts: tuple[int, ...]
     launches: tuple[Launch, ...]
     partials: int
-    shared_keys: int  # that are read for several parts at once
+    shared_keys: int  # keys that are read for several parts at once
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much the tables of a recorded pass hold, so that those of other plans can take their place.
+    """The capacity of the tables of a recorded pass. Tables of other plans can replace them if they fit.
 
-    work: items by the height of their tiles. The rest is numbers of rows; see WorkTables.
+    Args:
+        work: (tile height, number of work items) for each height.
+        lanes, pieces, merged, partials, shifts: Numbers of rows; see WorkTables.
     """
 
     work: tuple[tuple[int, int], ...]
@@ -70,7 +76,7 @@ class Room:
 
     @classmethod
     def around(cls, tables: WorkTables) -> Room:
-        """For these and somewhat larger ones."""
+        """Return room for these tables and somewhat larger ones."""
         return cls(
             work=tuple((launch.tile, _rounded(launch.count)) for launch in tables.launches),
             lanes=_rounded(len(tables.lanes)),
@@ -81,7 +87,7 @@ class Room:
         )
 
     def fill(self, tables: WorkTables) -> WorkTables | None:
-        """The tables with as many rows as there is room for, of which the further ones do nothing; None if too many."""
+        """Return the tables padded to this room, with entries that do nothing. None if they do not fit."""
         count = {launch.tile: launch for launch in tables.launches}
         fits = (
             count.keys() <= dict(self.work).keys()
@@ -117,12 +123,12 @@ class Room:
 
 
 def build_tables(plan: Plan, shape: Shape, device: Device, costs: CostModel) -> WorkTables:
-    """The tables of a plan for layers of this shape."""
+    """Return the tables of a plan for layers of this shape."""
     return _cut(jobs_of(plan, shape, device, costs), plan.rows, shape, device)
 
 
 def _cut(jobs: Jobs, rows: int, shape: Shape, device: Device) -> WorkTables:
-    """Cut jobs into tiles and splits. The keys of a split double until the partial results fit."""
+    """Cut jobs into tiles and splits. The length of a split doubles until the partial results fit into their memory."""
     lanes = np.diff(jobs.lane_first)
     height = head_tile(shape, device)
     heights = np.array([tile for tile in TILES if tile <= device.tile])
@@ -143,12 +149,12 @@ def _cut(jobs: Jobs, rows: int, shape: Shape, device: Device) -> WorkTables:
 
 
 def head_tile(shape: Shape, device: Device) -> int:
-    """How many query heads of one head of keys stand in a tile."""
+    """Return how many query heads of one head of keys are in a tile."""
     return min(shape.group, device.tile)
 
 
 def _direct(jobs: Jobs, splits: Table, rows: int) -> Flags:
-    """Which jobs have the whole result of their rows."""
+    """Return which jobs compute the full result of their rows, without a merge."""
     job = np.repeat(np.arange(len(jobs)), np.diff(jobs.lane_first))
     results = np.bincount(jobs.lanes[0], weights=splits[job], minlength=rows)
     return np.asarray(np.logical_and.reduceat(results[jobs.lanes[0]] == 1, jobs.lane_first[:-1]))
@@ -188,7 +194,7 @@ def _tables(jobs: Jobs, tile: Table, tile_lanes: Table, splits: Table, split: in
 
 
 def _split(jobs: Jobs, splits: Table, split: int) -> tuple[Table, Table]:
-    """The pieces cut where splits end, and where the pieces of each split of each job begin."""
+    """Cut pieces at the ends of splits. Returns the pieces, and where those of each split of each job begin."""
     job = np.repeat(np.arange(len(jobs)), np.diff(jobs.piece_first))
     length = jobs.pieces[LENGTH]
     ends = np.cumsum(length)
@@ -209,7 +215,7 @@ def _split(jobs: Jobs, splits: Table, split: int) -> tuple[Table, Table]:
 
 
 def _turns(lanes: Table, pieces: Table) -> tuple[tuple[int, ...], Table, Table]:
-    """The shifts, and the turn of each lane and piece: its place among them, 0 for no shift."""
+    """Return the shifts, and the turn of each lane and piece: its index among the shifts, 0 for no shift."""
     shifts = np.unique(np.concatenate((lanes, pieces)))
     shifts = shifts[shifts != 0]
     lane, piece = (np.where(of == 0, 0, np.searchsorted(shifts, of) + 1) for of in (lanes, pieces))
@@ -217,19 +223,19 @@ def _turns(lanes: Table, pieces: Table) -> tuple[tuple[int, ...], Table, Table]:
 
 
 def _merges(row_of_partial: Table) -> tuple[Table, Table, Table]:
-    """The rows with partial results, where those of each begin, and which they are."""
+    """Return the rows with partial results, where the results of each row begin, and their indices."""
     index = np.argsort(row_of_partial, kind="stable")
     rows, first = np.unique(row_of_partial[index], return_index=True)
     return rows, np.append(first, index.size), index
 
 
 def _rounded(count: int) -> int:
-    """Room for so many: the next power of two, and none where there are none."""
+    """Return the next power of two, or 0 for 0."""
     return 0 if count == 0 else 1 << (count - 1).bit_length()
 
 
 def _filled(table: Ints, length: int, row: Any) -> Ints:
-    """A table with copies of a row behind it."""
+    """Pad a table with copies of ``row`` to ``length``."""
     return np.concatenate((table, np.broadcast_to(row, (length - len(table), *table.shape[1:]))), dtype=np.int32)
 
 

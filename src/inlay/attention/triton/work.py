@@ -1,8 +1,8 @@
-"""What is made of a plan on the device: its work tables for each kind of layer, and how far it has been advanced.
+"""The work tables of a plan on the device, for each kind of layer, and the number of decode steps since they were made.
 
-Tables go up in one copy that nobody waits for. A decode step that only grows lengths adds one to a number on the
-device. A *recording* is the same in memory that stays where it is, with room to spare, for the passes of one plan after
-the other (engine/graphs.py).
+Tables are uploaded in one asynchronous copy. A decode step that only grows lengths increments one number on the
+device. A *recording* keeps its tables at fixed addresses, with spare room. Several plans can use it in turn
+(engine/graphs.py).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from inlay.attention.triton.cost import Shape
 from inlay.attention.triton.plain import PlainPart, plain_parts
 from inlay.attention.triton.tables import Ints, Room, WorkTables
 
-#: Steps of decoding, before splits are made anew.
+#: The most decode steps before splits are computed again.
 MOST_STEPS = 256
 
-#: Makes the tables of a plan for layers of a shape.
+#: Builds the tables of a plan for layers of a shape.
 Build = Callable[[Plan, Shape], WorkTables]
 
 _TABLES = ("work", "lanes", "pieces", "merged_rows", "merged_first", "merged_index")
@@ -32,10 +32,14 @@ _TABLES = ("work", "lanes", "pieces", "merged_rows", "merged_first", "merged_ind
 
 @dataclass(slots=True)
 class Kind:
-    """The tables of a plan for one kind of layer: on the host, and on the device by name, all of them in ``memory``.
+    """The tables of a plan for one kind of layer.
 
-    turns: cosines and sines on the device, by the rotary's id; the rotary is kept, so that its id stays its own.
-    room, partials: of a recording: how large its tables may become, and memory for partial results of its own.
+    Args:
+        made: The tables on the host.
+        memory: All tables on the device, in one tensor.
+        there: Views of ``memory`` by the name of the table.
+        room, partials: Only in a recording: the capacity of its tables, and its own memory for partial results.
+        turns: Cosines and sines on the device, by the rotary's id. The rotary is kept, so that its id stays unique.
     """
 
     shape: Shape
@@ -48,7 +52,7 @@ class Kind:
 
     @classmethod
     def of(cls, shape: Shape, made: WorkTables, device: torch.device, *, recorded: bool) -> Kind:
-        """Tables for layers of this shape, uploaded."""
+        """Upload tables for layers of this shape."""
         room = Room.around(made) if recorded else None
         made = made if room is None else cast(WorkTables, room.fill(made))
         tables = [getattr(made, name) for name in _TABLES]
@@ -59,7 +63,7 @@ class Kind:
         return cls(shape, made, memory, there, room, own)
 
     def refill(self, made: WorkTables) -> None:
-        """Put other tables where these are; they have as many rows."""
+        """Replace the tables on the device by others with the same numbers of rows."""
         device = self.memory.device
         (memory,) = upload(device, _joined(made))
         self.memory.copy_(memory, non_blocking=True)
@@ -69,7 +73,7 @@ class Kind:
                 there.copy_(_pinned(angles, device), non_blocking=True)
 
     def turns_of(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of every turn, (turns, pairs), fp32."""
+        """Return the cosines and sines of every turn, (turns, pairs), fp32."""
         if id(rotary) not in self.turns:
             cos, sin = rotary.angles(self.made.shifts)
             self.turns[id(rotary)] = (rotary, cos.to(self.memory.device), sin.to(self.memory.device))
@@ -78,11 +82,15 @@ class Kind:
 
 @dataclass(slots=True)
 class Work:
-    """What is made of a plan. positions, slots: (rows,), int32, as they were when it was made.
+    """The device tables of a plan.
 
-    step: (1,), int32, on the device: how many decode steps it has been advanced since. steps: the same, on the host.
-    source: the plan that tables are made of, where that is another one: in a recording. kinds: by the kind of layer.
-    plain: its parts, where all of them are plain and long.
+    Args:
+        positions, slots: (rows,), int32, as they were when the tables were made.
+        step: (1,), int32, on the device: decode steps since then.
+        steps: The same number on the host.
+        source: In a recording: the plan that the tables are made of.
+        kinds: The tables for each kind of layer.
+        plain: The parts of the plan, if all of them are plain and long.
     """
 
     positions: Tensor
@@ -95,7 +103,7 @@ class Work:
 
     @classmethod
     def of(cls, plan: Plan, device: torch.device) -> Work:
-        """Of a plan as it is now, for layers of no kind yet."""
+        """Return tables of a plan in its present state, for no kind of layer yet."""
         positions, slots = upload(device, plan.positions.astype(np.int32), plan.slots.astype(np.int32))
         return cls(positions, slots, torch.zeros(1, dtype=torch.int32, device=device), plain=plain_parts(plan))
 
@@ -104,29 +112,36 @@ class Work:
         return self.source is not None
 
     def kind(self, plan: Plan, shape: Shape, build: Build) -> Kind:
-        """The tables for layers of this shape, made when the first one asks."""
+        """Return the tables for layers of this shape. They are built on first use."""
         if shape not in self.kinds:
             made = build(self.source or plan, shape)
-            made.pieces[:, 1] -= made.pieces[:, 6] * self.steps  # lengths are of now, and the kernels add the steps
+            # lengths are current, and the kernels add the steps again
+            made.pieces[:, 1] -= made.pieces[:, 6] * self.steps
             self.kinds[shape] = Kind.of(shape, made, self.step.device, recorded=self.recorded)
         return self.kinds[shape]
 
     def advance(self) -> None:
         """See Prepared.advance."""
         self.steps += 1
-        with torch.inference_mode():  # which it may have been made in
+        with torch.inference_mode():  # the tensor may have been made in inference mode
             self.step += 1
 
 
 class Recording:
-    """See ``backend.Recording``. name: of the work in plans. source: a plan like those that it is for."""
+    """See ``backend.Recording``.
+
+    Args:
+        name: Key in ``Plan.work``.
+        rows: Number of rows of the recorded pass.
+        source: A plan that resembles those to be loaded.
+    """
 
     def __init__(self, name: str, rows: int, source: Plan, build: Build, device: torch.device) -> None:
         nobody = np.zeros(rows, dtype=np.int64)
         self.plan = Plan((), nobody, nobody - 1)
         self.work = self.plan.work[name] = Work.of(self.plan, device)
         self.work.source = source
-        self.turn = 0  # how often it was filled
+        self.turn = 0  # number of fills so far
         self._name = f"{name} recorded"
         self._build = build
         self._rows(source)
@@ -150,7 +165,7 @@ class Recording:
         return True
 
     def _rows(self, plan: Plan) -> None:
-        """The positions and slots of the plan's rows; further ones have no slot."""
+        """Upload the positions and slots of the plan's rows. Padding rows get slot -1."""
         filling = np.zeros((2, self.plan.rows), dtype=np.int32)
         filling[1] = -1
         filling[:, : plan.rows] = plan.positions, plan.slots
@@ -161,14 +176,14 @@ class Recording:
 
 @dataclass(slots=True)
 class _Filled:
-    """A plan whose tables lie in a recording, until those of another one do. steps: see Work."""
+    """A plan with its tables in a recording, until another plan is loaded there. steps: see Work."""
 
     recording: Recording
     turn: int
     steps: int = 0
 
     def is_in(self, recording: Recording) -> bool:
-        """Whether they still do, and need not be made anew."""
+        """Return True if the tables are still there and need not be built again."""
         return self.recording is recording and self.turn == recording.turn and self.steps < MOST_STEPS
 
     def advance(self) -> None:
@@ -180,19 +195,19 @@ class _Filled:
 
 
 def upload(device: torch.device, *tables: Ints) -> list[Tensor]:
-    """Tables as tensors on the device, parts of one memory, in one copy that nobody waits for."""
+    """Copy tables to the device in one asynchronous copy. Returns views of one tensor."""
     joined = torch.from_numpy(np.concatenate([table.ravel() for table in tables]))
     return _parts(_pinned(joined, device).to(device, non_blocking=True), tables)
 
 
 def _parts(memory: Tensor, tables: Sequence[Ints]) -> list[Tensor]:
-    """The parts of a memory in which tables like these lie one behind the other."""
+    """Split memory into consecutive tables of these shapes."""
     ends = np.cumsum([table.size for table in tables]).tolist()
     return [memory[end - table.size : end].view(table.shape) for end, table in zip(ends, tables, strict=True)]
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """In memory that the device copies from by itself."""
+    """Pin host memory, so that a CUDA device can copy from it directly."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 

@@ -1,8 +1,8 @@
-"""The families that inlay reuses states of, one file each; a file is found by being here, and gives a ``FAMILY``.
+"""The families with state reuse, one file each. Every file in this package is found automatically and has a ``FAMILY``.
 
-Whatever else is a causal model of transformers is served without reuse (``models/unshared.py``), or refused with a
-reason: a model whose attention does not go through ``transformers``' AttentionInterface, or that ignores
-``position_ids``, would give wrong answers without a word where its states were reused.
+Other causal models of transformers are served without reuse (``models/unshared.py``) or refused with a reason. State
+reuse would silently give wrong answers for a model that bypasses ``transformers``' AttentionInterface or ignores
+``position_ids``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FAMILIES: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-    """Serve the models of a family. Raises ValueError where one of its model types has a family already."""
+    """Add a family. Raises ValueError if one of its model types is taken."""
     for model_type in family.model_types:
         if FAMILIES.setdefault(model_type, family) is not family:
             raise ValueError(f"models of type '{model_type}' have a family already")
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of models of this configuration. Raises ModelError where it cannot be served."""
+    """Return the family of a configuration. Raises ModelError if the model type is not supported."""
     kind = config.model_type
     family = FAMILIES.get(kind) or (None if kind in REFUSED else unshared_of(config))
     if family is None:
@@ -45,7 +45,7 @@ def check_config(config: PretrainedConfig) -> None:
 
 
 def describe(model: PreTrainedModel) -> ModelSpec:
-    """The ModelSpec of a loaded model. Raises ModelError for what is not supported."""
+    """Return the ModelSpec of a loaded model. Raises ModelError if it is not supported."""
     family = family_of(model.config)
     family.check(model.config)
     return family.spec(model)

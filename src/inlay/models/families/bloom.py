@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi. Its attention is its own and stock code ignores positions, so its ``forward`` is another one here."""
+"""BLOOM, with ALiBi. Stock code has its own attention and ignores positions, so its ``forward`` is replaced."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from inlay.models.interface import attend, carried_pass, carry
 from inlay.models.spec import ModelSpec
 from inlay.models.standard import Standard
 
-#: BLOOM's configuration names no longest position: ALiBi has none. Its makers trained it on 2,048.
+#: BLOOM's configuration has no longest position, because ALiBi has none. It was trained on 2,048.
 _MAX_POSITIONS = 2048
 
 
 class InlayBloomAttention(BloomAttention):
-    """The stock module where no pass is carried."""
+    """BloomAttention through inlay. It behaves like the stock module if no pass is carried."""
 
     inlay_slopes: Tensor
 
     def forward(self, hidden_states: Tensor, residual: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """See BloomAttention.forward. Positions are those of the pass."""
+        """See BloomAttention.forward. Positions come from the pass."""
         inlay = carried_pass()
         if inlay is None:
             return super().forward(hidden_states, residual, *args, **kwargs)
@@ -34,14 +34,14 @@ class InlayBloomAttention(BloomAttention):
 
 
 class Bloom(Standard):
-    """Every head has its own keys and values, and its own slope."""
+    """BLOOM. Every head has its own keys, values and slope."""
 
     model_types = ("bloom",)
     positions = "alibi"
     multi_head = True
 
     def check(self, config: PretrainedConfig) -> None:
-        """Without the slices of products that imitate how it was trained."""
+        """See Family.check. Rejects the sliced products that imitate the training."""
         if config.pretraining_tp > 1 and config.slow_but_exact:
             raise ModelError("BLOOM with slow_but_exact is not supported; set it to false in config.json")
         super().check(config)

@@ -1,4 +1,4 @@
-"""Cohere2 and what is built like it: layers with a sliding window rotate, the others have no positions at all."""
+"""Cohere2 and similar models: layers with a sliding window rotate, the others have no positions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inlay.models.standard import Standard
 
 
 class Cohere2(Standard):
-    """Pairs that are rotated lie side by side."""
+    """Cohere2. The two elements of a rotated pair are adjacent."""
 
     model_types = ("cohere2", "cohere2_moe")
     interleaved = True

@@ -1,9 +1,9 @@
-"""DeepSeek and others with multi-head latent attention: what is cached is the latent, one for all heads.
+"""DeepSeek and others with multi-head latent attention: one cached latent for all heads.
 
-A latent of a token stands for the keys and values of every head (DeepSeek-V2, arXiv 2405.04434, section 2.1). Stock
-code expands it before attention. Here the products that would expand it are applied to the query and to the output
-instead ("absorbed", same section), so that every head attends to one key, the rotary part with the latent behind it,
-which is its own value too. The outputs' rotary part means nothing and is dropped.
+The latent of a token stands for the keys and values of every head (DeepSeek-V2, arXiv 2405.04434, section 2.1). Stock
+code expands it before attention. Here the expanding products are applied to the query and to the output instead
+("absorbed", same section). So every head attends to one key, which is the rotary part followed by the latent. This key
+is its own value too. The rotary part of the output has no meaning and is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inlay.models.standard import ROUTERS, Standard
 
 
 class LatentAttention(Absorbing):
-    """What stands before a stock attention class; that class where no pass is carried."""
+    """Base of a stock attention class for inlay. It behaves like the stock class if no pass is carried."""
 
     num_heads: int
     qk_nope_head_dim: int
@@ -28,19 +28,29 @@ class LatentAttention(Absorbing):
     kv_b_proj: nn.Linear
 
     def expand_kv(self, latent: Tensor, rotated: Tensor) -> Any:
-        """The seam in stock code. latent: (batch, 1, rows, rank); rotated: (batch, 1, rows, rotary width)."""
+        """Replace the stock expansion of latents during a pass.
+
+        Args:
+            latent: (batch, 1, rows, rank).
+            rotated: (batch, 1, rows, rotary width).
+
+        Returns:
+            Key and value. During a pass both are (batch, 1, rows, rotary width + rank).
+        """
         if carried_pass() is None:
             return super().expand_kv(latent, rotated)  # type: ignore[misc]
         key = torch.cat((rotated, latent), -1)
         return key, key
 
     def enter_attention(self, query: Tensor) -> Tensor:
-        """Queries, (1, heads, rows, width), as they meet a latent: (1, heads, rows, rotary width + rank)."""
+        """Convert queries, (1, heads, rows, width), for latents: (1, heads, rows, rotary width + rank)."""
         plain, rotated = query.split((self.qk_nope_head_dim, self.qk_rope_head_dim), -1)
         return torch.cat((rotated, plain @ self._expanding()[:, : self.qk_nope_head_dim]), -1)
 
     def leave_attention(self, output: Tensor) -> Tensor:
-        """Sums of keys, (1, rows, heads, rotary width + rank), as sums of values: (1, rows, heads, value width)."""
+        """Convert sums of keys, (1, rows, heads, rotary width + rank), to sums of values, (1, rows, heads, value
+        width).
+        """
         values = self._expanding()[:, self.qk_nope_head_dim :]
         latent = output[..., self.qk_rope_head_dim :].transpose(1, 2)
         return (latent @ values.transpose(1, 2)).transpose(1, 2)
@@ -50,14 +60,14 @@ class LatentAttention(Absorbing):
 
 
 class DeepseekV3(Standard):
-    """The rotary part stands first in a stored key."""
+    """Models with latent attention. The rotary part comes first in a stored key."""
 
     model_types: ClassVar[tuple[str, ...]] = ("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
     latent = True
-    unpacked = (*ROUTERS, "kv_b_proj")  # read head by head
+    unpacked = (*ROUTERS, "kv_b_proj")  # the weight is read for each head
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-        """One head whose values are its keys."""
+        """See Family.layers. There is one head, and its values are its keys."""
         config = model.config
         width = config.qk_rope_head_dim + config.kv_lora_rank
         return tuple(

@@ -1,4 +1,4 @@
-"""EXAONE 4 and AFMoE: beside layers with a sliding window, those without one have no positions."""
+"""EXAONE 4 and AFMoE: layers without a sliding window have no positions, unless no layer has a window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inlay.models.standard import Standard
 
 
 class Exaone4(Standard):
-    """A model without any window rotates in all layers."""
+    """EXAONE 4 and AFMoE. A model without any window rotates in all layers."""
 
     model_types = ("afmoe", "exaone4", "exaone_moe")
 

@@ -1,4 +1,4 @@
-"""Falcon, with rotary positions or ALiBi: its attention is its own, so its ``forward`` is another one here."""
+"""Falcon, with rotary positions or ALiBi. Stock code has its own attention, so its ``forward`` is replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inlay.models.standard import Standard
 
 
 class InlayFalconAttention(FalconAttention):
-    """The stock module where no pass is carried."""
+    """FalconAttention through inlay. It behaves like the stock module if no pass is carried."""
 
     inlay_slopes: Tensor | None
 
@@ -45,7 +45,7 @@ class InlayFalconAttention(FalconAttention):
         return self.dense(output.flatten(2)), None
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, (1, heads, rows, head_dim), without the copies that stock code makes of heads."""
+        """Query, key and value, (1, heads, rows, head_dim), without stock code's copies of heads."""
         rows = qkv.shape[1]
         if not self.new_decoder_architecture:
             query, key, value = self._split_heads(qkv)
@@ -56,7 +56,7 @@ class InlayFalconAttention(FalconAttention):
 
 
 class Falcon(Standard):
-    """One of the two kinds of positions for all layers."""
+    """Falcon. All layers have the same kind of positions."""
 
     model_types = ("falcon",)
 
@@ -65,7 +65,7 @@ class Falcon(Standard):
         return ("alibi" if config.alibi else "rotary",) * config.num_hidden_layers
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-        """Heads of keys and values as the model computes them, before stock code repeats them."""
+        """See Family.layers. Heads are counted as computed, before stock code repeats them."""
         config = model.config
         heads = config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1
         base: Any = model.base_model
@@ -77,7 +77,7 @@ class Falcon(Standard):
         carry(model)
         config = model.config
         slopes: Tensor | None = None
-        if config.alibi:  # stock code rounds slopes to bfloat16 and scales the bias as it does the scores
+        if config.alibi:  # stock code rounds slopes to bfloat16 and scales the bias like the scores
             width = config.hidden_size // config.num_attention_heads
             slopes = _get_alibi_slopes(config.num_attention_heads, torch.device("cpu"))
             slopes = slopes.bfloat16().float() * width**-0.5

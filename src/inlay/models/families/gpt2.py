@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, so no shift; query, key and value are one product already, its weight transposed."""
+"""GPT-2: learned positions, so no shift. Query, key and value are one product already, with a transposed weight."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from inlay.models.spec import LayerSpec
 
 
 class GPT2(Family):
-    """Every head has its own keys and values."""
+    """GPT-2. Every head has its own keys and values."""
 
     model_types = ("gpt2",)
     joined = True
 
     def check(self, config: PretrainedConfig) -> None:
-        """Without what leaves the AttentionInterface."""
+        """See Family.check. Rejects options that bypass the AttentionInterface."""
         if getattr(config, "reorder_and_upcast_attn", False) or getattr(config, "add_cross_attention", False):
             raise ModelError("GPT-2 with reorder_and_upcast_attn or add_cross_attention is not supported")
         super().check(config)
 
     def layer_positions(self, config: PretrainedConfig) -> tuple[str, ...]:
-        """Positions are added to the embeddings."""
+        """See Family.layer_positions. Positions are added to the embeddings."""
         return ("learned",) * config.n_layer
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-        """Positions are added to the embeddings: keys are not rotated."""
+        """See Family.layers. Keys are not rotated."""
         config = model.config
         return (LayerSpec(config.n_head, config.n_embd // config.n_head, rotary=None),) * config.n_layer
 
     def fuse(self, path: str, part: Any, make: MakeLinear) -> nn.Module:
-        """Turn the weights of each block's products; there is nothing to join."""
+        """Transpose the weights of each block's products. There is nothing to join."""
         match path.split("."):
             case [*_, "h", _]:
                 part.attn.c_attn = of_conv1d(part.attn.c_attn, make)

@@ -8,7 +8,7 @@ from inlay.models.standard import Standard
 
 
 class GptBigCode(Standard):
-    """The configuration says which of the two."""
+    """GPT-BigCode. The configuration sets the number of KV heads."""
 
     model_types = ("gpt_bigcode",)
     positions = "learned"

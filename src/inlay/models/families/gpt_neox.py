@@ -6,7 +6,7 @@ from inlay.models.standard import Standard
 
 
 class GptNeox(Standard):
-    """Everything else is in the stock modules."""
+    """GPT-NeoX and Persimmon. Other differences are in the stock modules."""
 
     model_types = ("gpt_neox", "persimmon")
     multi_head = True

@@ -1,4 +1,4 @@
-"""gpt-oss and others with attention sinks: a logit for each head that takes part in the softmax, without a value."""
+"""gpt-oss and others with attention sinks: a logit for each head that enters the softmax without a value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inlay.models.standard import Standard
 
 
 class GptOss(Standard):
-    """The stock layer hands its sinks to the interface."""
+    """gpt-oss and similar models. The stock layer passes its sinks to the interface."""
 
     model_types = ("gpt_oss", "granite_swa", "granitemoe_swa")
     sinks = True

@@ -1,4 +1,6 @@
-"""Hunyuan: keys are normed after their rotation, with a weight for each dimension, so no turn of a query moves them."""
+"""Hunyuan: keys are normed after rotation, with a weight for each dimension, so no rotation of a query can shift
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from inlay.models.standard import ROUTERS, Standard
 
 
 class Hunyuan(Standard):
-    """The router of the experts lies one module deeper than in other families."""
+    """Hunyuan. The router of its experts is one module deeper than in other families."""
 
     model_types = ("hunyuan_v1_dense", "hunyuan_v1_moe")
     fixed = "keys are normed after their rotation, so no turn of the query can move them"

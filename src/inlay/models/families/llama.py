@@ -1,4 +1,4 @@
-"""Llama, and what the families built like it share: grouped heads, rotary positions, RMSNorm, a gated MLP."""
+"""Llama, and the common code of similar families: grouped heads, rotary positions, RMSNorm, a gated MLP."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from inlay.models.spec import LayerSpec
 
 
 class Llama(Family):
-    """Decoders of Llama's shape and with its names of modules."""
+    """Decoders with Llama's shape and names of modules."""
 
     model_types = ("llama",)
     joined = True
 
     def check(self, config: PretrainedConfig) -> None:
-        """See Family.check. Stock code turns whole heads, and fails where a scaling turns a part of each."""
+        """See Family.check. Stock code rotates whole heads, and fails for a scaling with partial rotation."""
         super().check(config)
         rotated = getattr(config, "rope_parameters", None) or {}
         kind, part = rotated.get("rope_type", "default"), rotated.get("partial_rotary_factor") or 1.0
@@ -34,14 +34,14 @@ class Llama(Family):
             )
 
     def layers(self, model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-        """One shape, and one table of frequencies, for all layers."""
+        """See Family.layers. All layers have one shape and one table of frequencies."""
         config = model.config
         rotary = Rotary(model.model.rotary_emb.inv_freq.detach().float().cpu().clone())
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return (LayerSpec(config.num_key_value_heads, head_dim, rotary),) * config.num_hidden_layers
 
     def fuse(self, path: str, part: Any, make: MakeLinear) -> nn.Module:
-        """Join query, key and value, and gate and up; norms, rotation and activation in one call each."""
+        """Join query, key and value, and gate and up. Norms, rotation and activation become one call each."""
         match path.split("."):
             case [*_, "layers", _]:
                 part.input_layernorm = FusedNorm(part.input_layernorm)
@@ -56,7 +56,7 @@ class Llama(Family):
         return super().fuse(path, part, make)
 
     def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
-        """What stands in the place of a layer's attention."""
+        """Return the replacement of a layer's attention."""
         return FusedAttention(stock, make)
 
 

@@ -6,7 +6,7 @@ from inlay.models.families.qwen2 import Qwen2
 
 
 class Ministral(Qwen2):
-    """Each layer's attention knows its window, or None."""
+    """Ministral. The attention of each layer has its own window, or None."""
 
     model_types = ("ministral",)
 

@@ -1,4 +1,4 @@
-"""Ministral 3: Llama's layers, with queries scaled by their position once that is beyond the first training length."""
+"""Ministral 3: Llama's layers. Queries beyond the first training length are scaled by their position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inlay.models.standard import Standard
 
 
 class Ministral3(Standard):
-    """Not the distance alone decides what a score is, which the probe, at small positions, cannot see."""
+    """Ministral 3. Scores depend on more than the distance. The probe uses small positions and cannot detect this."""
 
     model_types = ("ministral3",)
     fixed = "queries are scaled by their position, so a score depends on more than the distance"

@@ -12,12 +12,12 @@ from inlay.models.linear import MakeLinear
 
 
 class Mistral(Llama):
-    """The window is one number of the configuration, or None."""
+    """Mistral. The configuration has one window for all layers, or None."""
 
     model_types = ("mistral",)
 
     def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
-        """The stock module passes on its configuration's window."""
+        """Pass on the window of the configuration, like the stock module."""
         return FusedAttention(stock, make, sliding_window=getattr(stock.config, "sliding_window", None))
 
 

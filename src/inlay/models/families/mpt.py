@@ -1,4 +1,4 @@
-"""MPT: ALiBi. Stock code has attention of its own, ignores positions and builds masks, so both are other ones here."""
+"""MPT, with ALiBi. Stock code has its own attention, ignores positions and builds masks, so both are replaced."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from inlay.models.standard import Standard
 
 
 class InlayMptAttention(MptAttention):
-    """The stock module where no pass is carried."""
+    """MptAttention through inlay. It behaves like the stock module if no pass is carried."""
 
     inlay_slopes: Tensor
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """See MptAttention.forward. Positions are those of the pass."""
+        """See MptAttention.forward. Positions come from the pass."""
         inlay = carried_pass()
         if inlay is None:
             return super().forward(hidden_states, *args, **kwargs)
@@ -37,7 +37,7 @@ class InlayMptAttention(MptAttention):
 
 
 class InlayMptModel(MptModel):
-    """The stock module where no pass is carried; else the same layers, without its mask and its tensor of biases."""
+    """MptModel without its mask and its tensor of biases. It behaves like the stock module if no pass is carried."""
 
     def forward(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See MptModel.forward."""
@@ -50,14 +50,14 @@ class InlayMptModel(MptModel):
 
 
 class Mpt(Standard):
-    """Every head has its own keys and values, and its own slope."""
+    """MPT. Every head has its own keys, values and slope."""
 
     model_types = ("mpt",)
     positions = "alibi"
     multi_head = True
 
     def check(self, config: PretrainedConfig) -> None:
-        """Only what stock code computes: it takes ALiBi for granted and ignores most of ``attn_config``."""
+        """See Family.check. Stock code always uses ALiBi and ignores most of ``attn_config``."""
         if not config.attn_config.alibi:
             raise ModelError("MPT without ALiBi is not supported: transformers computes it with ALiBi all the same")
         super().check(config)

@@ -1,4 +1,6 @@
-"""nanochat: pairs turn the other way round. Its norm behind the rotation has no weights, so a turn goes through it."""
+"""nanochat: pairs rotate in the opposite direction. The norm after the rotation has no weights, so shifts still
+work.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from inlay.models.standard import Standard
 
 
 class NanoChat(Standard):
-    """Everything else is in the stock modules."""
+    """nanochat. Other differences are in the stock modules."""
 
     model_types = ("nanochat",)
 
     def rotary(self, model: PreTrainedModel, layer: int, positions: str) -> Rotary | None:
-        """Frequencies below zero."""
+        """See Standard.rotary. Frequencies are negative."""
         stock = super().rotary(model, layer, positions)
         return None if stock is None else Rotary(-stock.inverse_frequencies)
 

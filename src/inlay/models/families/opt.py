@@ -1,4 +1,4 @@
-"""OPT and BioGPT: positions are learned and added to the embeddings, so segments stay where they are."""
+"""OPT and BioGPT: positions are learned and added to the embeddings, so segments cannot be shifted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inlay.models.standard import Standard
 
 
 class Opt(Standard):
-    """Every head has its own keys and values."""
+    """OPT and BioGPT. Every head has its own keys and values."""
 
     model_types = ("biogpt", "opt")
     positions = "learned"

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: its stock code tells its sliding window to the mask alone, which is not built here."""
+"""Phi-3.5-MoE: stock code gives its sliding window only to the mask, which is not built here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inlay.models.standard import Standard
 
 
 class PhiMoe(Standard):
-    """One window for all layers, or none."""
+    """Phi-3.5-MoE. All layers have the same window, or none."""
 
     model_types = ("phimoe",)
 

@@ -1,6 +1,6 @@
-"""The families that need nothing said but their name: rotary in halves of a head, all attention through the interface.
+"""Families without special properties: rotary in halves of a head, all attention through the interface.
 
-Each passes the suite of ``tests/families`` as its stock code stands, which is what puts a name into this list.
+A model type is listed here after its unchanged stock code passes the suite in ``tests/families``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from inlay.models.standard import Standard
 
 
 class Plain(Standard):
-    """Windows, caps, sinks, norms and experts are in the stock modules."""
+    """Plain families. Windows, caps, sinks, norms and experts are in the stock modules."""
 
     model_types = (
         *("apertus", "arcee", "aria_text", "bitnet", "cwm", "dots1", "flex_olmo", "gemma", "gemma2"),

@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases on query, key and value, and a sliding window over some layers if the configuration says."""
+"""Qwen2: Llama with biases on query, key and value, and a sliding window in some layers if configured."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from inlay.models.linear import MakeLinear
 
 
 class Qwen2(Llama):
-    """Each layer's attention knows its window, or None."""
+    """Qwen2. The attention of each layer has its own window, or None."""
 
     model_types = ("qwen2",)
 
     def fuse_attention(self, stock: Any, make: MakeLinear) -> nn.Module:
-        """The stock module passes on its own window."""
+        """Pass on the window of the stock module."""
         return FusedAttention(stock, make, sliding_window=stock.sliding_window)
 
 

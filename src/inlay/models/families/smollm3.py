@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with layers that have no positions; a shift of those is free."""
+"""SmolLM3: Llama with some layers without positions. A shift of those is free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inlay.models.standard import Standard
 
 
 class SmolLM3(Standard):
-    """The configuration has a 1 for every layer that rotates."""
+    """SmolLM3. The configuration has a 1 for every layer that rotates."""
 
     model_types = ("smollm3",)
 

@@ -1,4 +1,4 @@
-"""StableLM and Nemotron: rotary in part of a head; their layers do not hand keyword arguments on to attention."""
+"""StableLM and Nemotron: rotary in part of a head. Their layers do not pass keyword arguments on to attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inlay.models.standard import Standard
 
 
 class StableLm(Standard):
-    """The pass is carried past the layers; attention itself goes through the interface."""
+    """StableLM and Nemotron. The pass is carried past the layers; attention itself goes through the interface."""
 
     model_types = ("nemotron", "stablelm")
 

@@ -1,4 +1,4 @@
-"""What PEFT's adapter_config.json says of an adapter, as far as it is a LoRA of linear layers; the rest is refused."""
+"""PEFT's adapter_config.json, as far as it describes a LoRA of linear layers. Everything else is rejected."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ CONFIG_FILE = "adapter_config.json"
 SAVED = "give the folder that PEFT's save_pretrained wrote"
 _MOST_BYTES = 4 << 20
 
-#: Fields of a LoRA of linear layers that are honoured here.
+#: The supported fields, for a LoRA of linear layers.
 HONOURED = (
     *("alpha_pattern", "exclude_modules", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_rslora"),
 )
-#: What says nothing of the sum that an adapter is: where it came from, and how it was begun and trained.
+#: Fields without effect on the update: origin, initialization and training of the adapter.
 _IRRELEVANT = (
     *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out"),
     *("inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version"),
     *("qalora_group_size", "revision", "runtime_config", "task_type", "velora_config"),
 )
-#: What makes an adapter more, or another thing, than a sum of low rank beside a layer.
+#: Fields that make an adapter more than a low-rank update, with the reason of the rejection.
 _REASONS: Mapping[str, str] = {
     "use_dora": "DoRA scales each output by the length of its whole weight",
     "modules_to_save": "whole modules were trained beside the LoRA",
@@ -42,18 +42,21 @@ _REASONS: Mapping[str, str] = {
     "use_qalora": "inputs are averaged in groups",
 }
 _REMEDY = "merge it into its model with PEFT's merge_and_unload(), save the result, and serve that"
-#: Beginnings that leave the model's own weights as they are; others take a part of them away.
+#: Initializations that keep the model's own weights. Others subtract a part from them.
 _PLAIN_BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True)
 class LoRAConfig:
-    """Which layers a LoRA adapts, and how.
+    """The layers that a LoRA adapts, and their ranks and scales.
 
-    rank, alpha: of layers that ``ranks`` and ``alphas`` do not name: patterns of their paths. rslora: whether the scale
-    is alpha / √rank (rank-stabilized LoRA, arXiv 2312.03732), not alpha / rank.
-    targets, excluded: the ends of paths, or one pattern of whole paths. layers: numbers of those that are adapted, or
-    None for all; ``layers_patterns``: the names of lists that these are counted in.
+    Args:
+        rank, alpha: For layers that no pattern in ``ranks`` and ``alphas`` matches.
+        rslora: True: the scale is alpha / √rank (rank-stabilized LoRA, arXiv 2312.03732). False: alpha / rank.
+        targets, excluded: Ends of paths, or one pattern of whole paths.
+        layers: Numbers of the adapted layers. None: all.
+        layers_patterns: Names of the lists that ``layers`` counts in.
+        ranks, alphas: By pattern of a layer's path.
     """
 
     rank: int
@@ -67,7 +70,7 @@ class LoRAConfig:
     alphas: Mapping[str, float]
 
     def adapts(self, path: str, *, head: bool) -> bool:
-        """Whether a linear layer at this path is adapted, by PEFT's rules. head: whether it is the output layer."""
+        """Return True if PEFT adapts the linear layer at this path. head: True for the output layer."""
         if self.excluded and _named(self.excluded, path):
             return False
         if self.targets == "all-linear":
@@ -78,11 +81,11 @@ class LoRAConfig:
         return exact or self.layers is None or self._layer_of(path) in self.layers
 
     def rank_of(self, path: str) -> int:
-        """The rank of the update of a layer."""
+        """Return the rank of the update of a layer."""
         return _of_pattern(self.ranks, path, self.rank)
 
     def scale_of(self, path: str) -> float:
-        """What the update of a layer is multiplied by."""
+        """Return the factor of the update of a layer."""
         rank, alpha = self.rank_of(path), _of_pattern(self.alphas, path, self.alpha)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
@@ -106,7 +109,7 @@ def _of_pattern(patterns: Mapping[str, T], path: str, otherwise: T) -> T:
 
 
 def read_config(folder: Path) -> LoRAConfig:
-    """The configuration of an adapter. Raises ModelError, without the adapter's name in front."""
+    """Read the configuration of an adapter. Raises ModelError, with a message that does not name the adapter."""
     said = _read(folder / CONFIG_FILE)
     kind = said.get("peft_type")
     if kind != "LORA":
@@ -133,7 +136,7 @@ def read_config(folder: Path) -> LoRAConfig:
 
 
 def _check_known(name: str, value: Any) -> None:
-    """Raise ModelError for what an adapter here cannot do; what is switched off is as if it were not there."""
+    """Raise ModelError for an unsupported field, unless it is switched off."""
     if name == "init_lora_weights" and value not in _PLAIN_BEGINNINGS:
         raise ModelError(
             f"{CONFIG_FILE} says init_lora_weights {shown(value)}, which takes a part out of the model's own weights "
@@ -162,7 +165,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 class _Reader:
-    """Values of a configuration, of the kinds that they have to be. Raises ModelError."""
+    """Values of a configuration with checked types. Raises ModelError."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         self._said = said
@@ -201,7 +204,7 @@ def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _try_patterns(config: LoRAConfig) -> None:
-    """Raises ModelError for what is no pattern, or no number of a layer."""
+    """Raise ModelError for an invalid pattern or layer number."""
     if config.layers is not None and not all(isinstance(layer, int) for layer in config.layers):
         raise ModelError(f"{CONFIG_FILE} says layers_to_transform that are no whole numbers; save the adapter anew")
     whole = [each for each in (config.targets, config.excluded) if isinstance(each, str)]

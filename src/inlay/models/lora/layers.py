@@ -1,7 +1,7 @@
-"""What adapters add to a model's linear layers, row by row of a pass: x A B beside x W (arXiv 2106.09685, section 4.1).
+"""Adds the updates of adapters to a model's linear layers: x A B beside x W (arXiv 2106.09685, section 4.1).
 
-A pass has rows of several adapters and of none. The layers stay as they are, in whatever form their weights are; behind
-each that is adapted a hook adds the update of each adapter to the rows that are its own.
+A pass has rows of several adapters and rows without one. The layers are unchanged, with weights in any form. A hook
+behind each adapted layer adds every adapter's update to its own rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from inlay.errors import ModelError
 from inlay.models.linear import packed, stock
 from inlay.models.lora.load import Adapter, LowRank, Place, linear_places
 
-#: Rows of one adapter: a stretch of them, or their numbers where they lie scattered.
+#: The rows of one adapter: a slice if they are adjacent, else their numbers.
 Rows = slice | Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Whose rows a pass has. rows: of all its layers. head: of the output layer, which has those that are wanted."""
+    """The adapters of a pass's rows. rows: for all layers. head: for the output layer, which gets only some of the
+    rows.
+    """
 
     engine: object
     rows: Sequence[tuple[bytes, Rows]]
@@ -40,14 +42,14 @@ _current: ContextVar[_Pass | None] = ContextVar("inlay_adapters", default=None)
 
 
 class Adapters:
-    """The adapters of one engine on its model, which others may use at the same time. False where there are none.
+    """The adapters of one engine on its model, which other engines may use too. False if there are none.
 
-    Its hooks are taken off by ``remove``, or with it.
+    Its hooks are removed by ``remove``, or when it is collected.
     """
 
     def __init__(self, model: PreTrainedModel, adapters: Iterable[Adapter]) -> None:
         self._device = model.device
-        self._engine = object()  # what tells this engine's passes from those of others over the same model
+        self._engine = object()  # identifies this engine's passes among those of other engines on the same model
         self._digests = {adapter.digest for adapter in adapters}
         self._places: dict[nn.Module, tuple[str, bool]] = {}
         handles: list[RemovableHandle] = []
@@ -65,9 +67,11 @@ class Adapters:
 
     @contextmanager
     def applied(self, work: Sequence[tuple[bytes, int]], wanted: Sequence[int]) -> Iterator[None]:
-        """Within the block, the model's layers add what each row's adapter adds.
+        """Within the block, the model's layers add the update of each row's adapter.
 
-        work: the adapter of each stretch of rows, and how many these are. wanted: the rows that logits are wanted of.
+        Args:
+            work: (adapter, number of rows) for each stretch of rows. An empty digest means no adapter.
+            wanted: The rows that need logits.
         """
         if not any(adapter for adapter, _ in work):
             yield
@@ -81,10 +85,12 @@ class Adapters:
             _current.reset(token)
 
     def check_calls(self, run: Callable[[], object], *, rows: int, wanted: int) -> None:
-        """Raise ModelError where an adapted layer is not called, once, with every row of a pass, for outputs of each.
+        """Raise ModelError unless every adapted layer is called exactly once, with every row of a pass.
 
-        Some layers are read by others, called with rows in an order of their own, or choose experts.
-        run: makes a pass of so many rows, of which so many are wanted.
+        The weights of some layers are read by other code. Some layers get rows in another order, or choose experts.
+
+        Args:
+            run: Runs a pass of ``rows`` rows. ``wanted`` of them need logits.
         """
         calls: Counter[nn.Module] = Counter()
         seen: dict[nn.Module, int] = {}
@@ -109,10 +115,11 @@ class Adapters:
 
 @dataclass
 class _Update:
-    """What one adapter adds to one layer.
+    """The update of one module by one adapter.
 
-    down: from inputs to the ranks of all parts, side by side. parts: of each, its ranks, its outputs, and what is
-    between the two.
+    Args:
+        down: From inputs to the ranks of all parts, concatenated.
+        parts: For each part: its ranks, its outputs, and the layer between the two.
     """
 
     down: nn.Module
@@ -129,7 +136,7 @@ class _Update:
         return cls(make(torch.cat([low.down for _, low in lows]).to(device), None), parts)
 
     def add(self, x: Tensor, y: Tensor, rows: Rows) -> None:
-        """x: (rows, inputs). y: (rows, outputs), which is changed."""
+        """Add the update to y. x: (rows, inputs). y: (rows, outputs), changed in place."""
         low = self.down(x[rows])
         for ranks, outputs, up in self.parts:
             more = up(low[:, ranks])
@@ -140,7 +147,7 @@ class _Update:
 
 
 class _Hook:
-    """Behind a layer: what the adapters of this engine's pass, where one is under way, add to its output."""
+    """A forward hook that adds the updates of this engine's running pass to a layer's output."""
 
     def __init__(self, engine: object, updates: Mapping[bytes, _Update], head: bool) -> None:
         self._engine = engine
@@ -158,14 +165,14 @@ class _Hook:
                 update.add(x.reshape(-1, x.shape[-1]), y, rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        """A copy of the model is in no pass of this engine's."""
+        """Share the hook: a copy of the model has no passes of this engine."""
         return self
 
 
 def _by_module(
     places: Mapping[str, Place], adapters: Iterable[Adapter], device: torch.device
 ) -> dict[nn.Module, tuple[str, bool, dict[bytes, _Update]]]:
-    """By the layer that computes them: the path of one stock layer there, whether it is the head, and all updates."""
+    """For each module: the path of one of its stock layers, whether it is the head, and all updates."""
     found: dict[nn.Module, tuple[str, bool, dict[bytes, _Update]]] = {}
     for adapter in {each.digest: each for each in adapters}.values():
         lows: dict[nn.Module, list[tuple[Place, LowRank]]] = {}
@@ -179,7 +186,7 @@ def _by_module(
 
 
 def _grouped(owners: Sequence[bytes], device: torch.device) -> list[tuple[bytes, Rows]]:
-    """The rows of each adapter; of those without one, none."""
+    """The rows of each adapter. Rows without an adapter are left out."""
     numbers: dict[bytes, list[int]] = {}
     for row, adapter in enumerate(owners):
         if adapter:

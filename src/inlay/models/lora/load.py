@@ -1,4 +1,4 @@
-"""Adapters from PEFT's folders: which layers of a model they adapt, and the two factors of each update."""
+"""Loads adapters from PEFT's folders: the adapted layers, and the two factors of each update."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _MOST_NAME = 200
 class LowRank:
     """The update of one layer: ``up @ down``.
 
-    down: (rank, in_features). up: (out_features, rank), with the scale in it; both in the model's dtype.
+    Args:
+        down: (rank, in_features), in the model's dtype.
+        up: (out_features, rank), in the model's dtype, multiplied by the scale.
     """
 
     down: Tensor
@@ -44,9 +46,13 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """What is known of an adapter without its weights.
+    """Information about an adapter, without its weights.
 
-    folder: where it was read. rank: the largest of its layers. nbytes: what its weights take.
+    Args:
+        folder: The folder that it was read from.
+        rank: The largest rank of its layers.
+        layers: Number of adapted layers.
+        nbytes: Bytes of its weights.
     """
 
     name: str
@@ -64,8 +70,10 @@ class AdapterInfo:
 class Adapter:
     """A LoRA adapter of one model.
 
-    digest: sha256 over the bytes and the scales of all its updates, whatever it is called; part of every key of what it
-    computes. updates: by the path of the stock model's layer.
+    Args:
+        digest: sha256 of the bytes and scales of all updates, independent of the name. It is part of the key of every
+            segment that is computed with the adapter.
+        updates: By the path of the stock model's layer.
     """
 
     info: AdapterInfo
@@ -75,10 +83,13 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the outputs of a stock layer come from.
+    """The module and the outputs in it that stand for a stock layer.
 
-    module: the layer that computes them, whose outputs ``first`` to ``first + outputs`` they are.
-    head: whether it is the output layer, which is called with the rows that are asked for alone.
+    Args:
+        module: The module that computes them.
+        first, outputs: The stock layer has the module's outputs ``first`` to ``first + outputs`` - 1.
+        inputs: Number of inputs.
+        head: True for the output layer. It is called only with the rows that need logits.
     """
 
     module: nn.Module
@@ -89,7 +100,7 @@ class Place:
 
 
 def linear_places(model: PreTrainedModel) -> dict[str, Place]:
-    """Every linear layer of the stock model, by its path, in whatever form its weights are kept."""
+    """Return every linear layer of the stock model by its path, in whatever form its weights are."""
     head = model.get_output_embeddings()
     found: dict[str, Place] = {}
     for path, module in model.named_modules():
@@ -105,7 +116,7 @@ def linear_places(model: PreTrainedModel) -> dict[str, Place]:
 
 
 def check_names(names: Iterable[str], taken: Iterable[str]) -> None:
-    """Raise ParameterError for names of adapters that requests could not use. taken: those of their model."""
+    """Raise ParameterError for adapter names that requests could not use. taken: names of their model."""
     for name in names:
         if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _MOST_NAME:
             allowed = f"a name that can be written on one line, of at most {_MOST_NAME} characters"
@@ -117,7 +128,7 @@ def check_names(names: Iterable[str], taken: Iterable[str]) -> None:
 def load_adapters(
     model: PreTrainedModel, model_name: str, folders: Mapping[str, str | os.PathLike[str]]
 ) -> dict[str, Adapter]:
-    """The adapters of these folders, by name. Raises ParameterError and ModelError."""
+    """Load the adapters of these folders, by name. Raises ParameterError and ModelError."""
     if not isinstance(folders, Mapping):
         raise ParameterError(f"adapters is {show(folders)}; give names with folders, as in {{'sql': 'adapters/sql'}}")
     check_names(folders, (model_name,))
@@ -125,7 +136,9 @@ def load_adapters(
 
 
 def load_adapter(model: PreTrainedModel, name: str, folder: str | os.PathLike[str]) -> Adapter:
-    """An adapter for this model. folder: as PEFT writes it. Raises ParameterError and ModelError, with the reason."""
+    """Load an adapter for this model. folder: as written by PEFT. Raises ParameterError and ModelError, with the
+    reason.
+    """
     if not isinstance(folder, str | os.PathLike):
         raise ParameterError(f"adapter {show(name)} is {show(folder)}; {SAVED}")
     path = Path(os.path.expanduser(os.fsdecode(folder)))
@@ -139,7 +152,7 @@ def load_adapter(model: PreTrainedModel, name: str, folder: str | os.PathLike[st
 
 
 def size_of(name: str, folder: str | os.PathLike[str]) -> int:
-    """How many numbers an adapter has, without its model. Raises ModelError."""
+    """Return the number of elements of an adapter, without its model. Raises ModelError."""
     path = Path(os.path.expanduser(os.fsdecode(folder)))
     with _told_of(name, path):
         _configuration(path)
@@ -149,7 +162,7 @@ def size_of(name: str, folder: str | os.PathLike[str]) -> int:
 
 @contextmanager
 def _told_of(name: str, path: Path) -> Iterator[None]:
-    """Say of an error which adapter it is about."""
+    """Add the adapter's name and path to errors."""
     try:
         yield
     except ModelError as error:
@@ -169,7 +182,7 @@ def _configuration(path: Path) -> LoRAConfig:
 
 @contextmanager
 def _weights(path: Path) -> Iterator[Any]:
-    """The file of weights, open. Raises ModelError."""
+    """Open the file of weights. Raises ModelError."""
     file = path / WEIGHTS_FILE
     if not file.is_file():
         if (path / _PICKLE).is_file():
@@ -186,11 +199,13 @@ def _weights(path: Path) -> Iterator[Any]:
 
 
 Factors = dict[str, dict[str, str]]
-"""By the path of a layer, the keys of its factors in the file, by "A" and "B"."""
+"""Layer path → keys of its factors in the file, by "A" and "B"."""
 
 
 def _factors(keys: Iterable[str], places: Mapping[str, Place]) -> Factors:
-    """Raises ModelError for what is no LoRA of this model's linear layers."""
+    """Find the factors of each layer. Raises ModelError if a key is not part of a LoRA of this model's linear
+    layers.
+    """
     found: Factors = {}
     for key in sorted(keys):
         match = _KEY.fullmatch(key)
@@ -223,7 +238,7 @@ def _factors(keys: Iterable[str], places: Mapping[str, Place]) -> Factors:
 
 
 def _check_targets(config: LoRAConfig, factors: Factors, places: Mapping[str, Place]) -> None:
-    """Raise ModelError where the layers with weights are not those that the configuration names."""
+    """Raise ModelError if the layers with weights differ from those that the configuration names."""
     targets = {path for path, place in places.items() if config.adapts(path, head=place.head)}
     for path in sorted(targets - factors.keys()):
         raise ModelError(f"{WEIGHTS_FILE} has no weights for {path}, which target_modules names; copy both files again")
@@ -249,7 +264,7 @@ def _adapter(
             digest.update(f"{path} {tuple(factor.shape)} {factor.dtype} {scale.hex()}".encode())
             for block in blocks_of(factor):
                 digest.update(block)
-        # Copies: what was read is the file, which may be changed while it is served.
+        # Copies, because the read tensors are the mapped file, which may change during serving.
         updates[path] = LowRank(down.to(dtype, copy=True).contiguous(), (up.float() * scale).to(dtype).contiguous())
     size = sum(low.down.nbytes + low.up.nbytes for low in updates.values())
     rank = max(len(low.down) for low in updates.values())
