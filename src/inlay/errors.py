@@ -18,9 +18,21 @@ InlayError
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+
+def reduce_error(error: Exception) -> tuple[Any, ...]:
+    """``__reduce__`` of errors whose constructor takes other arguments than the message, for pickle and copy."""
+    return _remade, (type(error), error.args, error.__dict__)
+
+
+def _remade(kind: type[Exception], args: tuple[Any, ...], state: Mapping[str, Any]) -> Exception:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InlayError(Exception):
@@ -31,6 +43,8 @@ class InlayError(Exception):
     """
 
     outputs: Sequence[Any] = ()
+
+    __reduce__ = reduce_error
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ carried out or fails, and whatever comes later is refused with the reason.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -53,6 +54,7 @@ class EngineThread:
     def __init__(self, engine: Engine, *, own: bool) -> None:
         self._engine = engine
         self._own = own
+        self._pid = os.getpid()
         self._inbox = Inbox(interruptible=not own)
         self._turn = threading.RLock()  # among callers' threads
         self._inside = False  # whether who has the turn is at work: a call from inside a step finds it set
@@ -121,6 +123,8 @@ class EngineThread:
 
     def stop(self) -> None:
         """End the engine behind its current step; requests under way end with an error."""
+        if os.getpid() != self._pid:
+            return  # the engine is the parent's: its threads are not here, and its locks may be held for ever
         if not self._stopping:
             self._stopping = True
             self._inbox.refuse(_was_shut_down)
@@ -138,8 +142,17 @@ class EngineThread:
             thread.join()
 
     def check_open(self) -> None:
-        """Raises InlayError, with the reason, where nothing is done any more."""
+        """Raises InlayError, with the reason, if the engine has ended or belongs to the process before a fork."""
+        self._check_process()
         self._inbox.check_open()
+
+    def _check_process(self) -> None:
+        """Threads do not survive a fork, so a child would wait for the engine for ever. Raises InlayError."""
+        if os.getpid() != self._pid:
+            raise InlayError(
+                f"this engine was made by process {self._pid}, and process {os.getpid()} was forked from it; make a "
+                "new LLM behind the fork, or start processes with multiprocessing's 'spawn'"
+            )
 
     # Posting: on any thread, at any moment
 
@@ -179,6 +192,7 @@ class EngineThread:
 
     def _at_work(self, work: Callable[[], T]) -> T:
         """Take the turn, carry out what is posted, and work."""
+        self._check_process()
         try:
             with self._turn:
                 if self._inside:
