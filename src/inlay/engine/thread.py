@@ -34,7 +34,7 @@ from inlay.engine.encoder import Task
 from inlay.engine.faults import fault_of
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.listeners import Listener, Listeners
-from inlay.errors import AbortedError, EngineDeadError, InlayError
+from inlay.errors import AbortedError, EngineDeadError, ForkedError, InlayError
 
 logger = logging.getLogger(__name__)
 
@@ -143,16 +143,8 @@ class EngineThread:
 
     def check_open(self) -> None:
         """Raises InlayError, with the reason, if the engine has ended or belongs to the process before a fork."""
-        self._check_process()
+        ForkedError.check(self._pid)
         self._inbox.check_open()
-
-    def _check_process(self) -> None:
-        """Threads do not survive a fork, so a child would wait for the engine for ever. Raises InlayError."""
-        if os.getpid() != self._pid:
-            raise InlayError(
-                f"this engine was made by process {self._pid}, and process {os.getpid()} was forked from it; make a "
-                "new LLM behind the fork, or start processes with multiprocessing's 'spawn'"
-            )
 
     # Posting: on any thread, at any moment
 
@@ -192,7 +184,7 @@ class EngineThread:
 
     def _at_work(self, work: Callable[[], T]) -> T:
         """Take the turn, carry out what is posted, and work."""
-        self._check_process()
+        ForkedError.check(self._pid)
         try:
             with self._turn:
                 if self._inside:

@@ -43,7 +43,7 @@ _HELD = (
     """CREATE TRIGGER IF NOT EXISTS held_other AFTER UPDATE OF size ON segments
     BEGIN UPDATE held SET bytes = bytes + new.size - old.size; END""",
 )
-#: The number of the last change of every row, also of rows that are gone. The database itself keeps it, whichever process
+#: The number of the last change of every row, also of removed rows. The database itself keeps it, whichever process
 #: writes a row. ``changes_floor`` is the highest number of a removed row that was forgotten.
 _CHANGES = (
     "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE)",
@@ -121,9 +121,7 @@ class DiskIndex:
         )
         for row in oldest:
             self._tell("UPDATE changes_floor SET number = max(number, ?)", [(row[0],)])
-            self._tell(
-                "DELETE FROM changes WHERE number <= ? AND key NOT IN (SELECT key FROM segments)", [(row[0],)]
-            )
+            self._tell("DELETE FROM changes WHERE number <= ? AND key NOT IN (SELECT key FROM segments)", [(row[0],)])
 
     def total_bytes(self) -> int:
         """How many bytes all of them take."""
