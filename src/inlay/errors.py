@@ -12,15 +12,29 @@ InlayError
 ├── DeadlineError     a request had no answer by its deadline
 ├── AbortedError      a request was given up while somebody waited for it
 ├── EngineDeadError   the engine has ended by a fault of its own, and answers nobody any more
+├── ForkedError       an engine is used in a process that was forked from the one that made it
 ├── BatchError        a file of requests cannot be run (inlay.batch)
 └── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.advice.extract)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+
+def reduce_error(error: Exception) -> tuple[Any, ...]:
+    """``__reduce__`` of errors whose constructor takes other arguments than the message, for pickle and copy."""
+    return _remade, (type(error), error.args, error.__dict__)
+
+
+def _remade(kind: type[Exception], args: tuple[Any, ...], state: Mapping[str, Any]) -> Exception:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InlayError(Exception):
@@ -31,6 +45,8 @@ class InlayError(Exception):
     """
 
     outputs: Sequence[Any] = ()
+
+    __reduce__ = reduce_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +94,19 @@ class AbortedError(InlayError):
 
 class EngineDeadError(InlayError):
     """The engine has ended by a fault of its own, and answers nobody any more; its log has the fault."""
+
+
+class ForkedError(InlayError):
+    """An engine is used in a process that was forked from the one that made it."""
+
+    @classmethod
+    def check(cls, pid: int) -> None:
+        """Raise unless ``pid`` is this process. Threads do not survive a fork, so a child would wait for ever."""
+        if os.getpid() != pid:
+            raise cls(
+                f"this engine was made by process {pid}, and process {os.getpid()} was forked from it; make a new LLM "
+                "behind the fork, or start processes with multiprocessing's 'spawn'"
+            )
 
 
 class DeadlineError(InlayError):

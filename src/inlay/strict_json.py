@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from inlay.errors import reduce_error
+
 Pairs = list[tuple[str, Any]]
 
 _LONG = b"0" * 400  # digits of a number that takes a while to convert
@@ -61,6 +63,8 @@ class JSONError(Exception):
     line, column: the same, from 1; columns in characters.
     bound: the reader's own one that there is more than; None where it is Python's, or the fault is another.
     """
+
+    __reduce__ = reduce_error
 
     def __init__(
         self, fault: Fault, detail: str = "", text: str = "", index: int | None = None, *, bound: int | None = None

@@ -21,6 +21,7 @@ carried out or fails, and whatever comes later is refused with the reason.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -33,7 +34,7 @@ from inlay.engine.encoder import Task
 from inlay.engine.faults import fault_of
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.listeners import Listener, Listeners
-from inlay.errors import AbortedError, EngineDeadError, InlayError
+from inlay.errors import AbortedError, EngineDeadError, ForkedError, InlayError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class EngineThread:
     def __init__(self, engine: Engine, *, own: bool) -> None:
         self._engine = engine
         self._own = own
+        self._pid = os.getpid()
         self._inbox = Inbox(interruptible=not own)
         self._turn = threading.RLock()  # among callers' threads
         self._inside = False  # whether who has the turn is at work: a call from inside a step finds it set
@@ -121,6 +123,8 @@ class EngineThread:
 
     def stop(self) -> None:
         """End the engine behind its current step; requests under way end with an error."""
+        if os.getpid() != self._pid:
+            return  # the engine is the parent's: its threads are not here, and its locks may be held for ever
         if not self._stopping:
             self._stopping = True
             self._inbox.refuse(_was_shut_down)
@@ -138,7 +142,8 @@ class EngineThread:
             thread.join()
 
     def check_open(self) -> None:
-        """Raises InlayError, with the reason, where nothing is done any more."""
+        """Raises InlayError, with the reason, if the engine has ended or belongs to the process before a fork."""
+        ForkedError.check(self._pid)
         self._inbox.check_open()
 
     # Posting: on any thread, at any moment
@@ -179,6 +184,7 @@ class EngineThread:
 
     def _at_work(self, work: Callable[[], T]) -> T:
         """Take the turn, carry out what is posted, and work."""
+        ForkedError.check(self._pid)
         try:
             with self._turn:
                 if self._inside:

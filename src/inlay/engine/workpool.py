@@ -9,6 +9,7 @@ waits for it: a client that hangs up and comes again gets no second thread.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from inlay.engine.pacing import LONGEST_S, Pacer
-from inlay.errors import DeadlineError, InlayError, QueueFullError
+from inlay.errors import DeadlineError, ForkedError, InlayError, QueueFullError
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class WorkPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
+        self._pid = os.getpid()
         self._threads = threads
         self._most_waiting = most_waiting
         self._pacer = pacer or Pacer()
@@ -86,6 +88,7 @@ class WorkPool:
         owner: whose work it is, who shares; None for work without an owner, which may take all threads.
         Raises QueueFullError where the owner has too much in line, and InlayError once the pool is closed.
         """
+        ForkedError.check(self._pid)
         future: Future[T] = Future()
         with self._wake:
             if self._closed:

@@ -122,20 +122,20 @@ def test_what_is_written_while_others_changes_are_read_is_there(tmp_path, monkey
     monkeypatch.setattr(disk, "LOOK_S", 0.0)
     other = DiskTier(tmp_path, 1 << 30)
     other.put(record_of(spec_of(2)), slabs_of(spec_of(2)))
-    entries, written = DiskIndex.entries, threading.Event()
+    changed_since, written = DiskIndex.changed_since, threading.Event()
 
     def put():
         one.put(record_of(spec_of(3)), slabs_of(spec_of(3)))
         written.set()
 
-    def meanwhile(index):
-        found = entries(index)
+    def meanwhile(index, number):
+        found = changed_since(index, number)
         threading.Thread(target=put, daemon=True).start()
         written.wait(0.5)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiskIndex, "entries", meanwhile)
+        patch.setattr(DiskIndex, "changed_since", meanwhile)
         one.refresh()
     assert written.wait(30)
     assert all(one.holds(spec_of(number).key) for number in (1, 2, 3))

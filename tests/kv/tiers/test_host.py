@@ -46,6 +46,28 @@ def test_a_segment_in_pieces_is_the_same():
     assert all(same(read(tier, record_of(spec)), slabs_of(spec)) for spec in small[1::2])
 
 
+def test_a_put_that_is_refused_evicts_nothing():
+    """ONE is being read, so its page cannot be freed: there is no room for LONG, and TWO and THREE stay."""
+    tier = filled(ONE, TWO, THREE, pages=4)
+    with tier.reading(record_of(ONE)):
+        assert not tier.put(record_of(LONG), slabs_of(LONG))
+        assert all(tier.holds(spec.key) for spec in (ONE, TWO, THREE))
+        assert tier.stats().evictions == 0
+    assert tier.put(record_of(LONG), slabs_of(LONG))
+    assert not any(tier.holds(spec.key) for spec in (ONE, TWO, THREE))
+
+
+def test_a_segment_that_is_being_read_is_not_evicted_for_another():
+    """ONE was used least recently; while it is read, TWO goes in its place, and later ONE may go."""
+    tier = filled(ONE, TWO, pages=2)
+    with tier.reading(record_of(ONE)):
+        assert tier.put(record_of(THREE), slabs_of(THREE))
+        assert [tier.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, False, True]
+    for spec in (TWO, spec_of(9)):
+        assert tier.put(record_of(spec), slabs_of(spec))
+    assert not tier.holds(ONE.key)
+
+
 def test_forms_and_slabs_are_kept_as_they_are():
     """What has passed through a codec is not encoded once more."""
     tier = HostTier(8 * PAGE)

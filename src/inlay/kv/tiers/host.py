@@ -221,24 +221,45 @@ class HostTier:
         return True
 
     def _make_room(self, size: int) -> tuple[SlotRange, ...] | None:
-        """Pages for so many bytes; None where there is no such room, or what could go is being read."""
-        if pages_for(size) > self.memory.pages:
-            return None
+        """Return pages for ``size`` bytes. Returns None, and evicts nothing, where too few pages can be freed.
+
+        The pages of segments that are being read cannot be freed.
+        """
         ages = []
         with self._guard:
+            wanted = pages_for(size) - self.memory.free_bytes // PAGE
+            if wanted > 0 and not self._can_free(wanted):
+                return None
+            busy: list[TierEntry] = []
             while (pages := self.memory.allocate(size)) is None:
                 entry = self._next_to_go()
-                if entry is None:  # the rest is being read
-                    break
+                if self.kept[entry.key].readers:
+                    busy.append(entry)
+                    continue
                 ages.append(max(0.0, time.time() - entry.used))
                 self._worth.evicted(entry)
                 self._remove(entry.key)
+            for entry in busy:  # they may go once they have been read
+                self._worth.note(entry)
         self._counts.evicted(ages)
         return pages
 
-    def _next_to_go(self) -> TierEntry | None:
-        above = next(iter(self.above), None)
-        return self._worth.take() if above is None else self._worth.entries[above]
+    def _can_free(self, wanted: int) -> bool:
+        """Whether segments that nobody reads take that many pages."""
+        for kept in self.kept.values():
+            if not kept.readers:
+                wanted -= sum(each.length for each in kept.pages)
+                if wanted <= 0:
+                    return True
+        return False
+
+    def _next_to_go(self) -> TierEntry:
+        for key in self.above:
+            if not self.kept[key].readers:
+                return self._worth.entries[key]
+        entry = self._worth.take()
+        assert entry is not None, "what can be freed was counted before"
+        return entry
 
 
 def _size_of(record: SegmentRecord) -> int:

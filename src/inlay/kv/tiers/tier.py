@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from inlay.errors import reduce_error
 from inlay.kv.codecs.codec import Slab
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.types import TierStats
@@ -23,6 +24,8 @@ class Miss(Enum):
 
 class TierMissError(Exception):
     """A tier could not give a segment; that is for the tier's own neighbours, who compute it instead."""
+
+    __reduce__ = reduce_error
 
     def __init__(self, reason: Miss, message: str = "") -> None:
         super().__init__(message or reason.value)

@@ -58,6 +58,14 @@ class Worth:
             if self._entries.get(entry.key) != entry:
                 self.note(entry)
 
+    def update(self, rows: Mapping[bytes, TierEntry | None]) -> None:
+        """Take over changed entries; None removes one."""
+        for key, entry in rows.items():
+            if entry is None:
+                self.remove(key)
+            elif self._entries.get(key) != entry:
+                self.note(entry)
+
     def note(self, entry: TierEntry) -> None:
         """There is an entry, or another is said of one that is known."""
         key, before = entry.key, self._entries.get(entry.key)
