@@ -132,3 +132,114 @@ def test_a_model_without_shifts_keeps_parts_at_their_positions():
     assert usage.shifted_tokens == 0
     moved = llm.generate(conversation(1, 0), ONE)[0].usage  # elsewhere it is another segment
     assert moved.cached_tokens < len(llm.encoder.text(DOCUMENTS[1])) + len(llm.encoder.text(SYSTEM))
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}
+DOCUMENT = "Document island: the island lies far out in the sea, behind the fog. "
+
+
+def turn(role: str, content) -> dict:
+    return {"role": role, "content": content}
+
+
+def asked(document: dict, *before: dict) -> list[dict]:
+    return [*before, turn("user", [document, part(QUESTION)])]
+
+
+def shapes(system: list[dict], filler: str) -> dict[str, list[dict]]:
+    """Conversations with one marked document, each in another place. filler: the other text."""
+    document = part(DOCUMENT, marked=True)
+    user, answer = turn("user", filler), turn("assistant", f"{filler} I think.")
+    calls = {**turn("assistant", ""), "tool_calls": [CALL]}
+    return {
+        "first": asked(document, *system),
+        "second": asked(document, *system, user, answer),
+        "fourth": asked(document, *system, *[user, answer] * 3),
+        "in parts": asked(document, *system, turn("user", [part(filler)]), turn("assistant", [part(filler)])),
+        "answer": [*system, user, turn("assistant", [document]), user],
+        "tool result": [*system, user, calls, {**turn("tool", [document]), "tool_call_id": "c"}],
+        "tool result again": [*system, user, calls, {**turn("tool", [document]), "tool_call_id": "c"}, answer, user],
+        "answer first": asked(document, *system, answer),
+    }
+
+
+@pytest.mark.parametrize("reuse", ["modular", "anchored", "isolated"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        [],
+        [turn("system", SYSTEM)],
+        [turn("developer", SYSTEM)],
+        [turn("system", SYSTEM), turn("system", "Be brief.")],
+        [turn("system", [part(SYSTEM), part(" Be brief.")])],
+        [turn("system", [part(SYSTEM, marked=True)])],
+        [turn("system", [part(SYSTEM, marked=True), part(" Be brief. ", marked=True)])],
+    ],
+)
+def test_a_marked_part_is_found_in_every_conversation_of_its_system_turn(reuse, system):
+    llm = make(reuse=reuse)
+    tokens = len(llm.encoder.text(DOCUMENT.strip()))
+    for number, (name, messages) in enumerate(shapes(system, "Where are we?").items()):
+        llm.generate(messages, ONE)
+        other = shapes(system, f"Tell me {'more, ' * number}please!")[name]
+        usage = llm.generate(other, ONE)[0].usage
+        assert usage.module_tokens + usage.exact_tokens >= tokens, name
+        assert usage.module_tokens >= tokens * (name != "first"), name
+    stored = llm.generate(shapes(system, "Another one?")["second"], ONE, cache_salt="other")[0].usage
+    assert stored.cached_tokens == 0  # of another salt nothing is found
+
+
+def test_a_part_of_another_system_turn_is_not_found():
+    llm = make(reuse="anchored")
+    llm.generate(shapes([turn("system", SYSTEM)], "Hm?")["second"], ONE)
+    usage = llm.generate(shapes([turn("system", "Guess.")], "Hm?")["second"], ONE)[0].usage
+    assert usage.module_tokens == 0
+
+
+def test_text_of_the_system_turn_behind_its_last_marked_part_may_change():
+    """The recipe for a date: the stable text is marked, and what changes stands behind it."""
+    llm = make(reuse="anchored")
+
+    def messages(date: str) -> list[dict]:
+        system = turn("system", [part(SYSTEM, marked=True), part(f" It is {date}.")])
+        return asked(part(DOCUMENT, marked=True), system)
+
+    llm.generate(messages("Monday, 9:00"), ONE)
+    usage = llm.generate(messages("Tuesday, 10:01"), ONE)[0].usage
+    assert usage.module_tokens == len(llm.encoder.text(DOCUMENT))
+    assert usage.exact_tokens >= len(llm.encoder.text(SYSTEM))
+
+
+def test_marked_parts_of_the_system_turn_are_found_in_any_combination():
+    llm = make()
+
+    def messages(*order: int) -> list[dict]:
+        system = turn("system", [part(SYSTEM), *(part(DOCUMENTS[i], marked=True) for i in order)])
+        return [system, turn("user", QUESTION)]
+
+    ids = [len(llm.encoder.text(text)) for text in DOCUMENTS]
+    llm.generate(messages(0, 1, 2), ONE)
+    usage = llm.generate(messages(2, 1), ONE)[0].usage
+    assert usage.module_tokens + usage.exact_tokens >= ids[1] + ids[2] - 1  # the last one is stripped of a space
+
+
+@pytest.mark.parametrize("name", ["second", "tool result", "answer first"])
+def test_exact_reuse_behind_earlier_turns_equals_the_stock_model(name):
+    llm = make()
+    messages = shapes([turn("system", SYSTEM)], "Where are we?")[name]
+    llm.generate(shapes([turn("system", SYSTEM)], "And now?")[name], ONE, reuse="modular")
+    ids = llm.lay_out(messages).ids
+    with torch.inference_mode():
+        expected = llm.loaded.model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+    for reuse in ("off", "exact"):
+        (got,) = llm.distributions([messages], [[5]], reuse=reuse)
+        torch.testing.assert_close(got[0], expected, atol=1e-4, rtol=0)
+
+
+def test_a_model_without_shifts_finds_parts_at_the_same_place_behind_other_turns():
+    llm = make("gpt2", reuse="anchored")
+    system = [turn("system", SYSTEM)]
+    llm.generate(shapes(system, "Where are we?")["second"], ONE)
+    usage = llm.generate(shapes(system, "Where are we!")["second"], ONE)[0].usage
+    assert usage.module_tokens >= len(llm.encoder.text(DOCUMENT))

@@ -14,9 +14,17 @@ from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.conversation import ContentSpecs, lay_out_conversation, without_order
-from inlay.prompt.free_order import NOT_IN_PARTS, FreeSet, check_count, why_not_free
-from inlay.prompt.inputs import Conversation, as_prompt, check_ids, check_messages, is_conversation, unwrap
+from inlay.prompt.conversation import ContentSpecs, as_turn, fixed_sets, lay_out_conversation
+from inlay.prompt.free_order import FreeSet, check_count, why_not_free
+from inlay.prompt.inputs import (
+    Conversation,
+    as_prompt,
+    check_ids,
+    check_messages,
+    has_modules,
+    is_conversation,
+    unwrap,
+)
 from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.limits import check_forced, check_prompt, check_tokens, check_weight
@@ -216,10 +224,16 @@ class PromptProcessor:
         chat.options.check_last(chat)
         template = self.template.told(chat.options)
         if not all(isinstance(message["content"], str) for message in chat):
-            return lay_out_conversation(chat, self.encoder, template)
+            laid = lay_out_conversation(chat, self.encoder, template)
+            if laid is not None:
+                return laid
+            if has_modules(chat):
+                template.warn_once(
+                    "the chat template rewrites the text of messages with marked parts, so none of them is a module: "
+                    "use a template that shows contents as they are"
+                )
         generation, continues = chat.options.generation, chat.options.continues
-        fixed = tuple(NOT_IN_PARTS for message in chat if message.get("order") is not None)
-        said = [without_order(message) for message in chat] if fixed else chat
+        said = list(map(as_turn, chat))
         rendered = template.render_with_seams(said, tools=chat.tools, generation=generation, continues=continues)
         texts = at_seams(rendered)
         self.encoder.bound.check(texts)
@@ -227,7 +241,7 @@ class PromptProcessor:
             ids = self.tokenizer.encode(texts[0], add_special_tokens=False)
         else:
             ids = [token for text in texts for token in self.encoder.template(text)]
-        return replace(lay_out_ids(ids, "".join(texts)), sets=fixed)
+        return replace(lay_out_ids(ids, "".join(texts)), sets=fixed_sets(chat))
 
     def _lay_out_pml(self, prompt: Prompt, policy: ReusePolicy, salt: str) -> PromptLayout:
         known = self.schemas.current(prompt.schema, salt)
