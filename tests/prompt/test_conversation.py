@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from inlay import LLM, Prompt, SamplingParams, Schema
+from tests.api.tool_templates import tool_model
 from tests.conftest import tiny
 
 SYSTEM = "Answer from the documents."
@@ -243,3 +244,54 @@ def test_a_model_without_shifts_finds_parts_at_the_same_place_behind_other_turns
     llm.generate(shapes(system, "Where are we?")["second"], ONE)
     usage = llm.generate(shapes(system, "Where are we!")["second"], ONE)[0].usage
     assert usage.module_tokens >= len(llm.encoder.text(DOCUMENT))
+
+
+@pytest.mark.parametrize("content", [DOCUMENT, [part("Read this. "), part(DOCUMENT)]])
+def test_a_mark_beside_a_content_marks_its_last_part(content):
+    llm = make()
+
+    def messages(filler: str, mark: dict | None) -> list[dict]:
+        document = {**turn("user", content), "cache_control": mark}
+        return [turn("system", SYSTEM), turn("user", filler), turn("assistant", "Yes."), document]
+
+    tokens = len(llm.encoder.text(DOCUMENT.strip()))
+    llm.generate(messages("Hm?", EPHEMERAL), ONE)
+    usage = llm.generate(messages("Who are you?", EPHEMERAL), ONE)[0].usage
+    assert usage.module_tokens >= tokens - 1  # the last one of a prompt is always computed
+    assert llm.generate(messages("Where?", None), ONE)[0].usage.module_tokens == 0
+    assert llm.lay_out(messages("Hm?", EPHEMERAL)).text == llm.lay_out(messages("Hm?", None)).text
+
+
+def test_a_mark_of_an_empty_content_and_of_a_call_is_passed_over():
+    llm = make()
+    calls = {**turn("assistant", ""), "tool_calls": [CALL], "cache_control": EPHEMERAL}
+    result = {**turn("tool", "Sunny."), "tool_call_id": "c", "cache_control": EPHEMERAL}
+    plain = [{key: value for key, value in one.items() if key != "cache_control"} for one in (calls, result)]
+    empty = {**turn("system", ""), "cache_control": EPHEMERAL}
+    question = turn("user", QUESTION)
+    assert (
+        llm.lay_out([empty, question, calls, result]).text == llm.lay_out([turn("system", ""), question, *plain]).text
+    )
+
+
+def test_a_mark_of_a_tool_changes_nothing_of_the_prompt():
+    llm = make()
+    marked = {**TOOL, "cache_control": EPHEMERAL, "function": {**TOOL["function"], "cache_control": EPHEMERAL}}
+    for messages in (conversation(0), [turn("user", QUESTION)]):
+        laid = [llm.lay_out({"messages": messages, "tools": [tool]}) for tool in (TOOL, marked)]
+        assert laid[0].ids == laid[1].ids
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("parts", [False, True])
+def test_thoughts_of_past_turns_reach_a_template_that_shows_them(name, parts):
+    shows = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=shows)
+    content = [part("Sunny.")] if parts else "Sunny."
+    thought = {**turn("assistant", content), name: "I need <|im_end|> it."}
+    layout = llm.lay_out([turn("user", QUESTION), thought, turn("user", "So?")])
+    assert "<assistant>[I need <|im_end|> it.]Sunny.<user>" in layout.text
+    assert llm.tokenizer.convert_tokens_to_ids("<|im_end|>") not in layout.ids

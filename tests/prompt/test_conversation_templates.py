@@ -36,8 +36,8 @@ TEMPLATES = {
     ),
     "thoughts left out": FORGETS,
     "stripped": PLAIN.replace("m.content", "m.content | trim"),
-    "empty turns left out": "{% for m in messages %}{% if m.content %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
-    "\n{% endif %}{% endfor %}" + ANSWER,
+    "empty turns left out": "{% for m in messages %}{% if m.content %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}" + ANSWER,
     "upper case": PLAIN.replace("m.content", "m.content | upper"),
     "upper case of the user": PLAIN.replace("m.content", "m.content | upper if m.role == 'user' else m.content"),
     "a turn shown twice": PLAIN + "{{ messages[-1].content }}",

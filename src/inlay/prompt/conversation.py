@@ -25,6 +25,7 @@ from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams
 
 _SYSTEM = ("system", "developer")
+_THOUGHTS = ("reasoning_content", "reasoning")
 _WAYS = 5  # of cutting bodies out of a rendering, from all of them to none
 
 
@@ -58,9 +59,12 @@ def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template:
 
 
 def as_turn(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as chat templates know it, its content one text."""
+    """A message as chat templates know it: its content is one text, and its thoughts have both names in use."""
     turn = {key: value for key, value in message.items() if key != "order"}
     turn["content"] = _text(message)
+    thoughts = next((turn[name] for name in _THOUGHTS if isinstance(turn.get(name), str)), None)
+    if thoughts is not None:
+        turn |= {name: thoughts for name in _THOUGHTS if not isinstance(turn.get(name), str)}
     return turn
 
 

@@ -24,6 +24,8 @@ from inlay.prompt.inputs import (
     has_modules,
     is_conversation,
     unwrap,
+    with_marked_part,
+    without_marks,
 )
 from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
@@ -220,7 +222,8 @@ class PromptProcessor:
         spells a special token: then the rendering is cut there, so that no text can open a role.
         """
         self.encoder.bound.check_count(len(messages), "messages")
-        chat = messages if isinstance(messages, Conversation) else Conversation(messages)
+        given = messages if isinstance(messages, Conversation) else Conversation(messages)
+        chat = Conversation(tuple(map(with_marked_part, given)), without_marks(given.tools), given.options)
         chat.options.check_last(chat)
         template = self.template.told(chat.options)
         if not all(isinstance(message["content"], str) for message in chat):
