@@ -65,8 +65,8 @@ _RESULT = '"A bow\\", of steel.\n'
 class Cut:
     """A rendering of turns without the bodies that were cut out.
 
-    pieces: the texts around the bodies, one more than there are bodies. order: the numbers of the turns with these
-    bodies, in the order of the rendering: a template may write the system turn behind others.
+    pieces: the texts around the bodies, one more than there are bodies.
+    order: the numbers of the turns with these bodies, in the order of the rendering. Templates move system turns.
     """
 
     pieces: tuple[str, ...]

@@ -1,10 +1,8 @@
-"""A conversation whose messages come in parts, as numbers: every part is tokenized alone and stays one run of tokens.
+"""Token ids of conversations whose messages come in parts, and the segments that these parts are read from.
 
-To such a prompt its system turn is what text outside modules is to a schema: always present. A part that the request
-marks is a module; another part of a later turn is looked up by its content. What templates write in ways of their own
-(calls of tools, and results of these where they become JSON) has no parts.
-
-Parts of a conversation as segments: what each attends to when it is encoded, and whether it is one at all.
+Every part is tokenized alone and stays one run of tokens. A marked part is a module. An unmarked part of a later turn
+is looked up by its content. Messages that the template rewrites have no parts: calls of tools, and results that become
+JSON.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ def _bodies(messages: Conversation, template: ChatTemplate) -> _Bodies | None:
 
 
 def _cut_out(messages: Conversation, turns: list[Turn], template: ChatTemplate) -> _Bodies | None:
-    """The bodies of these turns; None where the rendering has another text than they and what stands around them."""
+    """The bodies of these turns. None where the template's rendering is not the pieces and the bodies in turn."""
     options, tools = messages.options, messages.tools
     numbers = [n for n, turn in enumerate(turns) if isinstance(turn, str) or "content" not in turn]
     try:
@@ -116,14 +114,14 @@ def _cut_out(messages: Conversation, turns: list[Turn], template: ChatTemplate) 
         bodies = {number: _text(messages[number]) for number in numbers}
         real = template.rendered(turns, list(bodies.values()), generation=options.generation, tools=tools)
     except ModelError:
-        return None  # the whole rendering says what is wrong
+        return None  # rendering the messages whole raises the error
     shown = [trims[number].start(trims[number].end(bodies[number])) for number in cut.order]
     built = "".join(
         text for pair in zip(cut.pieces, [*shown, ""], strict=True) for part in pair for text in at_seams(part)
     )
     if built != real or (options.continues and cut.order[-1] != len(turns) - 1):
         return None
-    if options.continues:  # what it ends with is not its end
+    if options.continues:  # the model goes on behind the last character
         trims[len(turns) - 1] = replace(trims[len(turns) - 1], right="")
     return _Bodies(turns, cut, {number: _settled(messages[number], trim) for number, trim in trims.items()})
 
@@ -156,11 +154,15 @@ def _anchor(
     tools: Tools | None,
     walk: _Walk,
 ) -> tuple[Placed, ...]:
-    """What every conversation with these messages of the system begins with, up to the text of a user who comes next.
+    """The text that all conversations with this system turn share: up to the first text of a user.
 
-    It ends behind the last marked part, where text follows that is not marked: such text may change. It ends in front
-    of parts whose order is free.
-    messages: those of the system turn. turns: the same, as the template is asked for them.
+    It ends behind the last marked part where unmarked text follows, because such text may change. It ends in front of
+    parts whose order is free.
+
+    Args:
+        messages: the messages of the system turn.
+        turns: the same messages as the template is asked for them.
+        walk: an empty one.
     """
     asked = [*turns, "user"]
     try:
@@ -285,7 +287,10 @@ def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
 
 @dataclass
 class _Walk:
-    """known: the ids of texts that were encoded before, by what encoded them."""
+    """Places texts one behind the other.
+
+    known: the ids of the texts that were encoded so far. The first half of a key is True for text of messages.
+    """
 
     encoder: TextEncoder
     known: dict[tuple[bool, str], tuple[int, ...]] = field(default_factory=dict)
@@ -328,7 +333,7 @@ _WORTH_FINDING = 16
 
 @dataclass(frozen=True, slots=True)
 class _AnchorPart:
-    """Tokens of an anchor: a marked part, or what stands between two of these."""
+    """Tokens of an anchor: a marked part, or the text between two marked parts."""
 
     ids: tuple[int, ...]
     origin: ContentPart | None
@@ -346,7 +351,7 @@ class _Anchor:
     first: int
 
     def context(self, origin: ContentPart) -> tuple[SegmentSpec, ...]:
-        """What a part attends to: one of the system turn the text in front of all marked parts, another one all."""
+        """The segments that a part attends to: all, or those before the first marked one for a part of the anchor."""
         return self.specs[: self.first] if origin.leads else self.specs
 
     def begins(self, ids: tuple[int, ...]) -> bool:
@@ -372,8 +377,7 @@ def _end(specs: Sequence[SegmentSpec]) -> int:
 class ContentSpecs:
     """The specs of one conversation's parts, under one adapter, or under several: most exact first.
 
-    anchored: whether a part sees not only itself, but also the system turn, with what the template writes up to the
-        text of a user who comes next: the layout's anchor.
+    anchored: whether a part also sees the layout's anchor.
     movable: whether a segment may be encoded at a canonical start and read at a shift.
     salt: whose the conversation is. adapters: their digests; b"" for the model alone.
     """

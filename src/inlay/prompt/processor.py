@@ -89,7 +89,8 @@ class PromptProcessor:
         """
         check_weight(weight)
         made_with = self.model.adapter(adapter)
-        layout = self._cut(self.lay_out(prompt, policy, salt), params)
+        kept = self._kept(params)
+        layout = self._cut(self.lay_out(prompt, policy, salt, kept), kept, params)
         check_prompt(layout, self.model, self.tokenizer, answered=params.max_tokens != 0)
         check_tokens(params, self.model)
         check_forced(layout, self.model, forced)
@@ -162,18 +163,23 @@ class PromptProcessor:
 
     # Prompts
 
-    def lay_out(self, prompt: Any, policy: ReusePolicy, salt: str = "") -> PromptLayout:
-        """Token ids and positions of a prompt in any form. Raises ParameterError, PMLError and ModelError."""
+    def lay_out(self, prompt: Any, policy: ReusePolicy, salt: str = "", kept: int | None = None) -> PromptLayout:
+        """Token ids and positions of a prompt in any form.
+
+        kept: how many tokens of its end will be kept, so that the front of a very long text is not tokenized; None for
+            all. A text that is cut has more than these.
+        Raises ParameterError, PMLError, ContextError and ModelError.
+        """
         if isinstance(prompt, (Prompt, PromptBuilder)):
             return self._lay_out_pml(as_prompt(prompt), policy, salt)
         if isinstance(prompt, Mapping):
             prompt = unwrap(prompt)
         if isinstance(prompt, str):
-            self.encoder.bound.check([prompt])
+            (prompt,) = self._bounded([prompt], kept)
             return lay_out_ids(self.tokenizer.encode(prompt), prompt)
         if is_conversation(prompt):
             check_messages(prompt)
-            return self._lay_out_chat(prompt)
+            return self._lay_out_chat(prompt, kept)
         if isinstance(prompt, Sequence):
             return lay_out_ids(check_ids(prompt, self.model.vocab_size), "")
         raise ParameterError(
@@ -215,7 +221,15 @@ class PromptProcessor:
         check_count(sets)
         return sets
 
-    def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
+    def _bounded(self, texts: Sequence[str], kept: int | None) -> Sequence[str]:
+        """Texts, or the end of them that is to be kept. Raises ContextError for more than the context holds."""
+        ending = None if kept is None else self.encoder.bound.ending(texts, kept)
+        if ending is not None:
+            return ending
+        self.encoder.bound.check(texts)
+        return texts
+
+    def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]], kept: int | None) -> PromptLayout:
         """Chat messages as the template writes them, without a schema.
 
         The ids are those of the whole rendering, unless a message comes in parts, which are encoded apart, or a text
@@ -238,8 +252,7 @@ class PromptProcessor:
         generation, continues = chat.options.generation, chat.options.continues
         said = list(map(as_turn, chat))
         rendered = template.render_with_seams(said, tools=chat.tools, generation=generation, continues=continues)
-        texts = at_seams(rendered)
-        self.encoder.bound.check(texts)
+        texts = self._bounded(at_seams(rendered), kept)
         if len(texts) == 1:
             ids = self.tokenizer.encode(texts[0], add_special_tokens=False)
         else:
@@ -274,14 +287,15 @@ class PromptProcessor:
 
         return tuple(map(part_of, layout.parts))
 
-    def _cut(self, layout: PromptLayout, params: SamplingParams) -> PromptLayout:
-        """A prompt without the tokens in front of those that the request keeps. Raises ParameterError."""
-        most = params.truncate_prompt_tokens
-        if most is None:
-            return layout
-        if most == -1:
-            most = max(1, self.model.max_positions - (1 if params.max_tokens is None else params.max_tokens))
-        if len(layout.ids) <= most:
+    def _kept(self, params: SamplingParams) -> int | None:
+        """How many tokens of the end of a prompt a request keeps; None for all."""
+        if params.truncate_prompt_tokens != -1:
+            return params.truncate_prompt_tokens
+        return max(1, self.model.max_positions - (1 if params.max_tokens is None else params.max_tokens))
+
+    def _cut(self, layout: PromptLayout, most: int | None, params: SamplingParams) -> PromptLayout:
+        """The last ``most`` tokens of a prompt; all for None. Raises ParameterError."""
+        if most is None or len(layout.ids) <= most:
             return layout
         if layout.schema is not None or any(part.origin is not None for part in layout.parts):
             raise ParameterError(

@@ -94,7 +94,7 @@ class Echo(Form):
 
 
 class EchoedPart(Form):
-    """What clients keep beside a part of a past answer. It says nothing to the model."""
+    """Fields that clients keep in a part of a past answer. They change nothing."""
 
     annotations: Any = None
     citations: Any = None
@@ -157,7 +157,7 @@ class Message(Form):
 
 
 class PastAnswer(Message, Echo):
-    """A turn of the model's, as a client has kept it: what stands beside its text, thoughts and calls says nothing.
+    """A turn of the model's, as a client has kept it. Fields beside its text, thoughts and calls are ignored.
 
     But for ``function_call``, which is a call that the model would not be shown.
     """
@@ -249,7 +249,7 @@ def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[di
 
 
 def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
-    """What is wrong with a part of a message's content; None where that is fine. place: the way to the part."""
+    """The first problem of a part of a message's content, or None. place: the way to the part."""
     if not isinstance(part, Mapping):
         return place, "invalid_value", f'{place} is {shown(part)}; it must be a part {{"type": "text", "text": "…"}}'
     forms = (

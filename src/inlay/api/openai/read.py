@@ -184,7 +184,7 @@ def _must_be(field: str, value: Any, form: type[Body]) -> str:
 
 
 def _wrong_part(param: str, content: Any, inner: Sequence[str], form: type[Form]) -> Problem | None:
-    """What is wrong with a part of a content; None where it is something else. inner: pydantic's way to the problem."""
+    """The problem of a part of a content, or None for another problem. inner: pydantic's way to the problem."""
     number = next((int(name) for name in inner if name.isdigit()), None)
     if not isinstance(content, list) or number is None or len(content) > MAX_PARTS:
         return None
