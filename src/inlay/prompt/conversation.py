@@ -15,6 +15,7 @@ from typing import Any
 from inlay.errors import ModelError, ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.pml.nodes import MAX_SET
+from inlay.prompt.anchors import Anchor
 from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
 from inlay.prompt.free_order import NOT_CUT_OUT, NOT_IN_PARTS, FreeSet, Member
 from inlay.prompt.inputs import Conversation, is_marked, ttl_of
@@ -370,6 +371,15 @@ def _anchor_parts(placed: Sequence[Placed]) -> tuple[_AnchorPart, ...]:
     return tuple(made)
 
 
+def _earlier_parts(anchor: Anchor) -> tuple[_AnchorPart, ...]:
+    return tuple(_AnchorPart(ids, ContentPart(True, leads=True) if marked else None) for ids, marked in anchor)
+
+
+def anchor_of(prompt: PromptLayout) -> Anchor:
+    """The anchor of a prompt, in the form that is kept of earlier requests."""
+    return tuple((part.ids, part.origin is not None) for part in _anchor_parts(prompt.anchor))
+
+
 def _end(specs: Sequence[SegmentSpec]) -> int:
     return specs[-1].end if specs else 0
 
@@ -380,6 +390,8 @@ class ContentSpecs:
     anchored: whether a part also sees the layout's anchor.
     movable: whether a segment may be encoded at a canonical start and read at a shift.
     salt: whose the conversation is. adapters: their digests; b"" for the model alone.
+    base: the anchor of earlier requests of which the layout's is a version. Modules that are not stored behind the
+        layout's are read as they are stored behind this one, or alone, and else encoded behind this one.
     """
 
     def __init__(
@@ -391,6 +403,7 @@ class ContentSpecs:
         keys: KeyMaker,
         salt: bytes,
         adapters: Sequence[bytes] = (b"",),
+        base: Anchor | None = None,
     ) -> None:
         self._prompt = prompt
         self._movable = movable
@@ -398,7 +411,9 @@ class ContentSpecs:
         self._salt = salt
         self._adapters = adapters
         self._form = "anchored" if anchored else "isolated"
-        self._anchors = self._specified(prompt.anchor if anchored else ())
+        self._anchors = self._specified(_anchor_parts(prompt.anchor) if anchored else ())
+        self._bases = () if base is None else self._specified(_earlier_parts(base))
+        self._alone = () if base is None else self._specified(())
 
     def parts(self) -> tuple[PromptPart, ...]:
         """The conversation's parts, those of its anchor as segments where it begins with them."""
@@ -409,9 +424,8 @@ class ContentSpecs:
         rest = (_behind(part, end) for part in self._prompt.parts if part.end > end)
         return (*map(self._of_anchor, range(len(anchor.parts))), *map(self._part, rest))
 
-    def _specified(self, placed: Sequence[Placed]) -> tuple[_Anchor, ...]:
+    def _specified(self, parts: tuple[_AnchorPart, ...]) -> tuple[_Anchor, ...]:
         """An anchor, under each adapter."""
-        parts = _anchor_parts(placed)
         first = next((number for number, part in enumerate(parts) if part.origin is not None), len(parts))
         return tuple(_Anchor(parts, self._chain(parts, adapter), first) for adapter in self._adapters)
 
@@ -427,29 +441,38 @@ class ContentSpecs:
         part, spec = anchor.parts[number], anchor.specs[number]
         behind = [each.specs[number] for each in self._anchors]
         if part.origin is not None:
-            modules = self._specs(part.ids, spec.start, part.origin)
-            known = {each.key for each in modules}
-            candidates = (*(each for each in behind if each.key not in known), *modules)
-            ttl_s = part.origin.ttl_s
-        elif number <= anchor.first + 1:
-            candidates, ttl_s = tuple(behind), None
-        else:
+            made = self._module(part.ids, spec.start, part.origin, encode=True)
+            known = {each.key for each in made.candidates}
+            return replace(made, candidates=(*(each for each in behind if each.key not in known), *made.candidates))
+        if number > anchor.first + 1:
             return PromptPart(part.ids, spec.start)  # it is seldom read behind the very same modules
-        return PromptPart(part.ids, spec.start, True, candidates, encode=True, form=self._form, ttl_s=ttl_s)
+        return PromptPart(part.ids, spec.start, True, tuple(behind), encode=True, form=self._form)
 
     def _part(self, part: Placed) -> PromptPart:
         """A part that is marked is a segment; one that is not is read from one where that is stored."""
         origin = part.origin
         if not isinstance(origin, ContentPart) or not (origin.marked or len(part.ids) >= _WORTH_FINDING):
             return PromptPart(part.ids, part.start)
-        specs = self._specs(part.ids, part.start, origin)
-        return PromptPart(part.ids, part.start, True, specs, encode=origin.marked, form=self._form, ttl_s=origin.ttl_s)
+        return self._module(part.ids, part.start, origin, encode=origin.marked)
 
-    def _specs(self, ids: tuple[int, ...], start: int, origin: ContentPart) -> tuple[SegmentSpec, ...]:
-        """The segments that a part may be read from. start: where it stands in the prompt."""
+    def _module(self, ids: tuple[int, ...], start: int, origin: ContentPart, *, encode: bool) -> PromptPart:
+        """A part with the segments that it may be read from. start: where it stands in the prompt."""
+        specs = self._specs(self._anchors, ids, start, origin)
+        bases = self._specs(self._bases, ids, start, origin)
+        alone = self._specs(self._alone, ids, start, origin)
+        candidates = (*specs, *bases, *alone, *(bases if encode else ()))  # the last one is encoded if none is stored
+        here = {spec.digest for spec in specs}
+        forms = [(spec.digest, "isolated") for spec in alone] + [(spec.digest, "reanchored") for spec in bases]
+        others = tuple((digest, form) for digest, form in forms if digest not in here)
+        return PromptPart(ids, start, True, candidates, encode, form=self._form, ttl_s=origin.ttl_s, forms=others)
+
+    def _specs(
+        self, anchors: Sequence[_Anchor], ids: tuple[int, ...], start: int, origin: ContentPart
+    ) -> tuple[SegmentSpec, ...]:
+        """The segments of a part behind an anchor, one for each adapter."""
         return tuple(
             self._behind(anchor.context(origin), ids, start, adapter)
-            for anchor, adapter in zip(self._anchors, self._adapters, strict=True)
+            for anchor, adapter in zip(anchors, self._adapters, strict=bool(anchors))
         )
 
     def _behind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +14,9 @@ from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
+from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.conversation import ContentSpecs, as_turn, fixed_sets, lay_out_conversation
+from inlay.prompt.conversation import ContentSpecs, anchor_of, as_turn, fixed_sets, lay_out_conversation
 from inlay.prompt.free_order import FreeSet, check_count, why_not_free
 from inlay.prompt.inputs import (
     Conversation,
@@ -39,6 +41,8 @@ from inlay.prompt.splice import Cached, open_end, splice_parts
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling_params import SamplingParams
 
+logger = logging.getLogger(__name__)
+
 
 class PromptProcessor:
     """Prompts of one model and the schemas that they may name. Any thread may ask.
@@ -57,6 +61,7 @@ class PromptProcessor:
         likely: bool = False,
     ) -> None:
         self._likely = likely
+        self._seen = SeenAnchors()
         self.tokenizer = tokenizer
         self.model = model
         self.encoder = TextEncoder(tokenizer, model.max_positions)
@@ -96,7 +101,8 @@ class PromptProcessor:
         check_forced(layout, self.model, forced)
         if params.prompt_logprobs is not None:
             policy = policy.alone()  # there are no logits of what is stored
-        parts = self.parts(layout, policy, salt, made_with)
+        base = self._changed_base(layout, policy, salt) if policy.modular and layout.anchor else None
+        parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
             parts = kept_to(parts, layout.marked_end)
         sets = self._sets(layout, policy, scored=params.prompt_logprobs is not None)
@@ -187,9 +193,14 @@ class PromptProcessor:
         )
 
     def parts(
-        self, layout: PromptLayout, policy: ReusePolicy, salt: str = "", adapter: bytes = b""
+        self,
+        layout: PromptLayout,
+        policy: ReusePolicy,
+        salt: str = "",
+        adapter: bytes = b"",
+        base: Anchor | None = None,
     ) -> tuple[PromptPart, ...]:
-        """A placed prompt as what it may be read from."""
+        """The parts of a placed prompt, with the segments that they may be read from. base: see ``ContentSpecs``."""
         if policy.modular and layout.schema is not None:
             return self._module_parts(layout, layout.schema, policy, salt, adapter)
         if policy.modular and any(isinstance(part.origin, ContentPart) for part in layout.parts):
@@ -201,6 +212,7 @@ class PromptProcessor:
                 keys=self.model.keys,
                 salt=salt.encode(),
                 adapters=readable_adapters(policy, adapter),
+                base=base,
             ).parts()
         return tuple(
             PromptPart(
@@ -212,6 +224,25 @@ class PromptProcessor:
             )
             for part in layout.parts
         )
+
+    def _changed_base(self, layout: PromptLayout, policy: ReusePolicy, salt: str) -> Anchor | None:
+        """The anchor of earlier requests that modules are read behind, where a prompt's is a changed version of it.
+
+        None under a policy whose answers depend on the request alone.
+        """
+        changed = self._seen.note(salt, anchor_of(layout), tell=policy.anchored)
+        if changed is None:
+            return None
+        if changed.news:
+            logger.warning(
+                "the text in front of marked parts changes between requests of one cache_salt, from token %d of %d on, "
+                "so modules behind it are not found again: mark the stable part of the system turn with cache_control, "
+                "and write the text that changes behind it, in a part without a mark%s",
+                changed.first,
+                changed.tokens,
+                "; until then, modules are read as they were encoded behind an earlier version" if policy.heals else "",
+            )
+        return changed.base if policy.heals else None
 
     def _sets(self, layout: PromptLayout, policy: ReusePolicy, *, scored: bool) -> tuple[FreeSet, ...]:
         """The sets of a placed prompt, as far as this policy leaves their order free. Raises ParameterError."""
