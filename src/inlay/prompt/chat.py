@@ -150,7 +150,11 @@ class ChatTemplate:
                 messages = [{"role": role, "content": _SENTINEL.format(n)} for n, role in enumerate(probe)]
                 if not self._shows(messages, lists):
                     continue
-                results = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]}, _ANSWERED]
+                results: list[Mapping[str, Any]] = [
+                    _QUESTION,
+                    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+                    _ANSWERED,
+                ]
                 tool = lists and not self._shows(results, lists) and self._shows(results, [*lists, "tool"])
                 return frozenset((*lists, "tool") if tool else lists)
         return frozenset()

@@ -210,8 +210,15 @@ class EngineRequest:
             ]
             parts = tuple(
                 PromptPart(
-                    *(tuple(ids), start, owned, tuple(specs[number] for number in candidates)),
-                    *(encode, kept, form, ttl, forms),
+                    tuple(ids),
+                    start,
+                    owned,
+                    tuple(specs[number] for number in candidates),
+                    encode,
+                    kept,
+                    form,
+                    ttl,
+                    forms,
                 )
                 for (ids, start, owned, candidates, encode, kept, form), ttl, forms in zip(
                     document["parts"], ttls, others, strict=True

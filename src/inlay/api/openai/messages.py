@@ -113,6 +113,9 @@ class EchoedRefusal(EchoedPart, RefusalPart):
     """A refusal of a past answer."""
 
 
+_EchoedParts = Annotated[list[EchoedText | EchoedRefusal], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
 class CalledFunction(Echo):
     """What a past answer called: a name, and arguments as the text of a JSON object."""
 
@@ -163,9 +166,7 @@ class PastAnswer(Message, Echo):
     """
 
     role: Literal["assistant"] = Field(description='"assistant"')
-    content: str | Annotated[list[EchoedText | EchoedRefusal], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
-        Field(None, description=_CONTENT)
-    )
+    content: str | _EchoedParts | None = Field(None, description=_CONTENT)  # type: ignore[assignment]
     reasoning_content: str | None = Field(None, description=_TEXT)
     reasoning: str | None = Field(None, description=_TEXT)
     function_call: None = Field(None, description="left out; it is the old form of tool_calls, so write those")
@@ -252,11 +253,12 @@ def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
     """The first problem of a part of a message's content, or None. place: the way to the part."""
     if not isinstance(part, Mapping):
         return place, "invalid_value", f'{place} is {shown(part)}; it must be a part {{"type": "text", "text": "…"}}'
-    forms = (
-        {"text": EchoedText, "refusal": EchoedRefusal} if past_answer else {"text": TextPart, "refusal": RefusalPart}
-    )
     kind = part.get("type")
-    form = forms.get(kind) if isinstance(kind, str) else None
+    form: type[Form] | None = None
+    if kind == "text":
+        form = EchoedText if past_answer else TextPart
+    elif kind == "refusal":
+        form = EchoedRefusal if past_answer else RefusalPart
     if form is None:
         said = "is missing" if kind is None else f"is {shown(kind)}"
         return f"{place}.type", "invalid_value", f'{place}.type {said}; it must be "text": inlay reads text alone'
@@ -271,7 +273,8 @@ def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
         known = ", ".join(form.model_fields)
         said = f"{place} has the field {shown(field)}, which is not supported; a part has {known}"
         return f"{place}.{clip(field, MAX_NAME)}", "invalid_value", said
-    value, at = part, place
+    value: Any = part
+    at = place
     for name in (field, *inner):
         value, at = value.get(name) if isinstance(value, Mapping) else None, f"{at}.{clip(name, MAX_NAME)}"
     said = "is missing" if value is None else f"is {shown(value)}"
