@@ -57,6 +57,8 @@ class Usage:
             approximation; always scaffold_tokens + anchored_tokens + isolated_tokens.
         scaffold_tokens, anchored_tokens, isolated_tokens: those of modules that were encoded with the others of their
             scaffold, behind the text that is always there, and alone.
+        reanchored_tokens: those of anchored_tokens that were encoded behind an earlier version of this prompt's system
+            turn, because it has changed.
         promoted_tokens: exact tokens that are read in place of modules: ``modular`` found the beginning of this prompt
             encoded as it stands, in idle time or for an earlier request.
         shifted_tokens: cached tokens read at another offset, relative to their context, than they were encoded at.
@@ -99,6 +101,7 @@ class Usage:
     anchored_tokens: int = 0
     isolated_tokens: int = 0
     promoted_tokens: int = 0
+    reanchored_tokens: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.cached_tokens, self.computed_tokens, self.exact_tokens, self.module_tokens) >= 0, self
@@ -112,6 +115,7 @@ class Usage:
         assert 0 <= self.written_tokens <= self.computed_tokens, self
         assert 0 <= self.across_tokens <= self.module_tokens, self
         assert 0 <= self.promoted_tokens <= self.exact_tokens, self
+        assert 0 <= self.reanchored_tokens <= self.anchored_tokens, self
         assert self.scaffold_tokens + self.anchored_tokens + self.isolated_tokens <= self.module_tokens, self
 
 

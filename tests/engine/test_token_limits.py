@@ -94,6 +94,39 @@ def test_a_prompt_is_cut_to_what_leaves_room(llm):
     assert len(output.outputs[0].token_ids) == GREEDY.max_tokens
 
 
+@pytest.mark.parametrize("word", ["river ", "Größe ", "<|im_end|> ", "no-space"])
+@pytest.mark.parametrize("kept", [1, 50, -1])
+def test_a_text_far_beyond_the_context_keeps_its_end(llm, word, kept):
+    longest = llm.loaded.spec.max_positions
+    text = "".join(f"{word}{number}" for number in range(20 * longest))
+    tokens = longest - GREEDY.max_tokens if kept == -1 else kept
+    for prompt in (text, [{"role": "user", "content": text}]):
+        with pytest.raises(ContextError):
+            llm.generate([prompt], GREEDY)
+        (output,) = llm.generate([prompt], replace(GREEDY, truncate_prompt_tokens=kept))
+        if isinstance(prompt, str):
+            assert list(output.prompt_token_ids) == llm.tokenizer.encode(text)[-tokens:]
+        else:
+            whole = llm.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            ids = llm.tokenizer.encode(whole.replace(word, "x"), add_special_tokens=False)
+            assert output.prompt_token_ids[-3:] == tuple(ids[-3:])[-tokens:]
+            assert len(output.prompt_token_ids) == tokens
+
+
+def test_the_front_of_a_text_that_is_cut_is_not_tokenized(llm):
+    bound = llm.encoder.bound
+    longest = llm.loaded.spec.max_positions
+    text = "river " * 100 * longest
+    (end,) = bound.ending([text], 50)
+    assert text.endswith(end)
+    assert len(end) < len(text) / 10
+    assert bound.ending([text], longest) is None  # so many tokens do not fit either
+    assert bound.ending(["short"], 50) is None
+    assert "".join(bound.ending([text, "b " * 10, "c"], 50)).endswith("b c")
+    with pytest.raises(ContextError):
+        llm.generate([text], replace(GREEDY, truncate_prompt_tokens=longest))
+
+
 def test_a_prompt_that_reads_modules_is_not_cut(llm):
     llm.add_schema(Schema.from_string('<schema name="cut"><module name="a">The first module.</module></schema>'))
     prompt = Prompt.from_string('<prompt schema="cut"><a/>What then?</prompt>')

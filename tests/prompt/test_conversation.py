@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from inlay import LLM, Prompt, SamplingParams, Schema
+from tests.api.tool_templates import tool_model
 from tests.conftest import tiny
 
 SYSTEM = "Answer from the documents."
@@ -132,3 +133,165 @@ def test_a_model_without_shifts_keeps_parts_at_their_positions():
     assert usage.shifted_tokens == 0
     moved = llm.generate(conversation(1, 0), ONE)[0].usage  # elsewhere it is another segment
     assert moved.cached_tokens < len(llm.encoder.text(DOCUMENTS[1])) + len(llm.encoder.text(SYSTEM))
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}
+DOCUMENT = "Document island: the island lies far out in the sea, behind the fog. "
+
+
+def turn(role: str, content) -> dict:
+    return {"role": role, "content": content}
+
+
+def asked(document: dict, *before: dict) -> list[dict]:
+    return [*before, turn("user", [document, part(QUESTION)])]
+
+
+def shapes(system: list[dict], filler: str) -> dict[str, list[dict]]:
+    """Conversations with one marked document, each in another place. filler: the other text."""
+    document = part(DOCUMENT, marked=True)
+    user, answer = turn("user", filler), turn("assistant", f"{filler} I think.")
+    calls = {**turn("assistant", ""), "tool_calls": [CALL]}
+    return {
+        "first": asked(document, *system),
+        "second": asked(document, *system, user, answer),
+        "fourth": asked(document, *system, *[user, answer] * 3),
+        "in parts": asked(document, *system, turn("user", [part(filler)]), turn("assistant", [part(filler)])),
+        "answer": [*system, user, turn("assistant", [document]), user],
+        "tool result": [*system, user, calls, {**turn("tool", [document]), "tool_call_id": "c"}],
+        "tool result again": [*system, user, calls, {**turn("tool", [document]), "tool_call_id": "c"}, answer, user],
+        "answer first": asked(document, *system, answer),
+    }
+
+
+@pytest.mark.parametrize("reuse", ["modular", "anchored", "isolated"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        [],
+        [turn("system", SYSTEM)],
+        [turn("developer", SYSTEM)],
+        [turn("system", SYSTEM), turn("system", "Be brief.")],
+        [turn("system", [part(SYSTEM), part(" Be brief.")])],
+        [turn("system", [part(SYSTEM, marked=True)])],
+        [turn("system", [part(SYSTEM, marked=True), part(" Be brief. ", marked=True)])],
+    ],
+)
+def test_a_marked_part_is_found_in_every_conversation_of_its_system_turn(reuse, system):
+    llm = make(reuse=reuse)
+    tokens = len(llm.encoder.text(DOCUMENT.strip()))
+    for number, (name, messages) in enumerate(shapes(system, "Where are we?").items()):
+        llm.generate(messages, ONE)
+        other = shapes(system, f"Tell me {'more, ' * number}please!")[name]
+        usage = llm.generate(other, ONE)[0].usage
+        assert usage.module_tokens + usage.exact_tokens >= tokens, name
+        assert usage.module_tokens >= tokens * (name != "first"), name
+    stored = llm.generate(shapes(system, "Another one?")["second"], ONE, cache_salt="other")[0].usage
+    assert stored.cached_tokens == 0  # of another salt nothing is found
+
+
+def test_a_part_of_another_system_turn_is_not_found():
+    llm = make(reuse="anchored")
+    llm.generate(shapes([turn("system", SYSTEM)], "Hm?")["second"], ONE)
+    usage = llm.generate(shapes([turn("system", "Guess.")], "Hm?")["second"], ONE)[0].usage
+    assert usage.module_tokens == 0
+
+
+def test_text_of_the_system_turn_behind_its_last_marked_part_may_change():
+    """The recipe for a date: the stable text is marked, and what changes stands behind it."""
+    llm = make(reuse="anchored")
+
+    def messages(date: str) -> list[dict]:
+        system = turn("system", [part(SYSTEM, marked=True), part(f" It is {date}.")])
+        return asked(part(DOCUMENT, marked=True), system)
+
+    llm.generate(messages("Monday, 9:00"), ONE)
+    usage = llm.generate(messages("Tuesday, 10:01"), ONE)[0].usage
+    assert usage.module_tokens == len(llm.encoder.text(DOCUMENT))
+    assert usage.exact_tokens >= len(llm.encoder.text(SYSTEM))
+
+
+def test_marked_parts_of_the_system_turn_are_found_in_any_combination():
+    llm = make()
+
+    def messages(*order: int) -> list[dict]:
+        system = turn("system", [part(SYSTEM), *(part(DOCUMENTS[i], marked=True) for i in order)])
+        return [system, turn("user", QUESTION)]
+
+    ids = [len(llm.encoder.text(text)) for text in DOCUMENTS]
+    llm.generate(messages(0, 1, 2), ONE)
+    usage = llm.generate(messages(2, 1), ONE)[0].usage
+    assert usage.module_tokens + usage.exact_tokens >= ids[1] + ids[2] - 1  # the last one is stripped of a space
+
+
+@pytest.mark.parametrize("name", ["second", "tool result", "answer first"])
+def test_exact_reuse_behind_earlier_turns_equals_the_stock_model(name):
+    llm = make()
+    messages = shapes([turn("system", SYSTEM)], "Where are we?")[name]
+    llm.generate(shapes([turn("system", SYSTEM)], "And now?")[name], ONE, reuse="modular")
+    ids = llm.lay_out(messages).ids
+    with torch.inference_mode():
+        expected = llm.loaded.model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+    for reuse in ("off", "exact"):
+        (got,) = llm.distributions([messages], [[5]], reuse=reuse)
+        torch.testing.assert_close(got[0], expected, atol=1e-4, rtol=0)
+
+
+def test_a_model_without_shifts_finds_parts_at_the_same_place_behind_other_turns():
+    llm = make("gpt2", reuse="anchored")
+    system = [turn("system", SYSTEM)]
+    llm.generate(shapes(system, "Where are we?")["second"], ONE)
+    usage = llm.generate(shapes(system, "Where are we!")["second"], ONE)[0].usage
+    assert usage.module_tokens >= len(llm.encoder.text(DOCUMENT))
+
+
+@pytest.mark.parametrize("content", [DOCUMENT, [part("Read this. "), part(DOCUMENT)]])
+def test_a_mark_beside_a_content_marks_its_last_part(content):
+    llm = make()
+
+    def messages(filler: str, mark: dict | None) -> list[dict]:
+        document = {**turn("user", content), "cache_control": mark}
+        return [turn("system", SYSTEM), turn("user", filler), turn("assistant", "Yes."), document]
+
+    tokens = len(llm.encoder.text(DOCUMENT.strip()))
+    llm.generate(messages("Hm?", EPHEMERAL), ONE)
+    usage = llm.generate(messages("Who are you?", EPHEMERAL), ONE)[0].usage
+    assert usage.module_tokens >= tokens - 1  # the last one of a prompt is always computed
+    assert llm.generate(messages("Where?", None), ONE)[0].usage.module_tokens == 0
+    assert llm.lay_out(messages("Hm?", EPHEMERAL)).text == llm.lay_out(messages("Hm?", None)).text
+
+
+def test_a_mark_of_an_empty_content_and_of_a_call_is_passed_over():
+    llm = make()
+    calls = {**turn("assistant", ""), "tool_calls": [CALL], "cache_control": EPHEMERAL}
+    result = {**turn("tool", "Sunny."), "tool_call_id": "c", "cache_control": EPHEMERAL}
+    plain = [{key: value for key, value in one.items() if key != "cache_control"} for one in (calls, result)]
+    empty = {**turn("system", ""), "cache_control": EPHEMERAL}
+    question = turn("user", QUESTION)
+    assert (
+        llm.lay_out([empty, question, calls, result]).text == llm.lay_out([turn("system", ""), question, *plain]).text
+    )
+
+
+def test_a_mark_of_a_tool_changes_nothing_of_the_prompt():
+    llm = make()
+    marked = {**TOOL, "cache_control": EPHEMERAL, "function": {**TOOL["function"], "cache_control": EPHEMERAL}}
+    for messages in (conversation(0), [turn("user", QUESTION)]):
+        laid = [llm.lay_out({"messages": messages, "tools": [tool]}) for tool in (TOOL, marked)]
+        assert laid[0].ids == laid[1].ids
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("parts", [False, True])
+def test_thoughts_of_past_turns_reach_a_template_that_shows_them(name, parts):
+    shows = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    llm = LLM(tool_model("qwen"), kv_memory="16MiB", seed=0, chat_template=shows)
+    content = [part("Sunny.")] if parts else "Sunny."
+    thought = {**turn("assistant", content), name: "I need <|im_end|> it."}
+    layout = llm.lay_out([turn("user", QUESTION), thought, turn("user", "So?")])
+    assert "<assistant>[I need <|im_end|> it.]Sunny.<user>" in layout.text
+    assert llm.tokenizer.convert_tokens_to_ids("<|im_end|>") not in layout.ids

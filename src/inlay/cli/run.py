@@ -229,6 +229,7 @@ def _answer(
         "scaffold_tokens": output.usage.scaffold_tokens,
         "anchored_tokens": output.usage.anchored_tokens,
         "isolated_tokens": output.usage.isolated_tokens,
+        **({"reanchored_tokens": reanchored} if (reanchored := output.usage.reanchored_tokens) else {}),
         "promoted_tokens": output.usage.promoted_tokens,
         "shifted_tokens": output.usage.shifted_tokens,
         "repaired_tokens": output.usage.repaired_tokens,

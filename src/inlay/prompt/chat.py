@@ -14,10 +14,10 @@ import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain, product
+from itertools import accumulate, chain, combinations, pairwise, product
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -54,7 +54,23 @@ _TOOL = {
     },
 }
 _QUESTION = {"role": "user", "content": "What is it?"}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "arbalest"}}}
+_ANSWERED = {"role": "tool", "name": "look_up", "tool_call_id": "call00000", "content": "7310946"}
+#: Conversations to see how a template takes the contents of messages: some refuse system turns, or answers.
+_PROBES = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
 _RESULT = '"A bow\\", of steel.\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rendering of turns without the bodies that were cut out.
+
+    pieces: the texts around the bodies, one more than there are bodies.
+    order: the numbers of the turns with these bodies, in the order of the rendering. Templates move system turns.
+    """
+
+    pieces: tuple[str, ...]
+    order: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +103,7 @@ class ChatTemplate:
         self._told = lru_cache(maxsize=_REMEMBERED_VARIABLES)(self._with_variables)
         #: The kinds of warnings that were logged: each is once.
         self.warned: set[str] = set()
-        self._pieces = lru_cache(maxsize=1024)(self._find_pieces)
+        self._cuts = lru_cache(maxsize=1024)(self._find_cut)
         self._trims = lru_cache(maxsize=1024)(self._find_trims)
 
     @property
@@ -124,6 +140,32 @@ class ChatTemplate:
         templates = self._tokenizer.chat_template
         texts = templates.values() if isinstance(templates, Mapping) else [templates]
         return any(_CLOCK in str(text) for text in texts)
+
+    @cached_property
+    def _in_lists(self) -> frozenset[str]:
+        """The roles whose content the template shows as a list of parts alone; a text would be lost there."""
+        for probe in _PROBES:
+            roles = sorted(set(probe))
+            for lists in chain.from_iterable(combinations(roles, count) for count in range(len(roles) + 1)):
+                messages = [{"role": role, "content": _SENTINEL.format(n)} for n, role in enumerate(probe)]
+                if not self._shows(messages, lists):
+                    continue
+                results: list[Mapping[str, Any]] = [
+                    _QUESTION,
+                    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+                    _ANSWERED,
+                ]
+                tool = lists and not self._shows(results, lists) and self._shows(results, [*lists, "tool"])
+                return frozenset((*lists, "tool") if tool else lists)
+        return frozenset()
+
+    def _shows(self, messages: Sequence[Mapping[str, Any]], lists: Container[str]) -> bool:
+        """Whether a rendering has the texts of all messages. lists: the roles whose contents are lists."""
+        try:
+            rendering = self._apply(messages, lists, generation=True, tools=None)
+        except Exception:  # a template is a program that came with the model: it can fail in any way
+            return False
+        return all(message["content"] in rendering for message in messages)
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -172,10 +214,26 @@ class ChatTemplate:
 
         generation: whether the last piece opens the assistant's answer.
         With tools or whole messages, pieces can have seams: split them with ``at_seams``.
+        Raises ModelError where the tokenizer has no template, or its template refuses the turns, drops a body or
+        moves one in front of another.
+        """
+        cut = self.cut(turns, generation=generation, tools=tools)
+        ranks = {number: rank for rank, number in enumerate(cut.order)}
+        for before, number in pairwise(sorted(ranks)):
+            if ranks[number] < ranks[before]:
+                turn = f"the body of turn {number + 1} ({_role(turns[number])})"
+                raise ModelError(
+                    f"the chat template moves {turn} in front of another one, for turns in the order {_roles(turns)}"
+                )
+        return cut.pieces
+
+    def cut(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> Cut:
+        """These turns without the bodies that are cut out, in the order of the rendering. Arguments as of ``pieces``.
+
         Raises ModelError where the tokenizer has no template, or its template refuses the turns or drops a body.
         """
         if _is_short(turns, tools) and not self.tells_time:
-            return self._pieces(tuple(turns), generation)  # one of few: there are no texts of users in it
+            return self._cuts(tuple(turns), generation)  # one of few: there are no texts of users in it
         return self._split(turns, generation, tools)
 
     def trims(self, turns: Sequence[Turn], *, generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
@@ -209,7 +267,7 @@ class ChatTemplate:
         parts = ["".join(at_seams(part)) for pair in zip(pieces, [*bodies, ""], strict=True) for part in pair]
         built = "".join(parts)
         try:
-            real = "".join(at_seams(self._render(turns, bodies, generation, tools)))
+            real = self.rendered(turns, bodies, generation=generation, tools=tools)
         except ModelError as error:
             self.warn_once(f"the chat template refuses the text of this prompt: {error}")
             return
@@ -223,6 +281,13 @@ class ChatTemplate:
                 f"from its rendering, first at turn {turn + 1} ({_role(turns[turn])}), near "
                 f"{built[max(0, at - 20) : at + 20]!r}; inlay keeps the text as written"
             )
+
+    def rendered(self, turns: Sequence[Turn], bodies: Sequence[str], *, generation: bool, tools: Tools | None) -> str:
+        """The rendering of turns with these bodies in the place of those that are cut out, in the order of the turns.
+
+        Raises ModelError where the template refuses them.
+        """
+        return "".join(at_seams(self._render(turns, bodies, generation, tools)))
 
     def warn_once(self, message: str) -> None:
         """Log a warning, once for each kind of message: what it says before its first colon."""
@@ -243,42 +308,41 @@ class ChatTemplate:
             return [*roles, "user"]
         return roles
 
-    def _find_pieces(self, roles: tuple[str, ...], generation: bool) -> tuple[str, ...]:
+    def _find_cut(self, roles: tuple[str, ...], generation: bool) -> Cut:
         return self._split(roles, generation, None)
 
     def _find_trims(self, turns: Sequence[Turn], generation: bool, tools: Tools | None = None) -> tuple[Trim, ...]:
-        bare = self.pieces(turns, generation=generation, tools=tools)
+        cut = self.cut(turns, generation=generation, tools=tools)
+        bare, none = cut.pieces, (Trim(),) * len(cut.order)
         try:
-            padded = self._split(turns, generation, tools, _BEFORE, _AFTER)
+            padded_cut = self._split(turns, generation, tools, _BEFORE, _AFTER)
         except ModelError:
-            return (Trim(),) * (len(bare) - 1)
+            return none
+        if padded_cut.order != cut.order:
+            return none
+        padded = padded_cut.pieces
         whole = [_AFTER + padded[0], *padded[1:-1], padded[-1] + _BEFORE] if len(bare) > 1 else []
         stripped = list(chain.from_iterable(map(_stripped, bare, whole)))[1:-1]
-        return tuple(Trim(left, right) for left, right in zip(stripped[::2], stripped[1::2], strict=True))
+        trims = dict(zip(cut.order, zip(stripped[::2], stripped[1::2], strict=True), strict=True))
+        return tuple(Trim(*trims[number]) for number in sorted(trims))
 
     def _split(
         self, turns: Sequence[Turn], generation: bool, tools: Tools | None, before: str = "", after: str = ""
-    ) -> tuple[str, ...]:
+    ) -> Cut:
         """The rendering of sentinels between ``before`` and ``after``, split on the sentinels alone."""
         numbers = _cut_out(turns)
         bodies = [before + _SENTINEL.format(number) + after for number in numbers]
         rendering = self._render(turns, bodies, generation, tools)
         shown = [(int(found[1]), found.span()) for found in _SENTINELS.finditer(rendering)]
         spans, times = dict(shown), Counter(number for number, _ in shown)
-        pieces, at = [], 0
         for number in numbers:
-            turn = f"the body of turn {number + 1} ({_role(turns[number])})"
             if times[number] != 1:
+                turn = f"the body of turn {number + 1} ({_role(turns[number])})"
                 raise ModelError(f"the chat template does not show {turn} once, for turns in the order {_roles(turns)}")
-            start, end = spans[number]
-            if start < at:
-                order = _roles(turns)
-                raise ModelError(
-                    f"the chat template moves {turn} in front of another one, for turns in the order {order}"
-                )
-            pieces.append(rendering[at:start])
-            at = end
-        return (*pieces, rendering[at:])
+        order = tuple(sorted(numbers, key=lambda number: spans[number]))
+        borders = [0, *chain.from_iterable(spans[number] for number in order), len(rendering)]
+        pieces = (rendering[start:end] for start, end in zip(borders[::2], borders[1::2], strict=True))
+        return Cut(tuple(pieces), order)
 
     def _render(self, turns: Sequence[Turn], bodies: Sequence[str], generation: bool, tools: Tools | None) -> str:
         """The rendering of turns with these bodies in the place of those that are cut out; the rest has seams."""
@@ -323,18 +387,30 @@ class ChatTemplate:
         if not self.exists:
             raise ModelError("the model's tokenizer has no chat template; write prompts without chat turns")
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] if tools else None,
-                    tokenize=False,
-                    add_generation_prompt=generation,
-                    **self._variables,
-                )
-            )
+            return self._apply(messages, self._in_lists, generation=generation, tools=tools)
         except Exception as error:  # a template is a program that came with the model: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ModelError(f"the chat template refuses turns in the order {_roles(messages)}: {reason}") from error
+
+    def _apply(
+        self, messages: Sequence[Mapping[str, Any]], lists: Container[str], *, generation: bool, tools: Tools | None
+    ) -> str:
+        """The template's own rendering. lists: the roles whose contents it is given as lists of one part."""
+        given = [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if message["role"] in lists and isinstance(message.get("content"), str)
+            else dict(message)
+            for message in messages
+        ]
+        return str(
+            self._tokenizer.apply_chat_template(
+                given,
+                tools=[dict(tool) for tool in tools] if tools else None,
+                tokenize=False,
+                add_generation_prompt=generation,
+                **self._variables,
+            )
+        )
 
 
 def _is_short(turns: Sequence[Turn], tools: Tools | None) -> bool:

@@ -1,74 +1,189 @@
-"""A conversation whose messages come in parts, as numbers: every part is tokenized alone and stays one run of tokens.
+"""Token ids of conversations whose messages come in parts, and the segments that these parts are read from.
 
-To such a prompt its system turn is what text outside modules is to a schema: always present. A part that the request
-marks is a module; another part of a later turn is looked up by its content. What templates write in ways of their own
-(calls of tools, and results of these where they become JSON) has no parts.
-
-Parts of a conversation as segments: what each attends to when it is encoded, and whether it is one at all.
+Every part is tokenized alone and stays one run of tokens. A marked part is a module. An unmarked part of a later turn
+is looked up by its content. Messages that the template rewrites have no parts: calls of tools, and results that become
+JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
-from inlay.errors import ParameterError
+from inlay.errors import ModelError, ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, specify
 from inlay.pml.nodes import MAX_SET
-from inlay.prompt.chat import ChatTemplate, Trim, Turn
+from inlay.prompt.anchors import Anchor
+from inlay.prompt.chat import ChatTemplate, Cut, Tools, Trim, Turn
 from inlay.prompt.free_order import NOT_CUT_OUT, NOT_IN_PARTS, FreeSet, Member
 from inlay.prompt.inputs import Conversation, is_marked, ttl_of
 from inlay.prompt.placed import ContentPart, Placed, PromptLayout
 from inlay.prompt.request import PromptPart
 from inlay.prompt.tokens import TextEncoder, at_seams
 
+_SYSTEM = ("system", "developer")
+_THOUGHTS = ("reasoning_content", "reasoning")
+_WAYS = 5  # of cutting bodies out of a rendering, from all of them to none
 
-def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template: ChatTemplate) -> PromptLayout:
+
+def lay_out_conversation(messages: Conversation, encoder: TextEncoder, template: ChatTemplate) -> PromptLayout | None:
     """Place messages, some of whose contents are lists of ``{"type": "text", "text": …, "cache_control"?: …}``.
 
-    Raises ModelError where the template refuses the turns.
+    The text is that of the template's own rendering: a message that the template rewrites is left in it. None where no
+    body can be cut out.
+    Raises ContextError for more text than the model's context holds, and ParameterError for too many free parts.
     """
     texts = sum(len(message["content"]) for message in messages if not isinstance(message["content"], str))
     encoder.bound.check_count(texts, "parts of messages")
-    turns, tools, options = [_turn(message, template) for message in messages], messages.tools, messages.options
-    numbers = [n for n, turn in enumerate(turns) if isinstance(turn, str) or "content" not in turn]
-    pieces = template.pieces(turns, generation=options.generation, tools=tools)
-    trims = template.trims(turns, generation=options.generation, tools=tools)
-    if options.continues:  # what it ends with is not its end
-        trims = (*trims[:-1], replace(trims[-1], right=""))
+    bodies = _bodies(messages, template)
+    if bodies is None:
+        return None
+    encoder.bound.check(chain((part.text for parts in bodies.parts.values() for part in parts), *bodies.texts))
     walk = _Walk(encoder)
     sets = [_FreeParts(message, number) for number, message in enumerate(messages)]
-    cut_out = [messages[number] for number in numbers]
-    settled = [_settled(_parts(message["content"]), trim) for message, trim in zip(cut_out, trims, strict=True)]
-    encoder.bound.check(part.text for parts in settled for part in parts)
-    for number, message, piece, parts in zip(numbers, cut_out, pieces, settled, strict=False):
+    leading = _leading(messages)
+    for number, piece in zip(bodies.cut.order, bodies.cut.pieces, strict=False):
         walk.template(piece)
-        for index, part in enumerate(parts):
+        for index, part in enumerate(bodies.parts[number]):
             sets[number].place(index, walk.at, walk.characters)
-            walk.content(part, system=message["role"] == "system")
+            walk.content(part, messages[number]["role"], leads=number < leading)
             sets[number].ended(index, walk.at, walk.characters)
-    if not options.continues:
-        walk.template(pieces[-1])
-    bodies = ["".join(part.text for part in parts) for parts in settled]
-    template.verify(turns, bodies, pieces, generation=options.generation, tools=tools)
+    if not messages.options.continues:
+        walk.template(bodies.cut.pieces[-1])
     free = tuple(each for one in sets for each in one.sets())
-    return PromptLayout(None, tuple(walk.parts), "".join(walk.texts), sets=free)
+    anchor = _anchor(messages[:leading], bodies.turns[:leading], template, messages.tools, _Walk(encoder, walk.known))
+    return PromptLayout(None, tuple(walk.parts), "".join(walk.texts), sets=free, anchor=anchor)
 
 
-def without_order(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as chat templates know it."""
-    return {key: value for key, value in message.items() if key != "order"}
+def as_turn(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as chat templates know it: its content is one text, and its thoughts have both names in use."""
+    turn = {key: value for key, value in message.items() if key != "order"}
+    turn["content"] = _text(message)
+    thoughts = next((turn[name] for name in _THOUGHTS if isinstance(turn.get(name), str)), None)
+    if thoughts is not None:
+        turn |= {name: thoughts for name in _THOUGHTS if not isinstance(turn.get(name), str)}
+    return turn
 
 
-def _turn(message: Mapping[str, Any], template: ChatTemplate) -> Turn:
-    """A message as the template is asked for it: without its content, or whole where that cannot be cut out."""
-    message = without_order(message)
-    if message.keys() == {"role", "content"} and message["role"] != "tool":
-        return str(message["role"])
-    if message.get("tool_calls") or (message["role"] == "tool" and not template.shows_results_verbatim):
-        return {**message, "content": "".join(part.text for part in _parts(message["content"]))}
-    return {key: value for key, value in message.items() if key != "content"}
+def fixed_sets(messages: Conversation) -> tuple[FreeSet, ...]:
+    """The sets of messages of which no part can change places, each with the reason."""
+    return tuple(each for number, message in enumerate(messages) for each in _FreeParts(message, number).sets())
+
+
+@dataclass(frozen=True, slots=True)
+class _Bodies:
+    """The bodies that are cut out of a rendering.
+
+    turns: all messages as the template is asked for them. parts: of each body, by the number of its message.
+    """
+
+    turns: Sequence[Turn]
+    cut: Cut
+    parts: Mapping[int, list[_Text]]
+
+    @property
+    def texts(self) -> Iterator[list[str]]:
+        """The texts around them."""
+        return map(at_seams, self.cut.pieces)
+
+
+def _bodies(messages: Conversation, template: ChatTemplate) -> _Bodies | None:
+    """As many bodies as the template shows as they are; None where there are none."""
+    before: list[Turn] | None = None
+    for way in range(_WAYS):
+        turns = [_turn(message, template, way) for message in messages]
+        if messages.options.continues:
+            turns[-1] = _without_content(messages[-1])
+        if turns == before:
+            continue
+        before = turns
+        found = _cut_out(messages, turns, template)
+        if found is not None:
+            return found if found.parts else None
+    return None
+
+
+def _cut_out(messages: Conversation, turns: list[Turn], template: ChatTemplate) -> _Bodies | None:
+    """The bodies of these turns. None where the template's rendering is not the pieces and the bodies in turn."""
+    options, tools = messages.options, messages.tools
+    numbers = [n for n, turn in enumerate(turns) if isinstance(turn, str) or "content" not in turn]
+    try:
+        cut = template.cut(turns, generation=options.generation, tools=tools)
+        trims = dict(zip(numbers, template.trims(turns, generation=options.generation, tools=tools), strict=True))
+        bodies = {number: _text(messages[number]) for number in numbers}
+        real = template.rendered(turns, list(bodies.values()), generation=options.generation, tools=tools)
+    except ModelError:
+        return None  # rendering the messages whole raises the error
+    shown = [trims[number].start(trims[number].end(bodies[number])) for number in cut.order]
+    built = "".join(
+        text for pair in zip(cut.pieces, [*shown, ""], strict=True) for part in pair for text in at_seams(part)
+    )
+    if built != real or (options.continues and cut.order[-1] != len(turns) - 1):
+        return None
+    if options.continues:  # the model goes on behind the last character
+        trims[len(turns) - 1] = replace(trims[len(turns) - 1], right="")
+    return _Bodies(turns, cut, {number: _settled(messages[number], trim) for number, trim in trims.items()})
+
+
+def _turn(message: Mapping[str, Any], template: ChatTemplate, way: int) -> Turn:
+    """A message as the template is asked for it: without its content, or whole where that stays in the rendering."""
+    own = bool(message.get("tool_calls")) or (message["role"] == "tool" and not template.shows_results_verbatim)
+    unmarked = not any(part.marked for part in _parts(message["content"]))
+    answer = message["role"] == "assistant"
+    left = (False, answer and unmarked, answer, answer or unmarked, True)[way]
+    return as_turn(message) if own or left or not _text(message) else _without_content(message)
+
+
+def _without_content(message: Mapping[str, Any]) -> Turn:
+    turn = as_turn(message)
+    del turn["content"]
+    plain = turn.keys() == {"role"} and turn["role"] != "tool"
+    return str(turn["role"]) if plain else turn
+
+
+def _leading(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages the system turn is of: those of the system in front of all others."""
+    return next((n for n, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
+
+
+def _anchor(
+    messages: Sequence[Mapping[str, Any]],
+    turns: Sequence[Turn],
+    template: ChatTemplate,
+    tools: Tools | None,
+    walk: _Walk,
+) -> tuple[Placed, ...]:
+    """The text that all conversations with this system turn share: up to the first text of a user.
+
+    It ends behind the last marked part where unmarked text follows, because such text may change. It ends in front of
+    parts whose order is free.
+
+    Args:
+        messages: the messages of the system turn.
+        turns: the same messages as the template is asked for them.
+        walk: an empty one.
+    """
+    asked = [*turns, "user"]
+    try:
+        cut = template.cut(asked, generation=False, tools=tools)
+        trims = template.trims(asked, generation=False, tools=tools)
+    except ModelError:
+        return ()
+    by_number = dict(zip(sorted(cut.order), trims, strict=True))
+    marked, loose = 0, False  # parts up to the last marked one, and whether text of the system follows that
+    for number, piece in zip(cut.order, cut.pieces, strict=False):
+        walk.template(piece)
+        if number == len(turns):
+            break
+        for part in _settled(messages[number], by_number[number]):
+            if part.marked and messages[number].get("order") is not None:
+                return tuple(walk.parts)
+            walk.content(part, messages[number]["role"], leads=True)
+            if part.text:
+                marked, loose = (len(walk.parts), False) if part.marked else (marked, marked > 0)
+    return tuple(walk.parts[:marked] if loose else walk.parts)
 
 
 @dataclass(slots=True)
@@ -90,11 +205,16 @@ def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[_Text]:
     return [_Text(part["text"], whole=True, marked=is_marked(part), ttl_s=ttl_of(part)) for part in content]
 
 
-def _settled(parts: list[_Text], trim: Trim) -> list[_Text]:
-    """The parts of a turn as its template leaves them. Those that are marked stay: they are shared."""
+def _text(message: Mapping[str, Any]) -> str:
+    return "".join(part.text for part in _parts(message["content"]))
+
+
+def _settled(message: Mapping[str, Any], trim: Trim) -> list[_Text]:
+    """The parts of a turn as its template leaves them. Marked ones whose order is free stay as they are written."""
+    parts, free = _parts(message["content"]), message.get("order") is not None
     for ordered, strip in ((parts, trim.start), (parts[::-1], trim.end)):
         for part in ordered:
-            if part.marked:
+            if part.marked and free:
                 break
             part.text = strip(part.text)
             if part.text:
@@ -168,7 +288,13 @@ def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
 
 @dataclass
 class _Walk:
+    """Places texts one behind the other.
+
+    known: the ids of the texts that were encoded so far. The first half of a key is True for text of messages.
+    """
+
     encoder: TextEncoder
+    known: dict[tuple[bool, str], tuple[int, ...]] = field(default_factory=dict)
     parts: list[Placed] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     at: int = 0
@@ -177,16 +303,24 @@ class _Walk:
     def template(self, piece: str) -> None:
         for text in at_seams(piece):
             self._say(text)
-            self._place(self.encoder.template(text), None)
+            self._place(self._encoded(text, self.encoder.template), None)
 
     def _say(self, text: str) -> None:
         self.texts.append(text)
         self.characters += len(text)
 
-    def content(self, part: _Text, *, system: bool) -> None:
+    def content(self, part: _Text, role: str, *, leads: bool) -> None:
+        """leads: whether it belongs to the system turn in front of all others."""
         self._say(part.text)
-        origin = ContentPart(part.marked, part.ttl_s) if part.marked or (part.whole and not system) else None
-        self._place(self.encoder.text(part.text), origin)
+        found = part.marked or (part.whole and role not in _SYSTEM)
+        origin = ContentPart(part.marked, part.ttl_s, leads) if found else None
+        self._place(self._encoded(part.text, self.encoder.text), origin)
+
+    def _encoded(self, text: str, encode: Callable[[str], tuple[int, ...]]) -> tuple[int, ...]:
+        memo = (encode == self.encoder.text, text)
+        if memo not in self.known:
+            self.known[memo] = encode(text)
+        return self.known[memo]
 
     def _place(self, ids: tuple[int, ...], origin: ContentPart | None) -> None:
         if ids:
@@ -198,13 +332,66 @@ class _Walk:
 _WORTH_FINDING = 16
 
 
+@dataclass(frozen=True, slots=True)
+class _AnchorPart:
+    """Tokens of an anchor: a marked part, or the text between two marked parts."""
+
+    ids: tuple[int, ...]
+    origin: ContentPart | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """An anchor as segments, each of which attends to those before it.
+
+    specs: of each part. first: how many stand in front of its first marked part.
+    """
+
+    parts: tuple[_AnchorPart, ...]
+    specs: tuple[SegmentSpec, ...]
+    first: int
+
+    def context(self, origin: ContentPart) -> tuple[SegmentSpec, ...]:
+        """The segments that a part attends to: all, or those before the first marked one for a part of the anchor."""
+        return self.specs[: self.first] if origin.leads else self.specs
+
+    def begins(self, ids: tuple[int, ...]) -> bool:
+        """Whether a prompt begins with it."""
+        return tuple(token for part in self.parts for token in part.ids) == ids[: _end(self.specs)]
+
+
+def _anchor_parts(placed: Sequence[Placed]) -> tuple[_AnchorPart, ...]:
+    made: list[_AnchorPart] = []
+    for part in placed:
+        origin = part.origin if isinstance(part.origin, ContentPart) else None
+        if made and origin is None and made[-1].origin is None:
+            made[-1] = _AnchorPart(made[-1].ids + part.ids, None)
+        else:
+            made.append(_AnchorPart(part.ids, origin))
+    return tuple(made)
+
+
+def _earlier_parts(anchor: Anchor) -> tuple[_AnchorPart, ...]:
+    return tuple(_AnchorPart(ids, ContentPart(True, leads=True) if marked else None) for ids, marked in anchor)
+
+
+def anchor_of(prompt: PromptLayout) -> Anchor:
+    """The anchor of a prompt, in the form that is kept of earlier requests."""
+    return tuple((part.ids, part.origin is not None) for part in _anchor_parts(prompt.anchor))
+
+
+def _end(specs: Sequence[SegmentSpec]) -> int:
+    return specs[-1].end if specs else 0
+
+
 class ContentSpecs:
     """The specs of one conversation's parts, under one adapter, or under several: most exact first.
 
-    anchored: whether a part sees not only itself, but also what stands before the first part of all: the system turn,
-        to which the template's opening belongs.
+    anchored: whether a part also sees the layout's anchor.
     movable: whether a segment may be encoded at a canonical start and read at a shift.
     salt: whose the conversation is. adapters: their digests; b"" for the model alone.
+    base: the anchor of earlier requests of which the layout's is a version. Modules that are not stored behind the
+        layout's are read as they are stored behind this one, or alone, and else encoded behind this one.
     """
 
     def __init__(
@@ -216,37 +403,88 @@ class ContentSpecs:
         keys: KeyMaker,
         salt: bytes,
         adapters: Sequence[bytes] = (b"",),
+        base: Anchor | None = None,
     ) -> None:
-        first = next(number for number, part in enumerate(prompt.parts) if part.origin is not None)
-        self._anchors: tuple[SegmentSpec, ...] = ()
-        self._by_start: dict[int, tuple[SegmentSpec, ...]] = {}
-        if anchored and first:
-            ids = tuple(token for part in prompt.parts[:first] for token in part.ids)
-            self._anchors = tuple(specify(ids, 0, (), keys, salt, adapter) for adapter in adapters)
-        behind = self._anchors[0].end if self._anchors else 0
-        for part in prompt.parts[first:]:
-            if isinstance(part.origin, ContentPart):
-                start = behind if movable else part.start
-                self._by_start[part.start] = tuple(
-                    specify(part.ids, start, self._anchors[number : number + 1], keys, salt, adapter)
-                    for number, adapter in enumerate(adapters)
-                )
-        self._parts = prompt.parts
+        self._prompt = prompt
+        self._movable = movable
+        self._keys = keys
+        self._salt = salt
+        self._adapters = adapters
         self._form = "anchored" if anchored else "isolated"
+        self._anchors = self._specified(_anchor_parts(prompt.anchor) if anchored else ())
+        self._bases = () if base is None else self._specified(_earlier_parts(base))
+        self._alone = () if base is None else self._specified(())
 
     def parts(self) -> tuple[PromptPart, ...]:
-        """The conversation's parts, the anchor as one."""
-        if not self._anchors:
-            return tuple(map(self._part, self._parts))
+        """The conversation's parts, those of its anchor as segments where it begins with them."""
         anchor = self._anchors[0]
-        rest = (part for part in self._parts if part.start >= anchor.end)
-        first = PromptPart(anchor.ids, 0, True, self._anchors, encode=True, form=self._form)
-        return (first, *map(self._part, rest))
+        if not anchor.specs or not anchor.begins(self._prompt.ids):
+            return tuple(map(self._part, self._prompt.parts))
+        end = _end(anchor.specs)
+        rest = (_behind(part, end) for part in self._prompt.parts if part.end > end)
+        return (*map(self._of_anchor, range(len(anchor.parts))), *map(self._part, rest))
+
+    def _specified(self, parts: tuple[_AnchorPart, ...]) -> tuple[_Anchor, ...]:
+        """An anchor, under each adapter."""
+        first = next((number for number, part in enumerate(parts) if part.origin is not None), len(parts))
+        return tuple(_Anchor(parts, self._chain(parts, adapter), first) for adapter in self._adapters)
+
+    def _chain(self, parts: Sequence[_AnchorPart], adapter: bytes) -> tuple[SegmentSpec, ...]:
+        specs: list[SegmentSpec] = []
+        for part in parts:
+            specs.append(specify(part.ids, _end(specs), specs[-1:], self._keys, self._salt, adapter))
+        return tuple(specs)
+
+    def _of_anchor(self, number: int) -> PromptPart:
+        """A part of the anchor. A marked one is a module too: it is found without the marked parts before it."""
+        anchor = self._anchors[0]
+        part, spec = anchor.parts[number], anchor.specs[number]
+        behind = [each.specs[number] for each in self._anchors]
+        if part.origin is not None:
+            made = self._module(part.ids, spec.start, part.origin, encode=True)
+            known = {each.key for each in made.candidates}
+            return replace(made, candidates=(*(each for each in behind if each.key not in known), *made.candidates))
+        if number > anchor.first + 1:
+            return PromptPart(part.ids, spec.start)  # it is seldom read behind the very same modules
+        return PromptPart(part.ids, spec.start, True, tuple(behind), encode=True, form=self._form)
 
     def _part(self, part: Placed) -> PromptPart:
         """A part that is marked is a segment; one that is not is read from one where that is stored."""
         origin = part.origin
         if not isinstance(origin, ContentPart) or not (origin.marked or len(part.ids) >= _WORTH_FINDING):
             return PromptPart(part.ids, part.start)
-        specs = self._by_start[part.start]
-        return PromptPart(part.ids, part.start, True, specs, encode=origin.marked, form=self._form, ttl_s=origin.ttl_s)
+        return self._module(part.ids, part.start, origin, encode=origin.marked)
+
+    def _module(self, ids: tuple[int, ...], start: int, origin: ContentPart, *, encode: bool) -> PromptPart:
+        """A part with the segments that it may be read from. start: where it stands in the prompt."""
+        specs = self._specs(self._anchors, ids, start, origin)
+        bases = self._specs(self._bases, ids, start, origin)
+        alone = self._specs(self._alone, ids, start, origin)
+        candidates = (*specs, *bases, *alone, *(bases if encode else ()))  # the last one is encoded if none is stored
+        here = {spec.digest for spec in specs}
+        forms = [(spec.digest, "isolated") for spec in alone] + [(spec.digest, "reanchored") for spec in bases]
+        others = tuple((digest, form) for digest, form in forms if digest not in here)
+        return PromptPart(ids, start, True, candidates, encode, form=self._form, ttl_s=origin.ttl_s, forms=others)
+
+    def _specs(
+        self, anchors: Sequence[_Anchor], ids: tuple[int, ...], start: int, origin: ContentPart
+    ) -> tuple[SegmentSpec, ...]:
+        """The segments of a part behind an anchor, one for each adapter."""
+        return tuple(
+            self._behind(anchor.context(origin), ids, start, adapter)
+            for anchor, adapter in zip(anchors, self._adapters, strict=bool(anchors))
+        )
+
+    def _behind(
+        self, context: tuple[SegmentSpec, ...], ids: tuple[int, ...], start: int, adapter: bytes
+    ) -> SegmentSpec:
+        if self._movable:
+            start = _end(context)
+        elif start < _end(context):
+            context = ()  # it stands in front of that text here
+        return specify(ids, start, context, self._keys, self._salt, adapter)
+
+
+def _behind(part: Placed, end: int) -> Placed:
+    """A part without the tokens in front of a position."""
+    return part if part.start >= end else Placed(part.ids[end - part.start :], end, part.origin, part.kept)

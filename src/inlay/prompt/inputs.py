@@ -218,7 +218,7 @@ def has_modules(prompt: Any) -> bool:
     messages = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
     if not is_conversation(messages):
         return False
-    contents = (message.get("content") for message in messages or ())
+    contents = (with_marked_part(message).get("content") for message in messages or ())
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
     return any(isinstance(part, Mapping) and is_marked(part) for part in parts)
 
@@ -254,6 +254,41 @@ def check_order(order: object) -> bool:
 def is_marked(part: Mapping[str, Any]) -> bool:
     """Whether a part of a message is to be a module."""
     return bool(part.get("cache_control"))
+
+
+def with_marked_part(message: Message) -> Message:
+    """A message whose mark, if it has one beside its content, is at the last part of the content.
+
+    A content that is a text becomes one marked part. A part's own mark stays. Nothing is marked in an empty content.
+    """
+    mark = message.get("cache_control")
+    if "cache_control" not in message:
+        return message
+    made = {key: value for key, value in message.items() if key != "cache_control"}
+    content = made.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not mark or not isinstance(parts, Sequence) or not parts or not content:
+        return made
+    last = parts[-1]
+    if isinstance(last, Mapping) and not is_marked(last):
+        made["content"] = [*parts[:-1], {**last, "cache_control": mark}]
+    return made
+
+
+def without_marks(tools: Any) -> Any:
+    """Tools as chat templates know them: they belong to the system turn, which is kept without a mark."""
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        return tools
+    return [_without_mark(tool) for tool in tools]
+
+
+def _without_mark(tool: Any) -> Any:
+    if not isinstance(tool, Mapping):
+        return tool
+    made = {key: value for key, value in tool.items() if key != "cache_control"}
+    if isinstance(made.get("function"), Mapping):
+        made["function"] = {key: value for key, value in made["function"].items() if key != "cache_control"}
+    return made
 
 
 def ttl_of(part: Mapping[str, Any]) -> float | None:

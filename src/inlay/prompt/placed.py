@@ -18,11 +18,15 @@ _growing = Lock()
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """A part of a message's content. marked: whether the request asks that it be a module. ttl_s: for how many
-    seconds that is kept; None for as long as there is room."""
+    """A part of a message's content.
+
+    marked: whether the request asks that it be a module. ttl_s: for how many seconds that is kept; None for as long as
+    there is room. leads: whether it is of the system turn in front of all others.
+    """
 
     marked: bool
     ttl_s: float | None = None
+    leads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,8 @@ class PromptLayout:
     """A prompt as parts in the order of their positions.
 
     place: where it was written, if it has a schema. public: whether that schema is everybody's. sets: members of it
-    that change places, in the order of the prompt.
+    that change places, in the order of the prompt. anchor: of a conversation in parts, what it shares with all others
+    of its system turn, from position 0 on; it may begin with other text itself.
     """
 
     schema: SchemaLayout | None
@@ -60,6 +65,7 @@ class PromptLayout:
     place: Place | None = None
     public: bool = False
     sets: tuple[FreeSet, ...] = ()
+    anchor: tuple[Placed, ...] = ()
 
     @cached_property
     def ids(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +14,21 @@ from inlay.errors import ParameterError, Place, PMLError, Problem
 from inlay.kv.identity import SegmentSpec, fingerprint_under
 from inlay.pml import Prompt, PromptBuilder, resolve
 from inlay.policy import ReusePolicy
+from inlay.prompt.anchors import Anchor, SeenAnchors
 from inlay.prompt.chat import ChatTemplate
-from inlay.prompt.conversation import ContentSpecs, lay_out_conversation, without_order
-from inlay.prompt.free_order import NOT_IN_PARTS, FreeSet, check_count, why_not_free
-from inlay.prompt.inputs import Conversation, as_prompt, check_ids, check_messages, is_conversation, unwrap
+from inlay.prompt.conversation import ContentSpecs, anchor_of, as_turn, fixed_sets, lay_out_conversation
+from inlay.prompt.free_order import FreeSet, check_count, why_not_free
+from inlay.prompt.inputs import (
+    Conversation,
+    as_prompt,
+    check_ids,
+    check_messages,
+    has_modules,
+    is_conversation,
+    unwrap,
+    with_marked_part,
+    without_marks,
+)
 from inlay.prompt.known_schemas import KnownSchemas, readable_adapters
 from inlay.prompt.layout import Hole, SchemaLayout, TextRun
 from inlay.prompt.limits import check_forced, check_prompt, check_tokens, check_weight
@@ -28,6 +40,8 @@ from inlay.prompt.request import EncodeRequest, EngineRequest, PromptPart, kept_
 from inlay.prompt.splice import Cached, open_end, splice_parts
 from inlay.prompt.tokens import TextEncoder, at_seams
 from inlay.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 class PromptProcessor:
@@ -47,6 +61,7 @@ class PromptProcessor:
         likely: bool = False,
     ) -> None:
         self._likely = likely
+        self._seen = SeenAnchors()
         self.tokenizer = tokenizer
         self.model = model
         self.encoder = TextEncoder(tokenizer, model.max_positions)
@@ -79,13 +94,15 @@ class PromptProcessor:
         """
         check_weight(weight)
         made_with = self.model.adapter(adapter)
-        layout = self._cut(self.lay_out(prompt, policy, salt), params)
+        kept = self._kept(params)
+        layout = self._cut(self.lay_out(prompt, policy, salt, kept), kept, params)
         check_prompt(layout, self.model, self.tokenizer, answered=params.max_tokens != 0)
         check_tokens(params, self.model)
         check_forced(layout, self.model, forced)
         if params.prompt_logprobs is not None:
             policy = policy.alone()  # there are no logits of what is stored
-        parts = self.parts(layout, policy, salt, made_with)
+        base = self._changed_base(layout, policy, salt) if policy.modular and layout.anchor else None
+        parts = self.parts(layout, policy, salt, made_with, base)
         if keep_marked_alone:
             parts = kept_to(parts, layout.marked_end)
         sets = self._sets(layout, policy, scored=params.prompt_logprobs is not None)
@@ -152,18 +169,23 @@ class PromptProcessor:
 
     # Prompts
 
-    def lay_out(self, prompt: Any, policy: ReusePolicy, salt: str = "") -> PromptLayout:
-        """Token ids and positions of a prompt in any form. Raises ParameterError, PMLError and ModelError."""
+    def lay_out(self, prompt: Any, policy: ReusePolicy, salt: str = "", kept: int | None = None) -> PromptLayout:
+        """Token ids and positions of a prompt in any form.
+
+        kept: how many tokens of its end will be kept, so that the front of a very long text is not tokenized; None for
+            all. A text that is cut has more than these.
+        Raises ParameterError, PMLError, ContextError and ModelError.
+        """
         if isinstance(prompt, (Prompt, PromptBuilder)):
             return self._lay_out_pml(as_prompt(prompt), policy, salt)
         if isinstance(prompt, Mapping):
             prompt = unwrap(prompt)
         if isinstance(prompt, str):
-            self.encoder.bound.check([prompt])
+            (prompt,) = self._bounded([prompt], kept)
             return lay_out_ids(self.tokenizer.encode(prompt), prompt)
         if is_conversation(prompt):
             check_messages(prompt)
-            return self._lay_out_chat(prompt)
+            return self._lay_out_chat(prompt, kept)
         if isinstance(prompt, Sequence):
             return lay_out_ids(check_ids(prompt, self.model.vocab_size), "")
         raise ParameterError(
@@ -171,9 +193,14 @@ class PromptProcessor:
         )
 
     def parts(
-        self, layout: PromptLayout, policy: ReusePolicy, salt: str = "", adapter: bytes = b""
+        self,
+        layout: PromptLayout,
+        policy: ReusePolicy,
+        salt: str = "",
+        adapter: bytes = b"",
+        base: Anchor | None = None,
     ) -> tuple[PromptPart, ...]:
-        """A placed prompt as what it may be read from."""
+        """The parts of a placed prompt, with the segments that they may be read from. base: see ``ContentSpecs``."""
         if policy.modular and layout.schema is not None:
             return self._module_parts(layout, layout.schema, policy, salt, adapter)
         if policy.modular and any(isinstance(part.origin, ContentPart) for part in layout.parts):
@@ -185,6 +212,7 @@ class PromptProcessor:
                 keys=self.model.keys,
                 salt=salt.encode(),
                 adapters=readable_adapters(policy, adapter),
+                base=base,
             ).parts()
         return tuple(
             PromptPart(
@@ -197,6 +225,25 @@ class PromptProcessor:
             for part in layout.parts
         )
 
+    def _changed_base(self, layout: PromptLayout, policy: ReusePolicy, salt: str) -> Anchor | None:
+        """The anchor of earlier requests that modules are read behind, where a prompt's is a changed version of it.
+
+        None under a policy whose answers depend on the request alone.
+        """
+        changed = self._seen.note(salt, anchor_of(layout), tell=policy.anchored)
+        if changed is None:
+            return None
+        if changed.news:
+            logger.warning(
+                "the text in front of marked parts changes between requests of one cache_salt, from token %d of %d on, "
+                "so modules behind it are not found again: mark the stable part of the system turn with cache_control, "
+                "and write the text that changes behind it, in a part without a mark%s",
+                changed.first,
+                changed.tokens,
+                "; until then, modules are read as they were encoded behind an earlier version" if policy.heals else "",
+            )
+        return changed.base if policy.heals else None
+
     def _sets(self, layout: PromptLayout, policy: ReusePolicy, *, scored: bool) -> tuple[FreeSet, ...]:
         """The sets of a placed prompt, as far as this policy leaves their order free. Raises ParameterError."""
         movable = not policy.modular or self.model.why_not_shift is None
@@ -205,29 +252,43 @@ class PromptProcessor:
         check_count(sets)
         return sets
 
-    def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
+    def _bounded(self, texts: Sequence[str], kept: int | None) -> Sequence[str]:
+        """Texts, or the end of them that is to be kept. Raises ContextError for more than the context holds."""
+        ending = None if kept is None else self.encoder.bound.ending(texts, kept)
+        if ending is not None:
+            return ending
+        self.encoder.bound.check(texts)
+        return texts
+
+    def _lay_out_chat(self, messages: Sequence[Mapping[str, Any]], kept: int | None) -> PromptLayout:
         """Chat messages as the template writes them, without a schema.
 
         The ids are those of the whole rendering, unless a message comes in parts, which are encoded apart, or a text
         spells a special token: then the rendering is cut there, so that no text can open a role.
         """
         self.encoder.bound.check_count(len(messages), "messages")
-        chat = messages if isinstance(messages, Conversation) else Conversation(messages)
+        given = messages if isinstance(messages, Conversation) else Conversation(messages)
+        chat = Conversation(tuple(map(with_marked_part, given)), without_marks(given.tools), given.options)
         chat.options.check_last(chat)
         template = self.template.told(chat.options)
         if not all(isinstance(message["content"], str) for message in chat):
-            return lay_out_conversation(chat, self.encoder, template)
+            laid = lay_out_conversation(chat, self.encoder, template)
+            if laid is not None:
+                return laid
+            if has_modules(chat):
+                template.warn_once(
+                    "the chat template rewrites the text of messages with marked parts, so none of them is a module: "
+                    "use a template that shows contents as they are"
+                )
         generation, continues = chat.options.generation, chat.options.continues
-        fixed = tuple(NOT_IN_PARTS for message in chat if message.get("order") is not None)
-        said = [without_order(message) for message in chat] if fixed else chat
+        said = list(map(as_turn, chat))
         rendered = template.render_with_seams(said, tools=chat.tools, generation=generation, continues=continues)
-        texts = at_seams(rendered)
-        self.encoder.bound.check(texts)
+        texts = self._bounded(at_seams(rendered), kept)
         if len(texts) == 1:
             ids = self.tokenizer.encode(texts[0], add_special_tokens=False)
         else:
             ids = [token for text in texts for token in self.encoder.template(text)]
-        return replace(lay_out_ids(ids, "".join(texts)), sets=fixed)
+        return replace(lay_out_ids(ids, "".join(texts)), sets=fixed_sets(chat))
 
     def _lay_out_pml(self, prompt: Prompt, policy: ReusePolicy, salt: str) -> PromptLayout:
         known = self.schemas.current(prompt.schema, salt)
@@ -257,14 +318,15 @@ class PromptProcessor:
 
         return tuple(map(part_of, layout.parts))
 
-    def _cut(self, layout: PromptLayout, params: SamplingParams) -> PromptLayout:
-        """A prompt without the tokens in front of those that the request keeps. Raises ParameterError."""
-        most = params.truncate_prompt_tokens
-        if most is None:
-            return layout
-        if most == -1:
-            most = max(1, self.model.max_positions - (1 if params.max_tokens is None else params.max_tokens))
-        if len(layout.ids) <= most:
+    def _kept(self, params: SamplingParams) -> int | None:
+        """How many tokens of the end of a prompt a request keeps; None for all."""
+        if params.truncate_prompt_tokens != -1:
+            return params.truncate_prompt_tokens
+        return max(1, self.model.max_positions - (1 if params.max_tokens is None else params.max_tokens))
+
+    def _cut(self, layout: PromptLayout, most: int | None, params: SamplingParams) -> PromptLayout:
+        """The last ``most`` tokens of a prompt; all for None. Raises ParameterError."""
+        if most is None or len(layout.ids) <= most:
             return layout
         if layout.schema is not None or any(part.origin is not None for part in layout.parts):
             raise ParameterError(

@@ -21,7 +21,8 @@ from inlay.sampling_params import SamplingParams
 _VERSION = 6
 
 #: What modules are encoded as: with the others of their scaffold, or as an encoding context has it (policy.CONTEXTS).
-FORMS = ("scaffold", "anchored", "isolated")
+#: "reanchored" is anchored behind an earlier version of the prompt's anchor.
+FORMS = ("scaffold", "anchored", "isolated", "reanchored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class PromptPart:
     form: what the candidates are encoded as, a word of FORMS; "" where there are none.
     ttl_s: for how many seconds the segment that they are read from is to be found from then on; None for as long as
         there is room.
+    forms: the forms of candidates that have another one, by their context digests.
     """
 
     ids: tuple[int, ...]
@@ -46,6 +48,11 @@ class PromptPart:
     kept: bool = True
     form: str = ""
     ttl_s: float | None = None
+    forms: tuple[tuple[bytes, str], ...] = ()
+
+    def form_of(self, spec: SegmentSpec | None) -> str:
+        """What a candidate is encoded as, a word of FORMS."""
+        return self.form if spec is None or not self.forms else dict(self.forms).get(spec.lossless.digest, self.form)
 
     @property
     def open(self) -> bool:
@@ -68,7 +75,8 @@ class PromptPart:
 def kept_to(parts: Iterable[PromptPart], end: int) -> tuple[PromptPart, ...]:
     """Parts of a prompt, of which what stands at position ``end`` or behind is neither kept nor found."""
     return tuple(
-        part if part.start < end else replace(part, candidates=(), encode=False, kept=False, form="") for part in parts
+        part if part.start < end else replace(part, candidates=(), encode=False, kept=False, form="", forms=())
+        for part in parts
     )
 
 
@@ -177,6 +185,8 @@ class EngineRequest:
             document["likely"] = likely
         if any(part.ttl_s is not None for part in self.parts):
             document["ttls"] = [None if part.ttl_s is None else str(part.ttl_s) for part in self.parts]
+        if any(part.forms for part in self.parts):
+            document["forms"] = [[(digest.hex(), form) for digest, form in part.forms] for part in self.parts]
         if self.sets:
             document["sets"] = [
                 (
@@ -194,12 +204,24 @@ class EngineRequest:
             specs = _read_segments(document, keys)
             said = document.get("ttls") or [None] * len(document["parts"])
             ttls = [None if ttl is None else float(ttl) for ttl in said]
+            others = [
+                tuple((bytes.fromhex(digest), form) for digest, form in forms)
+                for forms in document.get("forms") or [()] * len(document["parts"])
+            ]
             parts = tuple(
                 PromptPart(
-                    tuple(ids), start, owned, tuple(specs[number] for number in candidates), encode, kept, form, ttl
+                    tuple(ids),
+                    start,
+                    owned,
+                    tuple(specs[number] for number in candidates),
+                    encode,
+                    kept,
+                    form,
+                    ttl,
+                    forms,
                 )
-                for (ids, start, owned, candidates, encode, kept, form), ttl in zip(
-                    document["parts"], ttls, strict=True
+                for (ids, start, owned, candidates, encode, kept, form), ttl, forms in zip(
+                    document["parts"], ttls, others, strict=True
                 )
             )
             sets = tuple(

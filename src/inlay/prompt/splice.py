@@ -194,14 +194,16 @@ def _runs(
         return
     spec, owner = part.segment(stored), salt if part.owned else b""
     if spec is None or not repaired:
-        yield _Run(part.ids, part.start, spec, owner, part.kept, form=part.form)
+        yield _Run(part.ids, part.start, spec, owner, part.kept, form=part.form_of(spec))
         return
     first = next((at for at, offset in enumerate(repaired) if at != offset), len(repaired))
     if first:
         yield _Run(part.ids[:first], part.start, None, salt)
     if first < len(part.ids):
         rest = tuple(offset - first for offset in repaired[first:])
-        yield _Run(part.ids[first:], part.start + first, spec, owner, first=first, repaired=rest, form=part.form)
+        yield _Run(
+            part.ids[first:], part.start + first, spec, owner, first=first, repaired=rest, form=part.form_of(spec)
+        )
 
 
 def _joined(parts: Iterable[_Run]) -> list[_Run]:

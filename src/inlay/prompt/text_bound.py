@@ -7,6 +7,7 @@ make one unknown token of much of it; of them nothing is claimed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from inlay.errors import ContextError
 #: UTF-8 each of the two makes a third of it at most, over all of Unicode; ASCII stays as it is.
 _COMPOSED = 9
 
+#: More tokens than are kept of the end of a text, so that the cut changes none of those that are.
+_MARGIN = 64
+
+_SPACE = re.compile(r"\s")
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _KEEP_ALL = frozenset({"ByteLevel", "Metaspace", "Digits"})  # pre-tokenizers that drop nothing
 
@@ -54,6 +59,33 @@ class TextBound:
                 f"{where}the text has {size:,} bytes, which are {least:,} tokens at least, and the model's context is "
                 f"{self._positions:,} tokens long, answer included; shorten the text"
             )
+
+    def ending(self, texts: Sequence[str], tokens: int) -> Sequence[str] | None:
+        """The end of texts that are too long for the context, with more than ``tokens`` tokens, or None.
+
+        None for texts that may fit, and where so many tokens do not fit either.
+        """
+        if self._positions is None or self._token_bytes is None or tokens >= self._positions:
+            return None
+        if sum(map(self.least_tokens, texts)) < self._positions:
+            return None
+        margin = _MARGIN * self._bytes_per_token
+        left = tokens * self._bytes_per_token + margin  # as characters, of which each has a byte at least
+        kept: list[str] = []
+        for text in reversed(texts):
+            kept.append(text[-left:])
+            left -= len(text)
+            if left <= 0:
+                break
+        first = kept[-1]
+        word = _SPACE.search(first, 0, margin) if len(first) > margin else None
+        kept[-1] = first if word is None else first[word.start() :]
+        return kept[::-1]
+
+    @property
+    def _bytes_per_token(self) -> int:
+        """The most bytes of a text that a token stands for."""
+        return (self._token_bytes or 1) * (_COMPOSED if self._composes else 1)
 
     def check_count(self, count: int, what: str) -> None:
         """Refuse more pieces of text than there are positions. what: as in "messages". Raises ContextError."""

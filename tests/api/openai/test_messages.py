@@ -76,7 +76,30 @@ TURNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "what LiteLLM's messages hold": (
         {"role": "assistant", "content": "Hi", "provider_specific_fields": {"refusal": None}, "images": []}
         | {"reasoning_content": "Hm.", "thinking_blocks": [{"type": "thinking", "thinking": "Hm."}]},
-        {"role": "assistant", "content": "Hi"},
+        {"role": "assistant", "content": "Hi", "reasoning_content": "Hm."},
+    ),
+    "thoughts": (
+        {"role": "assistant", "content": None, "reasoning": "Hm.", "reasoning_content": None},
+        {"role": "assistant", "content": "", "reasoning": "Hm."},
+    ),
+    "a marked text": ({**USER, "cache_control": {"type": "ephemeral", "ttl": None}}, {**USER, **EPHEMERAL}),
+    "a marked answer": (
+        {"role": "assistant", "content": "Hi", **EPHEMERAL},
+        {"role": "assistant", "content": "Hi", **EPHEMERAL},
+    ),
+    "a marked system turn in parts": (
+        {"role": "system", "content": [text("a"), text("b")], **EPHEMERAL},
+        {"role": "system", "content": [text("a"), text("b")], **EPHEMERAL},
+    ),
+    "parts of a past answer": (
+        {
+            "role": "assistant",
+            "content": [
+                text("Hi", annotations=[], index=0, id="msg_1", logprobs=None),
+                {"type": "refusal", "refusal": "No.", "id": "msg_2"},
+            ],
+        },
+        {"role": "assistant", "content": [text("Hi"), text("No.")]},
     ),
     "annotations": (
         {"role": "assistant", "content": "Hi", "annotations": [{"type": "url_citation", "url_citation": {}}]},
@@ -167,9 +190,37 @@ WRONG: list[tuple[list[dict[str, Any]], str, str]] = [
     ),
     (
         [{**USER, "content": [{"type": "image", "cache_control": {"type": "ephemeral"}}]}],
-        "messages[0].content",
-        "messages[0].content is a list of 1; it must be a text, or a list of parts",
+        "messages[0].content[0].type",
+        "messages[0].content[0].type is 'image'; it must be \"text\": inlay reads text alone",
     ),
+    (
+        [{**USER, "content": [text("a"), text("b", annotations=[])]}],
+        "messages[0].content[1].annotations",
+        "messages[0].content[1] has the field 'annotations', which is not supported; a part has type, text, ",
+    ),
+    (
+        [{**USER, "content": [text("a"), {"type": "text"}]}],
+        "messages[0].content[1].text",
+        "messages[0].content[1].text is missing; it must be a text",
+    ),
+    (
+        [{**USER, "content": [{"type": "text", "text": 5}]}],
+        "messages[0].content[0].text",
+        "messages[0].content[0].text is 5; it must be a text",
+    ),
+    ([{**USER, "content": [{"text": "a"}]}], "messages[0].content[0].type", "messages[0].content[0].type is missing;"),
+    ([{**USER, "content": ["a"]}], "messages[0].content[0]", "messages[0].content[0] is 'a'; it must be a part"),
+    (
+        [{"role": "assistant", "content": [text("a"), {"type": "refusal", "refusal": None}]}],
+        "messages[0].content[1].refusal",
+        "messages[0].content[1].refusal is missing; it must be a text",
+    ),
+    (
+        [{**USER, "cache_control": {"type": "forever"}}],
+        "messages[0].cache_control",
+        'messages[0].cache_control is an object of 1; it must be {"type": "ephemeral"}, with or without',
+    ),
+    ([{"role": "assistant", "reasoning": 3}], "messages[0].reasoning", "messages[0].reasoning is 3; it must be a text"),
     (
         [
             {
@@ -227,7 +278,10 @@ def test_what_stands_in_past_calls_is_let_be():
             {"role": "assistant", "content": "", "function_call": {"name": "look", "arguments": "{}"}},
             "messages[0].function_call is an object of 2; it must be left out; it is the old form of tool_calls",
         ),
-        ({"role": "assistant", "content": [{"type": "text", "text": "a", "mood": 1}]}, "messages[0].content is"),
+        (
+            {"role": "assistant", "content": [{"type": "text", "text": "a", "mood": 1}]},
+            "messages[0].content[0] has the field 'mood', which is not supported; a part has type, text",
+        ),
     ],
 )
 def test_what_is_no_echo(message: dict[str, Any], sentence: str):

@@ -155,8 +155,8 @@ def test_nulls_in_objects_of_lists():
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content",
-            "messages[0].content is a list of 1; it must be a text, or a list of parts",
+            "messages[0].content[0].type",
+            "messages[0].content[0].type is 'image_url'; it must be \"text\": inlay reads text alone",
         ),
         (
             {"messages": [{"role": "user", "content": "x", "mood": "good"}]},

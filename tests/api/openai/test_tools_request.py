@@ -171,9 +171,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "tools[1].type is 'custom'; it must be \"function\"; inlay knows no other tools",
     ),
     (
-        {"tools": [{**tool(), "cache_control": {"type": "ephemeral"}}]},
+        {"tools": [{**tool(), "cache_control": {"type": "forever"}}]},
         "tools[0].cache_control",
-        "tools[0] has the field 'cache_control', which is not supported; a tool has type, function",
+        'tools[0].cache_control is an object of 1; it must be {"type": "ephemeral"}, with or without "ttl": "5m"',
+    ),
+    (
+        {"tools": [{**tool(), "mood": "good"}]},
+        "tools[0].mood",
+        "tools[0] has the field 'mood', which is not supported; a tool has type, function",
     ),
     (
         {"tools": [tool("a b")]},

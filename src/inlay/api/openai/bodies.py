@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from inlay.api.openai.messages import MAX_TOOLS, NAME, NAMED, CacheOptions, Form, Message, PastAnswer
+from inlay.api.openai.messages import (
+    MARKS,
+    MAX_TOOLS,
+    NAME,
+    NAMED,
+    CacheControl,
+    CacheOptions,
+    Form,
+    Message,
+    PastAnswer,
+)
 from inlay.api.values import all_of
 
 _MAX_LOGPROBS = 20
@@ -115,21 +125,27 @@ class Endpoint(StrEnum):
 
 
 class Function(Form):
-    """A function that a model may call. ``strict`` is accepted: arguments are enforced where a call is."""
+    """A function that a model may call.
+
+    ``strict`` is accepted: arguments are enforced where a call is. So is ``cache_control``: tools belong to the system
+    turn, which is kept in any case.
+    """
 
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class Tool(Form):
-    """What a model may call."""
+    """What a model may call. ``cache_control``: as of its function."""
 
     type: Literal["function"] = Field(description='"function"; inlay knows no other tools')
     function: Function = Field(
         description='{"name": "…", "description": "…", "parameters": {a JSON Schema}}, its name of ' + NAMED
     )
+    cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
 
 
 class FunctionName(Form):

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from inlay.api.failures import MAX_PROBLEMS, BodyError
+from inlay.api.failures import MAX_NAME, MAX_PROBLEMS, BodyError
 from inlay.api.tools.growing_json import parsed
 from inlay.strict_json import JSONError
+from inlay.wording import clip, shown
 
 Problem = tuple[str | None, str | None, str]  # the field, the code, the sentence
+
+#: What the marks of a part are written like, by the field.
+MARKS = {
+    "cache_control": '{"type": "ephemeral"}, with or without "ttl": "5m"',
+    "prompt_cache_breakpoint": '{"mode": "explicit"}, with or without "ttl": "30m" or "12h"',
+}
 
 _CONTENT = (
     'a text, or a list of parts {"type": "text", "text": "…"}, each with or without '
@@ -73,13 +80,6 @@ class TextPart(Form):
         return self.cache_control is not None or self.prompt_cache_breakpoint is not None
 
 
-#: What the marks of a part are written like, by the field.
-MARKS = {
-    "cache_control": '{"type": "ephemeral"}, with or without "ttl": "5m"',
-    "prompt_cache_breakpoint": '{"mode": "explicit"}, with or without "ttl": "30m" or "12h"',
-}
-
-
 class RefusalPart(Form):
     """A part of a past answer, in which a model said no. It is text like any other."""
 
@@ -91,6 +91,29 @@ class Echo(Form):
     """A part of a past answer. Clients send back what they were told and what they have made of it: more is let be."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class EchoedPart(Form):
+    """Fields that clients keep in a part of a past answer. They change nothing."""
+
+    annotations: Any = None
+    citations: Any = None
+    extras: Any = None
+    id: Any = None
+    index: Any = None
+    logprobs: Any = None
+    provider_specific_fields: Any = None
+
+
+class EchoedText(EchoedPart, TextPart):
+    """A text of a past answer."""
+
+
+class EchoedRefusal(EchoedPart, RefusalPart):
+    """A refusal of a past answer."""
+
+
+_EchoedParts = Annotated[list[EchoedText | EchoedRefusal], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
 class CalledFunction(Echo):
@@ -129,6 +152,7 @@ class Message(Form):
     tool_call_id: str | None = Field(
         None, description="the id of the call that this is the result of", min_length=1, max_length=_MAX_ID
     )
+    cache_control: CacheControl | None = Field(None, description=MARKS["cache_control"])
     # inlay's own
     order: Literal["any"] | None = Field(
         None, description='"any" where marked parts of the content that are neighbours may change places'
@@ -136,12 +160,15 @@ class Message(Form):
 
 
 class PastAnswer(Message, Echo):
-    """A turn of the model's, as a client has kept it: what stands beside its text and its calls says nothing.
+    """A turn of the model's, as a client has kept it. Fields beside its text, thoughts and calls are ignored.
 
     But for ``function_call``, which is a call that the model would not be shown.
     """
 
     role: Literal["assistant"] = Field(description='"assistant"')
+    content: str | _EchoedParts | None = Field(None, description=_CONTENT)  # type: ignore[assignment]
+    reasoning_content: str | None = Field(None, description=_TEXT)
+    reasoning: str | None = Field(None, description=_TEXT)
     function_call: None = Field(None, description="left out; it is the old form of tool_calls, so write those")
 
 
@@ -169,7 +196,7 @@ def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
     """Fields that a message lacks, or must not have. calls: the ids of calls in the messages before."""
     wrong = []
     past_answer = message.role == "assistant"
-    if message.content is None and not (past_answer and (message.tool_calls or message.refusal is not None)):
+    if message.content is None and not (past_answer and _says_more(message)):
         wrong.append(("content", f"has no content; it must be {Message.model_fields['content'].description}"))
     if message.tool_calls and not past_answer:
         wrong.append(("tool_calls", f"has tool_calls, and its role is {message.role!r}; only an assistant calls tools"))
@@ -184,6 +211,12 @@ def _against_role(message: Message, calls: set[str]) -> list[tuple[str, str]]:
         call = f"{message.tool_call_id!r:.60}"
         wrong.append(("tool_call_id", f"is the result of {call}, which no message before it calls; send that one too"))
     return wrong
+
+
+def _says_more(message: Message) -> bool:
+    """Whether a past answer is something without its content."""
+    thought = isinstance(message, PastAnswer) and (message.reasoning_content or message.reasoning)
+    return bool(message.tool_calls or thought) or message.refusal is not None
 
 
 def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[dict[str, Any]]:
@@ -203,12 +236,50 @@ def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[di
             turn["name"] = name
         if message.tool_call_id is not None:
             turn["tool_call_id"] = message.tool_call_id
+        if isinstance(message, PastAnswer):
+            thoughts = {"reasoning_content": message.reasoning_content, "reasoning": message.reasoning}
+            turn |= {name: text for name, text in thoughts.items() if text is not None}
+        if message.cache_control is not None:
+            turn["cache_control"] = message.cache_control.model_dump(exclude_none=True)
         if message.order is not None:
             turn["order"] = message.order
         if message.tool_calls:
             turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
         made.append(turn)
     return made
+
+
+def wrong_part(part: Any, place: str, *, past_answer: bool) -> Problem | None:
+    """The first problem of a part of a message's content, or None. place: the way to the part."""
+    if not isinstance(part, Mapping):
+        return place, "invalid_value", f'{place} is {shown(part)}; it must be a part {{"type": "text", "text": "…"}}'
+    kind = part.get("type")
+    form: type[Form] | None = None
+    if kind == "text":
+        form = EchoedText if past_answer else TextPart
+    elif kind == "refusal":
+        form = EchoedRefusal if past_answer else RefusalPart
+    if form is None:
+        said = "is missing" if kind is None else f"is {shown(kind)}"
+        return f"{place}.type", "invalid_value", f'{place}.type {said}; it must be "text": inlay reads text alone'
+    try:
+        form.model_validate(part)
+    except ValidationError as error:
+        one = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field, *inner = map(str, one["loc"])
+    else:
+        return None
+    if one["type"] == "extra_forbidden" and not inner:
+        known = ", ".join(form.model_fields)
+        said = f"{place} has the field {shown(field)}, which is not supported; a part has {known}"
+        return f"{place}.{clip(field, MAX_NAME)}", "invalid_value", said
+    value: Any = part
+    at = place
+    for name in (field, *inner):
+        value, at = value.get(name) if isinstance(value, Mapping) else None, f"{at}.{clip(name, MAX_NAME)}"
+    said = "is missing" if value is None else f"is {shown(value)}"
+    remedy = f"write {field}: {MARKS[field]}" if field in MARKS else f"it must be {_TEXT}"
+    return at, "invalid_value", f"{at} {said}; {remedy}"
 
 
 def first_of_tools(messages: Sequence[Message]) -> int | None:

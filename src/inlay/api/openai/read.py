@@ -27,7 +27,16 @@ from inlay.api.openai.bodies import (
     Endpoint,
     Tool,
 )
-from inlay.api.openai.messages import MARKS, Form, Message, Problem, form_of, problems_of
+from inlay.api.openai.messages import (
+    MAX_PARTS,
+    Form,
+    Message,
+    PastAnswer,
+    Problem,
+    form_of,
+    problems_of,
+    wrong_part,
+)
 from inlay.api.values import MAX_FIELDS, check_values
 from inlay.wording import clip, shown
 
@@ -42,14 +51,14 @@ _MEMBERS: dict[str, tuple[type[Form], str, str]] = {
 
 #: Objects whose fields are known: for each kind, its keys that hold other kinds. In them, null is the same as nothing.
 _KINDS: dict[str, dict[str, str]] = {
-    "messages": {"content": "part", "tool_calls": "call"},
+    "messages": {"content": "part", "tool_calls": "call", "cache_control": "mark"},
     "part": {"cache_control": "mark", "prompt_cache_breakpoint": "mark"},
     "mark": {},
     "call": {"function": "function"},
-    "tools": {"function": "function"},
+    "tools": {"function": "function", "cache_control": "mark"},
     "tool_choice": {"function": "function", "allowed_tools": "allowed"},
     "allowed": {"tools": "tools"},
-    "function": {},
+    "function": {"cache_control": "mark"},
     "response_format": {"json_schema": "json_schema"},
     "json_schema": {},
     "stream_options": {},
@@ -174,17 +183,12 @@ def _must_be(field: str, value: Any, form: type[Body]) -> str:
     return f"{field} is {shown(value)}; it must be {form.model_fields[field].description}"
 
 
-def _wrong_mark(param: str, content: Any, inner: Sequence[str]) -> Problem | None:
-    """What is wrong with a mark of a part of text; None where that is fine. inner: pydantic's way to the problem."""
-    at = next((at for at, name in enumerate(inner) if name in MARKS and "TextPart" in inner[:at]), None)
-    if at is None:
+def _wrong_part(param: str, content: Any, inner: Sequence[str], form: type[Form]) -> Problem | None:
+    """The problem of a part of a content, or None for another problem. inner: pydantic's way to the problem."""
+    number = next((int(name) for name in inner if name.isdigit()), None)
+    if not isinstance(content, list) or number is None or len(content) > MAX_PARTS:
         return None
-    number = next(int(name) for name in inner if name.isdigit())
-    value, place = content[number], f"{param}[{number}]"
-    for name in inner[at:]:
-        value, place = value.get(name) if isinstance(value, Mapping) else None, f"{place}.{clip(name, MAX_NAME)}"
-    said = "is missing" if value is None else f"is {shown(value)}"
-    return place, "invalid_value", f"{place} {said}; write {inner[at]}: {MARKS[inner[at]]}"
+    return wrong_part(content[number], f"{param}[{number}]", past_answer=form is PastAnswer)
 
 
 def _wrong_member(error: ValidationError, name: str, number: int, member: Any, form: type[Form]) -> list[Problem]:
@@ -197,9 +201,9 @@ def _wrong_member(error: ValidationError, name: str, number: int, member: Any, f
     for one in error.errors(include_url=False, include_context=False, include_input=False):
         field, *inner = map(str, one["loc"])
         param = f"{place}.{clip(field, MAX_NAME)}"
-        marked = _wrong_mark(param, member.get(field), inner)
-        if marked is not None:
-            found[param] = marked  # in place of what is said of the list around it
+        part = _wrong_part(param, member[field], inner, form) if name == "messages" and field == "content" else None
+        if part is not None:
+            found[param] = part  # in place of what is said of the list around it
             continue
         if one["type"] == "extra_forbidden" and not inner:
             known = ", ".join(form.model_fields)

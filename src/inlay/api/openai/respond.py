@@ -143,9 +143,9 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
     ``reuse`` is the policy that they got, or several with commas.
 
-    ``misses``, ``across_tokens`` and ``fallbacks`` are left out where there are none, and so is ``order``: of each set
-    of the prompts the members as they stand (types.SetOrder). ``timing`` is in seconds (types.RequestMetrics); null for
-    what is not yet known, as of a request that waits.
+    ``misses``, ``across_tokens``, ``reanchored_tokens`` and ``fallbacks`` are left out where there are none, and so is
+    ``order``: of each set of the prompts the members as they stand (types.SetOrder). ``timing`` is in seconds
+    (types.RequestMetrics); null for times that are not yet known, as of a request that waits.
     """
     slowest = max((output.metrics for output in outputs), key=lambda times: times.total_s or 0.0, default=_NO_TIMES)
     times = {name: getattr(slowest, name) for name in _TIMED}
@@ -153,6 +153,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     for output in outputs:
         misses.update(dict(output.usage.misses))
     across = sum(output.usage.across_tokens for output in outputs)
+    reanchored = sum(output.usage.reanchored_tokens for output in outputs)
     order = [each.told for output in outputs for each in output.order]
     fallbacks = dict.fromkeys(
         (output.fell_back_from, output.reuse) for output in outputs if output.fell_back_from is not None
@@ -161,6 +162,7 @@ def inlay_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "reuse": ", ".join(dict.fromkeys(output.reuse for output in outputs if output.reuse is not None)) or None,
         **{name: sum(getattr(output.usage, name) for output in outputs) for name in _COUNTED},
         **({"across_tokens": across} if across else {}),
+        **({"reanchored_tokens": reanchored} if reanchored else {}),
         **({"misses": dict(misses)} if misses else {}),
         **({"order": order} if order else {}),
         **({"fallbacks": [{"asked": asked, "taken": taken} for asked, taken in fallbacks]} if fallbacks else {}),
