@@ -24,6 +24,7 @@ from inlay.bench.machine import Progress, clocked, describe_machine, in_turns, m
 from inlay.bench.stock import check_another_fits, exact_text, load_stock
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
+from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.spec import dtype_name
 from inlay.pml import Schema
@@ -102,7 +103,8 @@ def compute(model: PreTrainedModel, ids: Sequence[tuple[int, ...]], batch: int) 
     with attention_implementation(model, "sdpa"):
         for first in range(0, len(ids), batch):
             cache = DynamicCache(config=model.config)
-            model.base_model(input_ids=_padded(ids[first : first + batch]), past_key_values=cache, use_cache=True)
+            past = with_cache(model.base_model, cache)
+            model.base_model(input_ids=_padded(ids[first : first + batch]), use_cache=True, **past)
     return cache
 
 
