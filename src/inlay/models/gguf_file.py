@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
 from inlay.models.fill import Lazy, fill, on_meta
 from inlay.models.gguf_blocks import NARROW, stored_blocks
-from inlay.models.gguf_config import completed
-from inlay.models.gguf_tokenizer import check_split, set_split
+from inlay.models.gguf_config import config_of
+from inlay.models.gguf_header import GGUFHeader, GGUFTensor, read_header
+from inlay.models.gguf_tokenizer import make_tokenizer
+from inlay.models.gguf_tokens import Vocabulary
 from inlay.models.stored import StoredWeight
 
 #: llama.cpp's architectures whose files are tested against transformers' reader.
@@ -54,15 +56,14 @@ class GGUFFile:
         return str(self.paths[0])
 
     @cached_property
-    def _readers(self) -> list[Any]:
-        return [_reader(path) for path in self.paths]
+    def _headers(self) -> list[GGUFHeader]:
+        return [_header(path) for path in self.paths]
 
     def said(self, key: str) -> Any:
         """What the file says under a key, of which ``{arch}`` is the architecture; None for nothing."""
         if "{arch}" in key:
             key = key.format(arch=self.architecture)
-        field = self._readers[0].get_field(key)
-        return None if field is None else field.contents()
+        return self._headers[0].metadata.get(key)
 
     @property
     def architecture(self) -> str:
@@ -70,9 +71,14 @@ class GGUFFile:
         return str(self.said("general.architecture"))
 
     @cached_property
-    def tensors(self) -> dict[str, Any]:
-        """What the file holds, by llama.cpp's names: ``gguf.ReaderTensor``s, whose data is mapped."""
-        return {tensor.name: tensor for reader in self._readers for tensor in reader.tensors}
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """What the file holds, by llama.cpp's names."""
+        return {name: tensor for header in self._headers for name, tensor in header.tensors.items()}
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the file."""
+        return Vocabulary(self.said)
 
     def config(self) -> PretrainedConfig:
         """The configuration that the file describes. Raises ModelError."""
@@ -88,12 +94,7 @@ class GGUFFile:
                     f"{self.name}: {tensor.name} is of the type {tensor.tensor_type.name}, which inlay does not read; "
                     "give a file in Q4_K_M, Q8_0 or F16 of the same model"
                 )
-        path = self.paths[0]
-        try:
-            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        except Exception as error:
-            raise ModelError(f"{self.name}: its configuration cannot be read: {error}") from error
-        return completed(config, self)
+        return config_of(self)
 
     def _check_whole(self) -> None:
         """Raise ModelError for a file of something else than a model: an adapter, a projector, a vocabulary."""
@@ -108,14 +109,9 @@ class GGUFFile:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer in the file, with its chat template. Raises ModelError."""
-        path = self.paths[0]
-        if not self.said("tokenizer.ggml.tokens"):
+        if not self.vocabulary.names:
             raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does")
-        kind, split = self.said("tokenizer.ggml.model"), self.said("tokenizer.ggml.pre")
-        check_split(self.name, kind, split)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        set_split(tokenizer, kind, split)
-        return tokenizer
+        return make_tokenizer(self.name, self.vocabulary)
 
     def dtype(self) -> torch.dtype:
         """What the weights are that are not quantized: the narrowest, as norms are in fp32 everywhere."""
@@ -194,20 +190,14 @@ def _unpacked(tensor: Any) -> np.ndarray[Any, Any]:
     return np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
-def _reader(path: Path) -> Any:
+def _header(path: Path) -> GGUFHeader:
     """What is in a file. Raises ModelError."""
     try:
-        from gguf import GGUFReader
+        return read_header(path)
     except ImportError as error:
         raise ModelError(f"{path}: is GGUF, which needs another package; run pip install 'inlay-llm[gguf]'") from error
-    try:
-        reader = GGUFReader(path, "c")  # private pages, which nothing writes to, because torch wants to be able to
-    except Exception as error:  # of any kind: a damaged file says anything
+    except (ValueError, OSError) as error:
         raise ModelError(f"{path}: is damaged, cut short or no GGUF: {_reason(error)}; download it again") from error
-    size = path.stat().st_size
-    if any(tensor.data_offset + tensor.n_bytes > size for tensor in reader.tensors):
-        raise ModelError(f"{path}: is cut short; download it again")
-    return reader
 
 
 def _reason(error: Exception) -> str:
