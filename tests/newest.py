@@ -1,7 +1,7 @@
 """For ``make test-newest``: the dependencies without their ranges, and a test that every module can be imported.
 
-As a program it prints requirements for pip: the newest release of everything that inlay, its extras and its tests
-import, and torch as constraints.txt pins it, because another torch brings gigabytes for GPUs.
+As a program it prints requirements for pip: the packages that inlay, its extras and its tests import, without versions.
+torch is the one of constraints.txt, because another torch brings gigabytes for GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TESTS = ("hypothesis", "jsonschema", "openai", "pytest", "pytest-xdist")
 
 
 def requirements() -> list[str]:
-    """What pip is to install, without versions."""
+    """The packages for pip, without versions."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ranges = [*project["dependencies"], *(text for extra in EXTRAS for text in project["optional-dependencies"][extra])]
     names = {re.match(r"[\w.-]+(\[[^]]*\])?", text)[0] for text in ranges} - {"torch"}

@@ -1,6 +1,6 @@
 """Small vocabularies for GGUF files, strings to tokenize with them, and the ids that llama.cpp gives.
 
-``python -m tests.models.gguf_vocabularies`` writes ``gguf_expectations.json`` anew; it needs llama-cpp-python.
+``python -m tests.models.gguf_vocabularies`` writes ``gguf_expectations.json``; it needs llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 EXPECTATIONS = Path(__file__).with_name("gguf_expectations.json")
 
-#: What tokenizers differ in: contractions, digits, marks of many scripts, and white space of every length.
+#: Texts that tokenizers treat differently: contractions, digits, marks of many scripts, and white space.
 PARTS = (
     *(
         "It's",
@@ -110,7 +110,7 @@ def byte_level(split: str, **more: Any) -> dict[str, Any]:
 
 
 def sentencepiece(**more: Any) -> dict[str, Any]:
-    """The metadata of a SentencePiece tokenizer with a score for each token, and bytes for what it lacks."""
+    """The metadata of a SentencePiece tokenizer with a score for each token, and bytes for other text."""
     learned = Tokenizer(models.BPE())
     learned.train_from_iterator(
         [text.replace(" ", "▁") for text in _texts()],
@@ -191,7 +191,7 @@ print(json.dumps(found))
 
 
 def by_llama(paths: list[Path], texts: list[str]) -> list[dict[str, Any]]:
-    """What llama.cpp makes of texts with the tokenizers of files: ids, tokens that end an answer, control tokens."""
+    """llama.cpp's view of texts with the tokenizers of files: ids, tokens that end an answer, control tokens."""
     command = [sys.executable, "-c", _BY_LLAMA, *map(str, paths)]
     said = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, timeout=300)
     assert said.returncode == 0, said.stderr

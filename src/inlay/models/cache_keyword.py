@@ -1,4 +1,4 @@
-"""The names that transformers has for a model's cache: the keyword of a call, and the field of what the call returns.
+"""The names that transformers has for a model's cache: a keyword of the call, and a field of its result.
 
 5.24 calls it ``cache`` in every model. Earlier releases have one name for keys and values, and others for states.
 """

@@ -48,7 +48,7 @@ _EPSILON |= {"stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
 
 
 class Metadata(Protocol):
-    """What a file says, and what it holds."""
+    """The metadata and the tensors of a file."""
 
     @property
     def name(self) -> str: ...
@@ -66,7 +66,7 @@ class Metadata(Protocol):
 
 
 def config_of(file: Metadata) -> PretrainedConfig:
-    """The configuration as llama.cpp runs the file. Raises ModelError for what has no place in a configuration."""
+    """The configuration as llama.cpp runs the file. Raises ModelError for a setting that has no place in it."""
     architecture = file.architecture
     try:
         config = AutoConfig.for_model(_MODEL_TYPES.get(architecture, architecture), **_settings(file))
@@ -79,7 +79,7 @@ def config_of(file: Metadata) -> PretrainedConfig:
 
 
 def _settings(file: Metadata) -> dict[str, Any]:
-    """What a configuration is made of: sizes, the epsilon of norms, and what an architecture has of its own."""
+    """The settings of a configuration: sizes, the epsilon of norms, and those of one architecture alone."""
     architecture = file.architecture
     sizes = {key: _size(file, key) for key in _SIZES}
     if sizes["attention.head_count_kv"] is None:
@@ -129,7 +129,7 @@ def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
 
 
 def _completed(config: PretrainedConfig, file: Metadata) -> PretrainedConfig:
-    """The configuration with everything that a file says in another way than transformers."""
+    """The configuration with the settings that a file writes in another way than transformers."""
     config.tie_word_embeddings = "output.weight" not in file.tensors
     config.vocab_size = int(file.tensors["token_embd.weight"].shape[1])
     if "position_embd.weight" in file.tensors:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
-from inlay.models.fill import Lazy, fill, on_meta
+from inlay.models.fill import Lazy, check_complete, fill, on_meta
 from inlay.models.gguf_blocks import NARROW, stored_blocks
 from inlay.models.gguf_config import config_of
 from inlay.models.gguf_header import GGUFHeader, GGUFTensor, read_header
@@ -72,7 +73,7 @@ class GGUFFile:
 
     @cached_property
     def tensors(self) -> dict[str, GGUFTensor]:
-        """What the file holds, by llama.cpp's names."""
+        """The tensors of all parts, by llama.cpp's names."""
         return {name: tensor for header in self._headers for name, tensor in header.tensors.items()}
 
     @cached_property
@@ -120,16 +121,38 @@ class GGUFFile:
             return torch.bfloat16
         return torch.float16 if "F16" in kinds else torch.float32
 
+    def check(self, config: PretrainedConfig) -> None:
+        """Raise ModelError where ``model`` would refuse the file's tensors; none of them is read."""
+        self._placed(config, torch.bfloat16)
+
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         """The model, with the layers that the file has quantized as StoredLinear. Raises ModelError."""
-        meta = on_meta(config, dtype)
+        meta, targets = self._placed(config, dtype)
         weights: dict[str, Lazy] = {}
         stored: dict[str, StoredWeight] = {}
-        for target, parts in self._targets(meta).items():
+        for target, parts in targets.items():
             if len(parts) == 1 and (packed := self._packed(config, *parts)) is not None:
                 stored[target] = packed
             weights[target] = Lazy(partial(self._dense, config, parts))
         return fill(self.name, config, dtype, weights, stored, meta)
+
+    def _placed(self, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, Mapping[str, list[str]]]:
+        """The stock model without weights, and the tensors of each of its parameters. Raises ModelError."""
+        meta = on_meta(config, dtype)
+        targets = self._targets(meta)
+        tied = set(meta.all_tied_weights_keys) if config.tie_word_embeddings else set()
+        weights = dict(meta.named_parameters(remove_duplicate=False))
+        check_complete(self.name, {"missing_keys": weights.keys() - targets.keys() - tied})
+        for target, parts in targets.items():
+            held = sum(prod(self.tensors[name].shape) for name in parts)
+            if target in weights and held != weights[target].numel():
+                shapes = " and ".join(f"{name} {self.tensors[name].shape}" for name in parts)
+                wanted = tuple(weights[target].shape)
+                raise ModelError(
+                    f"{self.name}: holds {shapes}, and a model of this configuration has {wanted} there; download it "
+                    "again"
+                )
+        return meta, targets
 
     def _targets(self, meta: PreTrainedModel) -> Mapping[str, list[str]]:
         """The tensors that each of the model's parameters is made of. Raises ModelError for one without a place."""
@@ -191,7 +214,7 @@ def _unpacked(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def _header(path: Path) -> GGUFHeader:
-    """What is in a file. Raises ModelError."""
+    """The header of a file. Raises ModelError."""
     try:
         return read_header(path)
     except ImportError as error:

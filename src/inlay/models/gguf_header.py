@@ -40,7 +40,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a file says and holds. metadata: numbers, texts, and lists of either, by key. tensors: by name."""
+    """The header of a file. metadata: numbers, texts, and lists of either, by key. tensors: by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
@@ -48,7 +48,7 @@ class GGUFHeader:
 
 def read_header(path: Path) -> GGUFHeader:
     """Read a file's header and map its tensors. Raises ValueError with the reason, ImportError without ``gguf``."""
-    from gguf import GGUFReader as _  # noqa: F401  # said here, before anything is read
+    from gguf import GGUFReader as _  # noqa: F401  # a missing package is told before anything is read
 
     with path.open("rb") as file:
         size = path.stat().st_size

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _BETWEEN_MARKS = " ?[^(\\s|.,!?…。，、।۔،)]+"
 _GPT2 = (f"{_WORDS}|\\s+",)
-#: Name → what splits a text, and then each piece: matches, and what is between them.
+#: Name → patterns that split a text, and then each piece: into matches, and text between them.
 _SPLITS: dict[str, tuple[str, ...]] = {
     **{name: (split,) for name, split in GGUF_PRE_TOKENIZER_SPLITS.items()},
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe"), _GPT2),
@@ -134,7 +134,7 @@ def _add_special_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def _ends_of_text(vocabulary: Vocabulary) -> Any:
-    """What puts BOS and EOS around a text, as far as the file says so; None if it adds neither."""
+    """The step that puts BOS and EOS around a text; None if the file adds neither."""
     bos = _name(vocabulary, "bos") if vocabulary.adds_bos else None
     eos = _name(vocabulary, "eos") if vocabulary.adds_eos else None
     around = [(name, vocabulary.ids[name]) for name in (bos, eos) if name is not None]
@@ -153,7 +153,7 @@ def _name(vocabulary: Vocabulary, role: str) -> str | None:
 def _check_split(file: str, name: str | None) -> None:
     """Raise ModelError where it is not known how text is split; one warning where the file does not say.
 
-    name: what the file has under ``tokenizer.ggml.pre``.
+    name: the file's ``tokenizer.ggml.pre``.
     """
     if name is None:
         logger.warning(

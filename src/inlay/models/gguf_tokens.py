@@ -1,11 +1,11 @@
-"""What llama.cpp knows of a vocabulary beyond its file: which tokens are special by their names, and which end a text.
+"""llama.cpp's own knowledge of vocabularies: tokens that are special by their names, and tokens that end a text.
 
 The rules are those of llama.cpp's vocabulary loader; files leave out what it finds out by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,7 +56,7 @@ _KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a file. said: what the file says under a key, None for nothing."""
+    """The tokens of a file. said: returns the file's value of a key, or None."""
 
     said: Callable[[str], Any]
 
@@ -117,7 +117,7 @@ class Vocabulary:
         types = self.said("tokenizer.ggml.token_type") or []
         return [*types, *[NORMAL] * (len(self.names) - len(types))]
 
-    def _filling(self, table: dict[str, tuple[str, ...]]) -> list[int]:
+    def _filling(self, table: Mapping[str, tuple[str, ...]]) -> list[int]:
         """The tokens of roles in filling gaps: of the file's key, else of the first name that is there."""
         found = []
         for role, names in table.items():
@@ -148,7 +148,7 @@ class Vocabulary:
 
     @cached_property
     def types(self) -> list[int]:
-        """The type of each token. Those that end an answer or fill gaps are control tokens, whatever the file says."""
+        """The type of each token. Those that end an answer or fill gaps are control tokens in any file."""
         types = list(self._types)
         ends, dropped = self._ends
         for i in (*ends, *self._filling(_FILLING), *self._filling(_FILLING_ENDS)):
