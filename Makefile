@@ -4,6 +4,7 @@
 # make test-long   what takes long of the rest: commands of the docs, benchmarks, short soaks; CI runs it behind make test
 # make test-triton   the GPU's kernels in Triton's interpreter, at length; make test has a part of it; no GPU is needed
 # make test-families   every family of models against stock transformers, the whole suite; under 10 minutes
+# make test-newest   short suites with the newest release of every dependency, in build/newest; before a release, as it downloads for minutes
 # make check  ruff and mypy
 # make test-cluster   clusters on a Ray Serve of their own, whose processes are killed; some minutes
 # make clients   the packages that make test-all tries against a server; without them it says which tests it skips
@@ -12,7 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-lab test-long test-triton test-families test-cluster test-all clients check format clean asan tsan
+.PHONY: install demo test test-lab test-long test-triton test-families test-newest test-cluster test-all clients check format clean asan tsan
 
 install: $(VENV)/.installed
 
@@ -45,6 +46,18 @@ test-triton: install
 
 test-families: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/families tests/advice/memory/test_families.py
+
+# pip gets the names alone, so that it looks beyond the ranges of pyproject.toml. torch stays what it is pinned to, the
+# build for the CPU.
+NEWEST := build/newest
+test-newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(PYTHON) tests/newest.py > $(NEWEST)/requirements.txt
+	$(NEWEST)/bin/pip install --disable-pip-version-check --requirement $(NEWEST)/requirements.txt
+	$(NEWEST)/bin/pip install --disable-pip-version-check --no-deps .
+	$(NEWEST)/bin/python -m pip freeze > $(NEWEST)/tried.txt
+	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile --hypothesis-profile ci -m "not long and not slow and not triton" \
+		tests/newest.py tests/models tests/families tests/server/test_completions.py tests/server/test_starting.py tests/test_llm.py
 
 test-cluster: install
 	$(BIN)/python -m pytest tests/cluster tests/test_docs_cluster.py

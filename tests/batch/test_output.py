@@ -185,3 +185,28 @@ def test_a_full_disk(source: Path, tmp_path: Path, monkeypatch):
                 output.answer(Entry(2, 0, 0, "b", None), {})
             monkeypatch.undo()
     assert fill(source, tmp_path / "out")[0] == [2, 3, 4]
+
+
+def test_requests_that_failed_are_retried_and_others_are_not(source: Path, tmp_path: Path):
+    target = tmp_path / "out"
+    fill(source, target)
+    first, _, _, last = read(target)
+    with (
+        Index(source, quiet) as index,
+        Output(target, index, SETTINGS, counts := Counts(), retry_failed=True) as output,
+    ):
+        output.begin(b"m")
+        assert [entry.line for entry in index.missing()] == [2, 3]
+        assert (counts.answered, counts.failed, counts.done_before) == (2, 0, 2)
+    assert read(target) == [first, last]
+    assert fill(source, target)[0] == [2, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "out", "out.state"}
+
+
+def test_what_belongs_to_another_batch_is_not_retried(source: Path, tmp_path: Path):
+    target = tmp_path / "out"
+    fill(source, target)
+    before = target.read_bytes()
+    with Index(source, quiet) as index, pytest.raises(ParameterError, match="holds answers of another seed"):
+        Output(target, index, SETTINGS | {"seed": 1}, Counts(), retry_failed=True)
+    assert target.read_bytes() == before

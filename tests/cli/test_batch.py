@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from inlay.cli import main as command_line
+from inlay.models.load import MODEL_DIRECTORY
+from inlay.models.location import public_name
 
 from ..batch.helpers import line, read, texts, write
 
@@ -32,6 +34,23 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     status = command_line.main(["batch", *arguments])
     out, err = capsys.readouterr()
     return status, out, err
+
+
+def test_the_model_has_the_name_that_a_server_gives_it(capsys):
+    """Of a folder its last name; a name that is given later answers what failed without it."""
+    folder = str(MODEL_DIRECTORY)
+    rows = [line("a", prompt="The", model=public_name(folder)), line("b", prompt="The", model=folder)]
+    write(Path("in"), [*rows, line("c", prompt="The", model="gpt-4o"), line("d", prompt="The")])
+    options = ("in", "out", "--model", folder, "--kv-memory", "64MiB")
+    assert run(capsys, *options)[0] == 1
+    rows = {row["custom_id"]: row["response"] for row in read(Path("out"))}
+    assert rows["d"]["body"]["model"] == public_name(folder)
+    assert {name: row["status_code"] for name, row in rows.items()} == {"a": 200, "b": 200, "c": 404, "d": 200}
+    named = (*options, "--served-model-name", "gpt-4o")
+    status, _, err = run(capsys, *named)
+    assert (status, "--retry-failed answers them again" in err) == (1, True)
+    assert run(capsys, *named, "--retry-failed")[0] == 0
+    assert len(texts(Path("out"))) == 4
 
 
 def test_a_batch_of_the_bundled_model(capsys):

@@ -77,3 +77,12 @@ def test_a_context_that_ends_where_frequencies_change(capsys, tmp_path):
     tiny_config("phi3 longrope").save_pretrained(tmp_path)
     assert main(["models", "show", str(tmp_path)]) == 0
     assert "context: its context is 4,096 tokens here, not 8,192: for longer texts" in capsys.readouterr().out
+
+
+def test_a_folder_that_load_refuses(capsys, tmp_path):
+    tiny_config("llama").save_pretrained(tmp_path)
+    assert main(["models", "show", str(tmp_path)]) == 0
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    capsys.readouterr()
+    assert main(["models", "show", str(tmp_path)]) == 2
+    assert "is pickled, and pickles are not loaded" in capsys.readouterr().err

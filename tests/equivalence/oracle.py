@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.load import LoadedModel
 
@@ -48,7 +49,7 @@ def forward(model: PreTrainedModel, ids: list[int], positions: list[int], visibl
             input_ids=torch.tensor([ids]),
             position_ids=query[None],
             attention_mask=mask,
-            past_key_values=cache,
+            **with_cache(model, cache),
             use_cache=True,
         )
     cache.inlay_positions = torch.cat((before, query))

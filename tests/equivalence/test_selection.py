@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from inlay import SamplingParams, Schema
+from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.prompt.repair import choose_tokens
 from inlay.prompt.splice import splice_of
@@ -34,7 +35,7 @@ class Watching(PromptCacheOracle):
         with torch.inference_mode(), attention_implementation(self.loaded.model, "eager"):
             output = self.loaded.model(
                 input_ids=torch.tensor([ids]), position_ids=query[None], attention_mask=mask,
-                past_key_values=cache, use_cache=True, output_attentions=True,
+                **with_cache(self.loaded.model, cache), use_cache=True, output_attentions=True,
             )  # fmt: skip
         self.mass = np.zeros(int(everything.max()) + 1)
         np.add.at(self.mass, everything.numpy(), sum(layer[0].sum((0, 1)) for layer in output.attentions).numpy())

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -10,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from inlay import LLM, AsyncLLM, CapacityError, ModelError, ParameterError, SamplingParams, Schema
 from inlay.engine import unshared_runner
 from inlay.engine.unshared_runner import CacheShape
+from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.families import FAMILIES, family_of
 from inlay.models.load import load_model
 from inlay.models.random import bytes_tokenizer
@@ -50,6 +56,29 @@ def test_a_checkpoint_from_a_folder(tmp_path):
     assert LLM(loaded, seed=0).generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids == expected
     with pytest.raises(ParameterError, match=r"quantization is 'int8', and models of type 'mamba' are served without"):
         load_model(str(tmp_path), quantization="int8")
+
+
+@pytest.mark.parametrize("name", ["mamba", "gptj"])
+@pytest.mark.parametrize("keyword", ["cache", "past_key_values", "cache_params"])
+def test_a_cache_of_any_name_is_carried_on(name, keyword):
+    """Releases of transformers call it by different names."""
+    loaded = tiny_unshared(name)
+    model = copy.copy(loaded.model)
+    given, stock = cache_keyword(model), model.forward
+
+    def forward(self, input_ids, logits_to_keep, **said):
+        if keyword in said:
+            said[given] = said.pop(keyword)
+        output = stock(input_ids=input_ids, logits_to_keep=logits_to_keep, **said)
+        return SimpleNamespace(logits=output.logits, **{keyword: returned_cache(output)})
+
+    named = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None)
+    signature = inspect.signature(forward)
+    forward.__signature__ = signature.replace(parameters=[*list(signature.parameters.values())[:3], named])
+    model.__class__ = type("Renamed", (type(model),), {"forward": forward})
+    expected = LLM(loaded, seed=0).generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    found = LLM(replace(loaded, model=model), seed=0).generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    assert found == expected
 
 
 @pytest.mark.parametrize(

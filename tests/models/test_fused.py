@@ -79,6 +79,21 @@ def test_transformers_can_still_run_the_model(name, implementation):
     assert torch.equal(*answers)
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_attention_reads_a_cache_under_either_name(name):
+    """transformers 5.24 calls it ``cache``; earlier releases call it ``past_key_values``."""
+    model = prepared("llama").model
+    attention, rows = model.model.layers[0].self_attn, torch.randn(1, 4, 32)
+    tables = model.model.rotary_emb(rows, torch.arange(4)[None])
+    with torch.inference_mode(), attention_implementation(model, "sdpa"):
+        whole, _ = attention(rows, tables, None)
+        kept = DynamicCache()
+        attention(rows[:, :3], tuple(each[:, :3] for each in tables), None, **{name: kept})
+        last, _ = attention(rows[:, 3:], tuple(each[:, 3:] for each in tables), None, **{name: kept})
+    assert kept.get_seq_length() == 4
+    torch.testing.assert_close(last, whole[:, 3:], atol=1e-5, rtol=0)
+
+
 def test_activations_other_than_silu():
     mlp = tiny("llama").model.model.layers[0].mlp
     stock = type(mlp)(tiny("llama").model.config)

@@ -295,6 +295,26 @@ def test_a_file_that_is_no_model_says_what_it_is(tmp_path, named, more, sentence
         load_model(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": False},
+        {"split": "tomorrow-bpe"},
+        {"kind": "MXFP4"},
+        {"part": lambda name: "ffn_up" not in name},
+        {"extra": {"blk.0.odd.weight": torch.zeros(4, 4)}},
+        {"more": {"llama.feed_forward_length": 96}},
+        {"named": "rwkv7"},
+    ],
+)
+def test_models_show_refuses_what_load_refuses(tmp_path, capsys, change):
+    path = write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama", **change)
+    with pytest.raises(ModelError) as told:
+        load_model(path)
+    assert main(["models", "show", str(path)]) == 2
+    assert str(told.value) in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_tensor_without_a_place_is_not_dropped(tmp_path):
     experts = {"blk.0.ffn_gate_exps.weight": torch.zeros(2, 64, 64)}
     mixture = write_gguf(tmp_path / "mixture.gguf", random_model("llama"), "llama", extra=experts)

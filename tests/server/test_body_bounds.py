@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inlay import Schema
+from inlay.models.location import public_name
 from inlay.server.body import MAX_FIELDS, MAX_VALUES
-from inlay.server.settings import public_name
 
 from .conftest import CHAT, COMPLETIONS, Site, running, small_model
 
@@ -121,6 +121,7 @@ def test_no_path_of_the_server_is_shown(tmp_path_factory: pytest.TempPathFactory
     model.mkdir()
     assert public_name(str(model)) == "small"
     assert public_name("demo") == "demo"
+    assert public_name(str(file)) == file.name
     llm = small_model()
     with running(llm, [Schema.from_file(file)], served_names=(public_name(str(model)),)) as site:
         answers = [

@@ -30,10 +30,13 @@ class Output:
 
     path: OUTPUT. index: of the input; what the output holds is marked as done there.
     settings: what answers depend on beside the model, by what to call it in a sentence; values of JSON.
+    retry_failed: True to take the lines of requests that failed out of OUTPUT, so that they are answered again.
     Raises ParameterError where the files cannot be written, or hold answers of another batch.
     """
 
-    def __init__(self, path: Path, index: Index, settings: Settings, counts: Counts) -> None:
+    def __init__(
+        self, path: Path, index: Index, settings: Settings, counts: Counts, *, retry_failed: bool = False
+    ) -> None:
         self.path = path
         self._state_path = path.with_name(path.name + ".state")
         self._index = index
@@ -45,6 +48,8 @@ class Output:
         try:
             self._state = self._read_state()
             self._refuse_mixing()
+            if retry_failed and self._state:
+                self._drop_failed()
             self._file = self._open(path, os.O_RDWR | os.O_APPEND)
             self._take_up()
         except BaseException:
@@ -166,6 +171,22 @@ class Output:
             f"{self.path}: holds answers of {what}; give another output, or delete it and {self._state_path.name}"
         )
 
+    def _drop_failed(self) -> None:
+        """Write the output anew without the lines of requests that failed: whole, or not at all."""
+        with self.path.open("rb") as file:
+            kept = [line for line in file if not _failed(line)]
+        new = self.path.with_name(self.path.name + ".kept")
+        try:
+            with new.open("wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            new.chmod(self.path.stat().st_mode & 0o777)
+            new.replace(self.path)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise ParameterError(f"{new}: cannot be written ({error.strerror}); make room and run it again") from None
+
     def _take_up(self) -> None:
         """Mark what is done, and drop the half of a line that a killed process left behind."""
         whole = 0
@@ -183,7 +204,7 @@ class Output:
         try:
             row = json.loads(line)
             known = self._index.mark_done(int(row["id"].removeprefix(_ID)), row["custom_id"])
-            succeeded = row["response"] is not None and row["response"]["status_code"] == 200
+            succeeded = _succeeded(row)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             known = succeeded = False
         if not known:
@@ -202,3 +223,16 @@ class Output:
             if self._file is not None and not self.path.stat().st_size:
                 self.path.unlink()
         os.close(self._state_file)
+
+
+def _succeeded(row: Any) -> bool:
+    """True if a line of the output holds an answer."""
+    return row["response"] is not None and row["response"]["status_code"] == 200
+
+
+def _failed(line: bytes) -> bool:
+    """True if a line says that its request failed; a line that says nothing is kept, for whoever reads it next."""
+    try:
+        return not _succeeded(json.loads(line))
+    except (ValueError, TypeError, KeyError):
+        return False

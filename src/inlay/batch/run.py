@@ -41,7 +41,8 @@ class BatchError(InlayError):
 class Job:
     """What a batch is.
 
-    input, output: files. names: what requests may call the model, beside its adapters, which ``load`` gives it.
+    input, output: files. retry_failed: True to answer the requests of ``output`` that failed again.
+    names: what requests may call the model, beside its adapters, which ``load`` gives it; answers carry the first.
     schemas: those that prompts may name. reuse: the policy of requests that bring none.
     seed: what the seeds of requests that bring none come from, with their custom_id.
     default_max_tokens: see ``api.dialect.Dialect.translate``. tool_parser: see ``api.tools.formats.model_tools``.
@@ -54,6 +55,7 @@ class Job:
     input: Path
     output: Path
     names: Sequence[str]
+    retry_failed: bool = False
     schemas: Sequence[Schema] = ()
     reuse: str | None = None
     seed: int = 0
@@ -92,7 +94,10 @@ def run_batch(job: Job, load: Callable[[], AsyncLLM], progress: Progress, counts
     load: makes the model, where there is anything to answer. counts: kept true all the time.
     Raises InlayError where the batch cannot run, never for a wrong request: that becomes a line of the output.
     """
-    with Index(job.input, progress) as index, Output(job.output, index, job.settings(), counts) as output:
+    with (
+        Index(job.input, progress) as index,
+        Output(job.output, index, job.settings(), counts, retry_failed=job.retry_failed) as output,
+    ):
         counts.requests = index.requests
         if counts.done == index.requests and output.asked_of(job.loading):
             return

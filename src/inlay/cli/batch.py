@@ -70,8 +70,14 @@ def batch(
     tool_parser: ToolParser = None,
     reasoning_parser: ReasoningParser = None,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="What requests may call the model beside its name. Several times.")
+        list[str] | None,
+        typer.Option(
+            help="What requests call the model in place of MODEL, or its last name if it is a path. Several times."
+        ),
     ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Answer the requests of OUTPUT that failed again.")
+    ] = False,
 ) -> int:
     """Answer a file of requests, those that share text together; every text is computed once.
 
@@ -85,13 +91,17 @@ def batch(
         raise ParameterError(f"--default-max-tokens is {default_max_tokens}; it must be at least 1")
     template = read_template(chat_template)
     schemas = _schemas(schema or [])
-    adapters = adapters_of(adapter, (model, *(served_model_name or [])))
     from inlay.batch import Counts, Job, run_batch
+    from inlay.models.location import served_names
+
+    names = served_names(model, served_model_name)
+    adapters = adapters_of(adapter, (model, *names))
 
     job = Job(
         input=input,
         output=output,
-        names=(model, *(served_model_name or [])),
+        names=tuple(dict.fromkeys((*names, model))),  # the file may spell MODEL as the command does
+        retry_failed=retry_failed,
         schemas=schemas,
         reuse=reuse,
         seed=seed,
@@ -141,7 +151,8 @@ def batch(
         return 130
     if counts.failed:
         print(
-            f"inlay: {counts.failed:,} of {counts.requests:,} requests failed; {output} says why, line by line",
+            f"inlay: {counts.failed:,} of {counts.requests:,} requests failed; {output} says why, line by line; "
+            "--retry-failed answers them again",
             file=sys.stderr,
         )
     print(json.dumps({**counts.describe(), "model": model, "output": str(output)}, ensure_ascii=False))

@@ -40,21 +40,29 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(
-    model: Annotated[str, typer.Argument(help="A directory with a config.json, a hub name, random:<shape>, or demo.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder with a config.json, a GGUF file, a hub name, random:<shape>, or demo.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Say what may be asked of one model, from its configuration alone. The probe at load proves it."""
+    """Say what may be asked of one model, before its weights are read. The probe at load proves it.
+
+    A GGUF file, or a folder with weights, that serve would refuse is refused here with the same sentence.
+    """
     from inlay.advice.memory import CODECS
     from inlay.advice.memory.estimate import config_named
     from inlay.advice.memory.families import shape_of
     from inlay.models.families import check_config, family_of
     from inlay.models.family import note_of
+    from inlay.models.load import check_model
     from inlay.models.random import SHAPES
 
-    if model not in SHAPES:
+    if model in SHAPES or model.startswith("random:") or model == "demo":
+        config = config_named(model)
+        check_config(config)
+    else:
         announce_hub(model)
-    config = config_named(model)
-    check_config(config)
+        config = check_model(model)
     row = _row(config.model_type, family_of(config).allows(config))
     if not row["exact"]:
         _show_without_reuse(model, row, as_json=as_json)

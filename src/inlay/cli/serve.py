@@ -87,7 +87,7 @@ def serve(
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="What requests call the model, in place of MODEL (of a directory, its last name). Several times."
+            help="What requests call the model in place of MODEL, or its last name if it is a path. Several times."
         ),
     ] = None,
     reuse: Reuse = None,
@@ -196,13 +196,14 @@ def serve(
         raise ParameterError("--uds is in place of --host and --port; give one or the other")
     network = keys is not None or bool(api_key) or open_to_network
     with listen_unix(uds) if uds is not None else listen(host, port, network=network) as listener, _stopped_at_once():
-        from inlay.server.settings import ServerSettings, public_name
+        from inlay.models.location import served_names
+        from inlay.server.settings import ServerSettings
         from inlay.server.tenants import Tenants
 
         settings = ServerSettings(
             host=host,
             port=port,
-            served_names=tuple(served_model_name or [public_name(model)]),
+            served_names=served_names(model, served_model_name),
             reuse=reuse,
             max_reuse=max_reuse,
             keys_file=keys,

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from inlay.cluster.affinity import RouterSettings
 from inlay.config import EngineConfig, parse_bytes
 from inlay.errors import ParameterError
-from inlay.server.settings import ServerSettings, public_name
+from inlay.models.location import served_names
+from inlay.server.settings import ServerSettings
 from inlay.wording import show
 
 _MOST_BYTES = 1_000_000
@@ -178,7 +179,7 @@ class ClusterSettings(_Part):
         if not isinstance(given, dict) or not all(isinstance(folder, str) for folder in given.values()):
             raise ValueError(f"engine: adapters is {show(given)}; give names with folders, as in {{sql: adapters/sql}}")
         for name in given:
-            if name in (self.served_names or (public_name(self.model),)):
+            if name in served_names(self.model, self.served_names):
                 raise ValueError(f"engine: an adapter and the model are called {show(name)}; give each its own name")
 
     @classmethod
@@ -255,7 +256,7 @@ class ClusterSettings(_Part):
         root = "" if self.route_prefix == "/" else self.route_prefix
         local = self.http.host in ("127.0.0.1", "localhost", "::1")
         settings = ServerSettings(
-            served_names=self.served_names or (public_name(self.model),),
+            served_names=served_names(self.model, self.served_names),
             open_to_network=self.http.open_to_network or not local,
             **{"root_path": root, **said},
         )

@@ -157,7 +157,7 @@ class Runner:
 
     def _compute(self, ids: Tensor, positions: Tensor, context: PassContext, rows: Tensor | None) -> Tensor:
         """The model's logits. ids, positions: (rows,). rows: the ones wanted; None for all."""
-        whole = context.last_layer is None and not context.watched and context.await_layer is None
+        whole = context.plain and context.await_layer is None
         model, name = self._loaded.model, IMPLEMENTATION
         if self._compiled is not None and whole:  # others leave the layers on their way, or wait there
             model, name = self._compiled, OPAQUE

@@ -21,11 +21,9 @@ from inlay.attention.plan import Plan
 from inlay.engine.allocation import SequenceStates, Work
 from inlay.engine.runner import TOLERANCE, Runner, error_of, probe_ids
 from inlay.errors import CapacityError, ModelError
+from inlay.models.cache_keyword import cache_keyword, returned_cache
 from inlay.models.device import on_device
 from inlay.models.load import LoadedModel
-
-#: Where the stock models take what they keep between two calls, and return it.
-_CARRIERS = ("past_key_values", "cache_params", "state")
 
 #: The most tokens that run in one call, whose memory grows with them; what follows them comes one by one.
 MOST_WHOLE = 8192
@@ -76,13 +74,13 @@ class UnsharedRunner(Runner):
         self.graphs = None
         self.shape = CacheShape(0, 0)
         parameters = inspect.signature(loaded.model.forward).parameters
-        self._carrier = next((name for name in _CARRIERS if name in parameters), "")
+        self._cache_keyword = cache_keyword(loaded.model)
         self._picks = "logits_to_keep" in parameters
         self._places = "position_ids" in parameters
 
     def probe(self) -> CacheShape:
         """Find out the shape of caches. Raises ModelError where a text in pieces is not what it is whole."""
-        if not self._carrier:
+        if self._cache_keyword is None:
             raise self._refusal("it keeps nothing of a text between two calls")
         why = ""
         for in_steps in (False, True):
@@ -156,14 +154,16 @@ class UnsharedRunner(Runner):
 
     def _call(self, ids: Tensor, states: SequenceStates, wanted: Sequence[int]) -> Tensor:
         model = self._loaded.model
-        said: dict[str, Any] = {} if states.cache is None else {self._carrier: states.cache}
+        said: dict[str, Any] = {}
+        if states.cache is not None and self._cache_keyword is not None:
+            said[self._cache_keyword] = states.cache
         picked = torch.tensor(wanted, dtype=torch.int64, device=ids.device)
         if self._picks:
             said["logits_to_keep"] = picked
         if self._places:
             said["position_ids"] = torch.arange(states.tokens, states.tokens + len(ids), device=ids.device)[None]
         output = model(input_ids=ids[None], use_cache=True, **said)
-        kept = next((kept for name in _CARRIERS if (kept := getattr(output, name, None)) is not None), None)
+        kept = returned_cache(output)
         if kept is None:
             raise RuntimeError(f"{type(model).__name__} has not returned what it keeps of the text")
         states.cache = kept

@@ -61,11 +61,14 @@ class FewRows:
         x: Tensor,
         *,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
+        cache: Any = None,
         past_key_values: Any = None,
         **_: Any,
     ) -> bool:
         """Whether a pass is one of few rows, and nobody wants to see what the layer's modules are given."""
-        if past_key_values is not None or position_embeddings is None or x.shape[0] != 1 or x.shape[1] > MOST_ROWS:
+        if cache is not None or past_key_values is not None or position_embeddings is None:
+            return False
+        if x.shape[0] != 1 or x.shape[1] > MOST_ROWS:
             return False
         cos, sin = position_embeddings
         return (
@@ -89,14 +92,14 @@ class FewRows:
     def _in_kernel(self, context: PassContext) -> bool:
         """Whether the pass's attention is the kernel's, and nobody wants more of it than its output."""
         own = self._attention.config._attn_implementation == IMPLEMENTATION
-        plain = context.last_layer is None and not context.watched
-        return own and plain and isinstance(context.backend, CpuBackend)
+        return own and context.plain and isinstance(context.backend, CpuBackend)
 
     def at_once(self, x: Tensor, cos: Tensor, sin: Tensor, context: PassContext) -> Tensor:
         """The layer in one call."""
         attention, y = self._attention, torch.empty_like(x)
         if self._options is None or self._options[0] is not context.spec:
             self._options = context.spec, attention.attention_options(context.spec)
+        context.wait_for(attention.layer_idx)
         stored = cast(CpuBackend, context.backend).stored(
             context.pool, context.plan, attention.layer_idx, self._options[1], x.shape[1]
         )

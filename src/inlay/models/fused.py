@@ -106,7 +106,6 @@ class FusedAttention(nn.Module):
         hidden_states: Tensor,  # (batch, rows, width)
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Run like the stock module. Returns (batch, rows, width) and the implementation's attention weights, if
@@ -115,13 +114,17 @@ class FusedAttention(nn.Module):
         batch, rows, _ = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch * rows, -1, self.head_dim)
         self._turn(qkv, *position_embeddings)
-        output, weights = self.attend(
-            qkv.view(batch, rows, -1, self.head_dim), attention_mask, past_key_values, **kwargs
-        )
+        output, weights = self.attend(qkv.view(batch, rows, -1, self.head_dim), attention_mask, **kwargs)
         return self.out(output.reshape(batch, rows, -1)), weights
 
     def attend(
-        self, qkv: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **kwargs: Any
+        self,
+        qkv: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        cache: Any = None,
+        past_key_values: Any = None,  # what transformers before 5.24 calls the cache
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Run attention alone.
 
@@ -132,8 +135,9 @@ class FusedAttention(nn.Module):
             (batch, rows, heads, head_dim), and the implementation's attention weights, if any.
         """
         query, key, value = qkv.transpose(1, 2).split((self.heads, self.kv_heads, self.kv_heads), 1)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = past_key_values if cache is None else cache
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, self._eager)
         output: tuple[Tensor, Tensor | None] = attend(
             self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **self.options, **kwargs

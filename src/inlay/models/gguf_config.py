@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model beyond what transformers reads from it."""
+"""The configuration of the model in a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from typing import Any, Protocol
 
 import numpy as np
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from inlay.errors import ModelError
+from inlay.models.gguf_tokens import Vocabulary
 
 #: Llama 3's rotary scalings, of which a file holds the factors alone: the factor of each.
 _LLAMA3_FACTORS = (8.0, 32.0)
@@ -20,8 +21,34 @@ _EXPERTS = {
 }
 
 
+#: llama.cpp's architectures whose model types have another name.
+_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+#: llama.cpp's names of sizes, and those of configurations; of GPT-2 and BLOOM, their own.
+_SIZES = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+_OWN_SIZES = {
+    "bloom": {"block_count": "n_layer", "embedding_length": "hidden_size", "attention.head_count": "n_head"},
+    "gpt2": {
+        "context_length": "n_positions",
+        "block_count": "n_layer",
+        "embedding_length": "n_embd",
+        "feed_forward_length": "n_inner",
+        "attention.head_count": "n_head",
+    },
+}
+_NEEDED = ("block_count", "embedding_length", "attention.head_count")
+_EPSILON = {"bloom": "layer_norm_epsilon", "gpt2": "layer_norm_epsilon", "nemotron": "norm_eps"}
+_EPSILON |= {"stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
+
+
 class Metadata(Protocol):
-    """What a file says, and what it holds."""
+    """The metadata and the tensors of a file."""
 
     @property
     def name(self) -> str: ...
@@ -32,11 +59,77 @@ class Metadata(Protocol):
     @property
     def architecture(self) -> str: ...
 
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
     def said(self, key: str) -> Any: ...
 
 
-def completed(config: PretrainedConfig, file: Metadata) -> PretrainedConfig:
-    """The configuration as llama.cpp runs the file. Raises ModelError for what has no place in a configuration."""
+def config_of(file: Metadata) -> PretrainedConfig:
+    """The configuration as llama.cpp runs the file. Raises ModelError for a setting that has no place in it."""
+    architecture = file.architecture
+    try:
+        config = AutoConfig.for_model(_MODEL_TYPES.get(architecture, architecture), **_settings(file))
+        return _completed(config, file)
+    except ModelError:
+        raise
+    except Exception as error:  # a value that is no number, or that transformers refuses
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"{file.name}: its configuration cannot be read: {reason[0].rstrip('.')}") from error
+
+
+def _settings(file: Metadata) -> dict[str, Any]:
+    """The settings of a configuration: sizes, the epsilon of norms, and those of one architecture alone."""
+    architecture = file.architecture
+    sizes = {key: _size(file, key) for key in _SIZES}
+    if sizes["attention.head_count_kv"] is None:
+        sizes["attention.head_count_kv"] = sizes["attention.head_count"]
+    _check_sizes(file, sizes)
+    names = _OWN_SIZES.get(architecture, _SIZES)
+    settings: dict[str, Any] = {name: sizes[key] for key, name in names.items() if sizes[key] is not None}
+    for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        if (epsilon := file.said(f"{{arch}}.{key}")) is not None:
+            settings[_EPSILON.get(architecture, "rms_norm_eps")] = float(epsilon)
+    if architecture in ("qwen2moe", "qwen3moe"):
+        experts = {"num_experts": _size(file, "expert_count"), "num_experts_per_tok": _size(file, "expert_used_count")}
+        settings |= {name: count for name, count in experts.items() if count is not None}
+    if architecture == "qwen3moe":
+        settings["norm_topk_prob"] = True  # llama.cpp's code does, and files do not say
+    if architecture == "stablelm":
+        settings["use_qkv_bias"] = any(name.endswith("attn_q.bias") for name in file.tensors)
+        settings["use_parallel_residual"] = not any("ffn_norm" in name for name in file.tensors)
+    return settings
+
+
+def _size(file: Metadata, key: str) -> int | None:
+    """A size of the model; of one that is given for each layer, the one that all have. Raises ModelError."""
+    value = file.said(f"{{arch}}.{key}")
+    if isinstance(value, list) and value and all(each == value[0] for each in value):
+        value = value[0]
+    if value is None or (isinstance(value, int) and value > 0):
+        return value
+    raise ModelError(
+        f"{file.name}: {file.architecture}.{key} is {str(value)[:60]}, and one number above 0 is read; give the folder "
+        "of its Hugging Face checkpoint"
+    )
+
+
+def _check_sizes(file: Metadata, sizes: dict[str, int | None]) -> None:
+    """Raise ModelError where sizes are missing, or are not those of the tensors."""
+    for key in _NEEDED:
+        if sizes[key] is None:
+            raise ModelError(f"{file.name}: does not say {file.architecture}.{key}; download it again")
+    width, rows = file.tensors["token_embd.weight"].shape[:2]
+    last = (sizes["block_count"] or 0) - 1
+    if sizes["embedding_length"] != width or not any(name.startswith(f"blk.{last}.") for name in file.tensors):
+        raise ModelError(
+            f"{file.name}: says that it has {last + 1} layers of width {sizes['embedding_length']}, and its tensors "
+            f"are others (embeddings of {rows} tokens have width {width}); download it again"
+        )
+
+
+def _completed(config: PretrainedConfig, file: Metadata) -> PretrainedConfig:
+    """The configuration with the settings that a file writes in another way than transformers."""
     config.tie_word_embeddings = "output.weight" not in file.tensors
     config.vocab_size = int(file.tensors["token_embd.weight"].shape[1])
     if "position_embd.weight" in file.tensors:
@@ -54,11 +147,10 @@ def completed(config: PretrainedConfig, file: Metadata) -> PretrainedConfig:
 
 def _end(config: PretrainedConfig, file: Metadata) -> None:
     """The ids that begin and end a text: a chat's turn may end with another one than a text."""
-    ids = [file.said(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    named = [int(token) for token in dict.fromkeys(ids) if token is not None]
-    config.eos_token_id = named[0] if len(named) == 1 else named or None
-    config.bos_token_id = file.said("tokenizer.ggml.bos_token_id")
-    config.pad_token_id = file.said("tokenizer.ggml.padding_token_id")
+    ends = file.vocabulary.ends
+    config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+    config.bos_token_id = file.vocabulary.role("bos")
+    config.pad_token_id = file.vocabulary.role("padding")
 
 
 def _heads(config: PretrainedConfig, file: Metadata) -> None:
@@ -77,7 +169,7 @@ def _window(config: PretrainedConfig, file: Metadata) -> None:
     if not _declares(config, "sliding_window"):
         return
     window = file.said("{arch}.attention.sliding_window")
-    if window is not None or config.model_type == "mistral":
+    if window is not None:
         config.sliding_window = int(window) if window else None
 
 

@@ -10,19 +10,22 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.errors import ModelError
-from inlay.models.fill import Lazy, fill, on_meta
+from inlay.models.fill import Lazy, check_complete, fill, on_meta
 from inlay.models.gguf_blocks import NARROW, stored_blocks
-from inlay.models.gguf_config import completed
-from inlay.models.gguf_tokenizer import check_split, set_split
+from inlay.models.gguf_config import config_of
+from inlay.models.gguf_header import GGUFHeader, GGUFTensor, read_header
+from inlay.models.gguf_tokenizer import make_tokenizer
+from inlay.models.gguf_tokens import Vocabulary
 from inlay.models.stored import StoredWeight
 
 #: llama.cpp's architectures whose files are tested against transformers' reader.
@@ -54,15 +57,14 @@ class GGUFFile:
         return str(self.paths[0])
 
     @cached_property
-    def _readers(self) -> list[Any]:
-        return [_reader(path) for path in self.paths]
+    def _headers(self) -> list[GGUFHeader]:
+        return [_header(path) for path in self.paths]
 
     def said(self, key: str) -> Any:
         """What the file says under a key, of which ``{arch}`` is the architecture; None for nothing."""
         if "{arch}" in key:
             key = key.format(arch=self.architecture)
-        field = self._readers[0].get_field(key)
-        return None if field is None else field.contents()
+        return self._headers[0].metadata.get(key)
 
     @property
     def architecture(self) -> str:
@@ -70,9 +72,14 @@ class GGUFFile:
         return str(self.said("general.architecture"))
 
     @cached_property
-    def tensors(self) -> dict[str, Any]:
-        """What the file holds, by llama.cpp's names: ``gguf.ReaderTensor``s, whose data is mapped."""
-        return {tensor.name: tensor for reader in self._readers for tensor in reader.tensors}
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """The tensors of all parts, by llama.cpp's names."""
+        return {name: tensor for header in self._headers for name, tensor in header.tensors.items()}
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the file."""
+        return Vocabulary(self.said)
 
     def config(self) -> PretrainedConfig:
         """The configuration that the file describes. Raises ModelError."""
@@ -88,12 +95,7 @@ class GGUFFile:
                     f"{self.name}: {tensor.name} is of the type {tensor.tensor_type.name}, which inlay does not read; "
                     "give a file in Q4_K_M, Q8_0 or F16 of the same model"
                 )
-        path = self.paths[0]
-        try:
-            config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        except Exception as error:
-            raise ModelError(f"{self.name}: its configuration cannot be read: {error}") from error
-        return completed(config, self)
+        return config_of(self)
 
     def _check_whole(self) -> None:
         """Raise ModelError for a file of something else than a model: an adapter, a projector, a vocabulary."""
@@ -108,14 +110,9 @@ class GGUFFile:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer in the file, with its chat template. Raises ModelError."""
-        path = self.paths[0]
-        if not self.said("tokenizer.ggml.tokens"):
+        if not self.vocabulary.names:
             raise ModelError(f"{self.name}: the file holds no tokenizer; give one that does")
-        kind, split = self.said("tokenizer.ggml.model"), self.said("tokenizer.ggml.pre")
-        check_split(self.name, kind, split)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        set_split(tokenizer, kind, split)
-        return tokenizer
+        return make_tokenizer(self.name, self.vocabulary)
 
     def dtype(self) -> torch.dtype:
         """What the weights are that are not quantized: the narrowest, as norms are in fp32 everywhere."""
@@ -124,16 +121,38 @@ class GGUFFile:
             return torch.bfloat16
         return torch.float16 if "F16" in kinds else torch.float32
 
+    def check(self, config: PretrainedConfig) -> None:
+        """Raise ModelError where ``model`` would refuse the file's tensors; none of them is read."""
+        self._placed(config, torch.bfloat16)
+
     def model(self, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         """The model, with the layers that the file has quantized as StoredLinear. Raises ModelError."""
-        meta = on_meta(config, dtype)
+        meta, targets = self._placed(config, dtype)
         weights: dict[str, Lazy] = {}
         stored: dict[str, StoredWeight] = {}
-        for target, parts in self._targets(meta).items():
+        for target, parts in targets.items():
             if len(parts) == 1 and (packed := self._packed(config, *parts)) is not None:
                 stored[target] = packed
             weights[target] = Lazy(partial(self._dense, config, parts))
         return fill(self.name, config, dtype, weights, stored, meta)
+
+    def _placed(self, config: PretrainedConfig, dtype: torch.dtype) -> tuple[PreTrainedModel, Mapping[str, list[str]]]:
+        """The stock model without weights, and the tensors of each of its parameters. Raises ModelError."""
+        meta = on_meta(config, dtype)
+        targets = self._targets(meta)
+        tied = set(meta.all_tied_weights_keys) if config.tie_word_embeddings else set()
+        weights = dict(meta.named_parameters(remove_duplicate=False))
+        check_complete(self.name, {"missing_keys": weights.keys() - targets.keys() - tied})
+        for target, parts in targets.items():
+            held = sum(prod(self.tensors[name].shape) for name in parts)
+            if target in weights and held != weights[target].numel():
+                shapes = " and ".join(f"{name} {self.tensors[name].shape}" for name in parts)
+                wanted = tuple(weights[target].shape)
+                raise ModelError(
+                    f"{self.name}: holds {shapes}, and a model of this configuration has {wanted} there; download it "
+                    "again"
+                )
+        return meta, targets
 
     def _targets(self, meta: PreTrainedModel) -> Mapping[str, list[str]]:
         """The tensors that each of the model's parameters is made of. Raises ModelError for one without a place."""
@@ -194,20 +213,14 @@ def _unpacked(tensor: Any) -> np.ndarray[Any, Any]:
     return np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
-def _reader(path: Path) -> Any:
-    """What is in a file. Raises ModelError."""
+def _header(path: Path) -> GGUFHeader:
+    """The header of a file. Raises ModelError."""
     try:
-        from gguf import GGUFReader
+        return read_header(path)
     except ImportError as error:
         raise ModelError(f"{path}: is GGUF, which needs another package; run pip install 'inlay-llm[gguf]'") from error
-    try:
-        reader = GGUFReader(path, "c")  # private pages, which nothing writes to, because torch wants to be able to
-    except Exception as error:  # of any kind: a damaged file says anything
+    except (ValueError, OSError) as error:
         raise ModelError(f"{path}: is damaged, cut short or no GGUF: {_reason(error)}; download it again") from error
-    size = path.stat().st_size
-    if any(tensor.data_offset + tensor.n_bytes > size for tensor in reader.tensors):
-        raise ModelError(f"{path}: is cut short; download it again")
-    return reader
 
 
 def _reason(error: Exception) -> str:

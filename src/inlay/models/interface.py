@@ -47,6 +47,16 @@ class PassContext:
     last_layer: int | None = None
     await_layer: Callable[[int], None] | None = None
 
+    @property
+    def plain(self) -> bool:
+        """True if the pass wants the output of every layer's attention and nothing else."""
+        return self.last_layer is None and not self.watched
+
+    def wait_for(self, layer: int) -> None:
+        """Wait until the pool holds what a layer reads. Call it before anything reads the layer's keys and values."""
+        if self.await_layer is not None:
+            self.await_layer(layer)
+
 
 class EndOfPassError(Exception):
     """Ends a pass in its ``last_layer``. It propagates through the model's code."""
@@ -119,8 +129,7 @@ def attend(
     if layer == inlay.last_layer:
         inlay.pool.write(layer, inlay.plan.slots, key[0], value[0])
         raise EndOfPassError
-    if inlay.await_layer is not None:
-        inlay.await_layer(layer)
+    inlay.wait_for(layer)
     output = inlay.backend.attend(query[0], key[0], value[0], inlay.pool, inlay.plan, layer, options).unsqueeze(0)
     for first, part, mass in inlay.watched:
         rows = query[0, :, first : first + part.rows]

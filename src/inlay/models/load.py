@@ -206,6 +206,39 @@ def load_tokenizer(name: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     return _read_tokenizer(name) if gguf is None else _gguf_tokenizer(gguf)
 
 
+def check_model(name: str | os.PathLike[str]) -> PretrainedConfig:
+    """Check a model as far as ``load_model`` does before it reads weights.
+
+    Of a GGUF file these are its tensors and its tokenizer; of a folder its weight files and its tokenizer, if it holds
+    weights at all; of a model of the hub its configuration alone.
+
+    Args:
+        name: a directory, a GGUF file, or a hub name.
+
+    Returns: the configuration.
+
+    Raises: ModelError where ``load_model`` would refuse the model.
+    """
+    name = model_name(name)
+    gguf, config = _described(name)
+    if gguf is not None:
+        gguf.check(config)
+        _gguf_tokenizer(gguf)
+    elif Path(name).is_dir():
+        check_weights(name)
+        if weight_files(name):
+            _read_tokenizer(name)
+    return config
+
+
+def _described(name: str) -> tuple[GGUFFile | None, PretrainedConfig]:
+    """The GGUF file that a name stands for, if it does, and the configuration. Raises ModelError for one not served."""
+    gguf = _gguf(name)
+    config = read_config(name) if gguf is None else gguf.config()
+    check_config(config)
+    return gguf, config
+
+
 def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> LoadedModel:
     tokenizer = bytes_tokenizer()
     shape, bos, eos = name.removeprefix("random:"), tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -217,9 +250,7 @@ def _random(name: str, dtype: torch.dtype, seed: int, form: WeightForm) -> Loade
 
 def _checkpoint(name: str, dtype: str, form: WeightForm, *, keep: bool = True) -> LoadedModel:
     """keep: whether the digest of the weights is looked up, and left, in the user's cache directory."""
-    gguf = _gguf(name)
-    config = read_config(name) if gguf is None else gguf.config()
-    check_config(config)
+    gguf, config = _described(name)
     place = name if gguf is None else gguf.name
     if not Path(place).exists():
         place = str(pull(name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +22,20 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re
 def model_name(model: str | os.PathLike[str]) -> str:
     """Return a model's name or folder as a string, with ``~`` expanded."""
     return os.path.expanduser(os.fsdecode(model))
+
+
+def public_name(model: str) -> str:
+    """The name that clients may know: the last name of a folder or a file, and any other name as it is."""
+    path = Path(model_name(model))
+    return path.resolve().name if path.is_dir() else path.name if path.is_file() else model
+
+
+def served_names(model: str, given: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The names that requests may give the model, of a server as of a batch; answers carry the first.
+
+    given: those of ``--served-model-name``, which stand in place of the model's own.
+    """
+    return tuple(given or (public_name(model),))
 
 
 def gguf_at(name: str) -> Path | None:

@@ -18,6 +18,7 @@ import inlay
 from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
 from inlay.errors import InlayError
+from inlay.models.location import public_name
 from inlay.pml import Schema
 from inlay.server import cache, completions, drift, metrics, schemas, tokens
 from inlay.server.body import BodyMiddleware
@@ -27,7 +28,7 @@ from inlay.server.requests import check_name
 from inlay.server.routes import HEALTH, MODEL, MODELS, READY, VERSION, HeadMiddleware, RootPathMiddleware, describe
 from inlay.server.schema_record import SchemaKeeper
 from inlay.server.service import DrainMiddleware, Service, stopping_error
-from inlay.server.settings import ServerSettings, public_name
+from inlay.server.settings import ServerSettings
 from inlay.server.tenants import AuthMiddleware, LocalHostMiddleware, RateLimitMiddleware
 
 _TOLD_TO_PAGES = (

@@ -12,6 +12,7 @@ from inlay.advice.memory import CODECS
 from inlay.advice.memory.families import FAMILIES, attention_layer, shape_of
 from inlay.attention.storage import LayerShape, bytes_per_token
 from inlay.errors import ModelError
+from inlay.models.cache_keyword import returned_cache
 from inlay.models.families import FAMILIES as SERVED_FAMILIES
 from tests.conftest import CONFIGS, tiny
 from tests.families.configs import tiny_config
@@ -112,7 +113,7 @@ def cache_bytes(config: Any, tokens: int) -> int:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        cache = model(torch.arange(tokens)[None] % 60 + 2, use_cache=True).past_key_values
+        cache = returned_cache(model(torch.arange(tokens)[None] % 60 + 2, use_cache=True))
     kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
     return sum(tensor.numel() * tensor.element_size() for tensor in kept if tensor is not None)
 

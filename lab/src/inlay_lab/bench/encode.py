@@ -22,6 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
+from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.spec import dtype_name
 from inlay.pml import Schema
@@ -108,7 +109,8 @@ def compute(model: PreTrainedModel, ids: Sequence[tuple[int, ...]], batch: int) 
     with attention_implementation(model, "sdpa"):
         for first in range(0, len(ids), batch):
             cache = DynamicCache(config=model.config)
-            model.base_model(input_ids=_padded(ids[first : first + batch]), past_key_values=cache, use_cache=True)
+            past = with_cache(model.base_model, cache)
+            model.base_model(input_ids=_padded(ids[first : first + batch]), use_cache=True, **past)
     return cache
 
 

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from inlay.async_llm import AsyncLLM
 from inlay.attention.plan import Item, Part
 from inlay.errors import DeadlineError
+from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.models.weights import WeightForm
 from inlay.slots import SlotRange as Slots
@@ -36,9 +37,9 @@ def test_operations_are_those_that_torch_counts(llm):
     cost, model = Cost.of(llm, 100), tiny("llama").model
     cache = DynamicCache(config=model.config)
     with torch.inference_mode(), attention_implementation(model, "eager"):
-        model(torch.arange(9)[None], past_key_values=cache, use_cache=True)
+        model(torch.arange(9)[None], **with_cache(model, cache), use_cache=True)
         with FlopCounterMode(display=False) as counter:
-            model(torch.tensor([[3]]), past_key_values=cache, use_cache=True)
+            model(torch.tensor([[3]]), **with_cache(model, cache), use_cache=True)
     step = Step((Part.of(9, 1, (Item(Slots(0, 9), 0),), (Slots(9, 1),)),), 1, (), 1, 0.0)
     norms = sum(p.numel() for name, p in model.named_parameters() if "norm" in name)
     assert cost.flops(step) - 2 * norms == counter.get_total_flops()

@@ -26,6 +26,7 @@ from inlay.engine import forward
 from inlay.engine.sampler.sampler import Choice
 from inlay.errors import ContextError, ParameterError
 from inlay.llm import LLM
+from inlay.models.cache_keyword import with_cache
 from inlay.models.few_rows import FewRows
 from inlay.models.interface import attention_implementation
 from inlay.models.linear import FrozenLinear
@@ -61,14 +62,14 @@ def stock_answers(name: str, dtype: str, prompt: list[int], tokens: int) -> Iter
 @torch.inference_mode()
 def stock_loop(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[float, tuple[int, ...]]:
     """As ``stream``, for a stock model."""
-    cache = DynamicCache(config=model.config)
+    cache = with_cache(model, DynamicCache(config=model.config))
     with attention_implementation(model, "sdpa"):
-        chosen = model(torch.tensor([prompt]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        chosen = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1, **cache)
         last = chosen.logits[:, -1:].argmax(-1)
         answer = [int(last)]
         started = time.perf_counter()
         for _ in range(tokens):
-            last = model(last, past_key_values=cache, use_cache=True).logits.argmax(-1)
+            last = model(last, use_cache=True, **cache).logits.argmax(-1)
             answer.append(int(last))
         return time.perf_counter() - started, tuple(answer)
 

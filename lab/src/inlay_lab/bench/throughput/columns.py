@@ -22,6 +22,7 @@ from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfi
 
 from inlay.async_llm import AsyncLLM
 from inlay.errors import DeadlineError, ModelError
+from inlay.models.cache_keyword import with_cache
 from inlay.models.interface import attention_implementation
 from inlay.pml import Prompt
 from inlay.prompt.inputs import PromptInput
@@ -151,7 +152,8 @@ class Stock:
         """The keys and values of the common prefix."""
         cache = DynamicCache(config=self._model.config)
         if ids:
-            self._model.base_model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+            base = self._model.base_model
+            base(input_ids=torch.tensor([ids]), use_cache=True, **with_cache(base, cache))
         return cache
 
     def _answer(self, batch: list[Ask], shared: DynamicCache, workload: Workload, run: Run, limit: Limit) -> None:
@@ -172,6 +174,7 @@ class Stock:
         positions = None if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)[:, workload.prefix :]
         said: list[Tensor] = []
         times: list[float] = []
+        past = with_cache(self._model, cache)
         while len(said) < workload.completion:
             limit.check()
             if said:
@@ -182,9 +185,9 @@ class Stock:
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **past,
             )
             said.append(output.logits[:, -1:].argmax(-1))
             times.append(time.perf_counter())
