@@ -64,7 +64,9 @@ def test_the_name_of_the_distribution_is_the_same_everywhere():
         *(ROOT / "lab").rglob("*.py"),
     ]
     texts = {path: path.read_text() for path in files if path.suffix in (".md", ".py")}
-    wrong = [path.name for path, text in texts.items() if re.search(r"\binlay\[|pip install inlay(?!-llm|-lab)\b", text)]
+    wrong = [
+        path.name for path, text in texts.items() if re.search(r"\binlay\[|pip install inlay(?!-llm|-lab)\b", text)
+    ]
     assert wrong == []
     named = {extra for text in texts.values() for extra in re.findall(r"inlay-llm\[(\w+)\]", text)}
     assert named <= set(project["optional-dependencies"])

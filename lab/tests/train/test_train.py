@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from inlay.errors import ModelError
 from inlay_lab.eval.questions import Form
 from inlay_lab.eval.words import Split
-from inlay_lab.train.curve import name_stages, draw
+from inlay_lab.train.curve import draw, name_stages
 from inlay_lab.train.lessons import Encoder, Exercise, Lesson, answering
 from inlay_lab.train.recipe import FURTHER, RECIPE
 from inlay_lab.train.train import Training, examined, main, predict
