@@ -17,6 +17,7 @@ from inlay.kv.codecs import CODECS
 from inlay.kv.identity import ROUNDED
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
 from inlay.kv.tiers.link import check_address
+from inlay.kv.tiers.tier import Kept
 from inlay.policy import BEST, ReusePolicy
 from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import show
@@ -84,7 +85,9 @@ class EngineConfig:
     store: a folder in which schemas' segments outlive the process, or "off"; None for what INLAY_STORE in the
         environment says, and off where it says nothing.
     store_bytes: the most that the folder may hold, as a number or like "16GiB".
-    store_private: whether text of requests and private schemas that becomes modules may lie there as well.
+    store_private: whether marked parts of messages and private schemas may lie there as well. True keeps all of them,
+        False none. None keeps marked parts of requests without a ``cache_salt`` in a folder, whose files only this user
+        may read, and none of them on a shared store.
     store_timeout_s: after how many seconds a segment that is read from there is computed instead.
     store_codec: the form in which segments are written: "none" as they are, "int8" or "fp8" in about half the bytes
         (of bf16), as an approximation that requests under ``exact`` never read.
@@ -120,7 +123,7 @@ class EngineConfig:
     shadow_threshold: float | None = DEFAULT_THRESHOLD
     store: str | os.PathLike[str] | None = None
     store_bytes: int | str = "16GiB"
-    store_private: bool = False
+    store_private: bool | None = None
     store_timeout_s: float = 10.0
     store_codec: str = "none"
     store_shared: str | None = field(default=None, repr=False)  # it may have a password
@@ -156,10 +159,10 @@ class EngineConfig:
         self.host_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
-        for name in ("store_private", "compile"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ParameterError(f"{name} is {value!r}; it must be True or False")
+        if not isinstance(self.compile, bool):
+            raise ParameterError(f"compile is {self.compile!r}; it must be True or False")
+        if not (self.store_private is None or isinstance(self.store_private, bool)):
+            raise ParameterError(f"store_private is {self.store_private!r}; it must be True, False or None")
         if check_seconds("store_timeout_s", self.store_timeout_s) is None:
             raise ParameterError("store_timeout_s is None; it must be a number of seconds above 0")
         check_choice("store_codec", self.store_codec, tuple(CODECS))
@@ -178,6 +181,13 @@ class EngineConfig:
         if said is not None and not isinstance(said, str | os.PathLike):
             raise ParameterError(f"store is {said!r}; give a folder, or 'off' for none")
         return None if not said or said == "off" else Path(said)
+
+    @property
+    def kept(self) -> Kept:
+        """Which segments the store may hold."""
+        if self.store_private is None:
+            return Kept.UNSALTED if self.store_shared is None else Kept.SCHEMAS
+        return Kept.ALL if self.store_private else Kept.SCHEMAS
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> EngineConfig:

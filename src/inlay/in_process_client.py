@@ -121,7 +121,7 @@ class InProcessClient:
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
             residency=self.residency,
-            keep_private=config.store_private,
+            kept=config.kept,
             pin_share=config.pin_memory,
             prefetch_likely=config.prefetch == "likely",
         )

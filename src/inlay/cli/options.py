@@ -13,6 +13,7 @@ import typer
 
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.kv.policies import POLICIES
+from inlay.kv.tiers.tier import Kept
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_objects import parse_json
 from inlay.pml.parser import parse
@@ -344,13 +345,25 @@ def told_device(device: str) -> str | None:
     return f"computing on {device}, {torch.cuda.get_device_name(device)}"
 
 
-def told_store(stats: EngineStats, store: str) -> str | None:
-    """The line that says where encoded modules are kept; None for nowhere."""
+_TOLD_KEPT = {
+    Kept.SCHEMAS: "; marked parts of messages are not kept (--store-private keeps them)",
+    Kept.UNSALTED: "; marked parts of messages are kept too (--no-store-private keeps none)",
+    Kept.ALL: "; marked parts of messages and private schemas are kept too",
+}
+
+
+def told_store(stats: EngineStats, store: str, kept: Kept | None = None) -> str | None:
+    """Return the line that says where encoded modules are kept, or None where there is no store.
+
+    Args:
+        kept: which segments the store holds. None for a command that reads no messages.
+    """
+    messages = "" if kept is None else _TOLD_KEPT[kept]
     shared = None
     if stats.shared is not None:
         shared = "on the shared store" if stats.shared.up else "on the shared store once that is reached"
     if stats.disk is None:
-        return None if shared is None else f"encoded modules are kept {shared}"
+        return None if shared is None else f"encoded modules are kept {shared}{messages}"
     size, quota = (f"{amount / 2**30:.1f}" for amount in (stats.disk.bytes, stats.disk.quota))
     beside = "" if shared is None else f", and {shared}"
-    return f"encoded modules are kept in {store} ({size} of {quota} GiB; --store off keeps none){beside}"
+    return f"encoded modules are kept in {store} ({size} of {quota} GiB; --store off keeps none){beside}{messages}"

@@ -121,11 +121,14 @@ def serve(
     store_codec: StoreCodec = "none",
     store_shared: StoreShared = None,
     store_private: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--store-private", help="Keep modules of tenants' private schemas, and parts of their messages, there too."
+            "--store-private/--no-store-private",
+            show_default=False,
+            help="Keep marked parts of messages and private schemas there too, or not. If not given, a server without "
+            "keys keeps marked parts in the folder, and one with keys does not.",
         ),
-    ] = False,
+    ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most answers that are written at the same time.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="The most answers that wait to begin; more are refused.")] = 1024,
     max_pass: Annotated[
@@ -278,12 +281,12 @@ def serve(
                     eviction=eviction,
                     store_codec=store_codec,
                     store_shared=store_shared,
-                    store_private=store_private,
+                    store_private=False if store_private is None and settings.has_keys else store_private,
                 )
             running.append(llm)
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
-            for line in (told_device(str(llm.loaded.model.device)), told_store(llm.stats(), folder)):
+            for line in (told_device(str(llm.loaded.model.device)), told_store(llm.stats(), folder, llm.config.kept)):
                 if line:
                     logger.info("%s", line)
             for one in llm.adapters.values():

@@ -213,7 +213,8 @@ class ClusterSettings(_Part):
 
     def engine_settings(self) -> dict[str, Any]:
         """What every replica's AsyncLLM is told beside its model."""
-        return {"max_waiting": _WAITING, **self.engine}
+        keyed = {"store_private": False} if self.server_settings().has_keys else {}
+        return {"max_waiting": _WAITING, **keyed, **self.engine}
 
     def prompt_settings(self) -> dict[str, Any]:
         """What of that concerns those who prepare prompts; places and the line are those of all replicas together."""

@@ -203,6 +203,10 @@ class DiskTier:
             entries = list(self._worth.entries.values())
         return self._counts.stats(entries, quota=self.quota)
 
+    @property
+    def has_room(self) -> bool:
+        return 2 * self._worth.evictable_bytes <= self.quota
+
     def close(self) -> None:
         self._note_uses()
         self._index.close()
