@@ -47,6 +47,7 @@ from inlay.models.compiling import check_compilable
 from inlay.models.device import free_bytes
 from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
+from inlay.models.location import public_name
 from inlay.models.lora import Adapter, Adapters
 from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
@@ -106,7 +107,7 @@ class InProcessClient:
             runner.storage,
             tiers_of(config, cost) if loaded.spec.unshared is None else (),  # else there is nothing to keep
             host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
-            model=loaded.name,
+            model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
         )
         self.engine = Engine(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inlay import Schema
+from inlay.models.location import public_name
 from inlay.server.body import MAX_FIELDS, MAX_VALUES
-from inlay.server.settings import public_name
 
 from .conftest import CHAT, COMPLETIONS, Site, running, small_model
 

@@ -199,7 +199,8 @@ def serve(
         raise ParameterError("--uds is in place of --host and --port; give one or the other")
     network = keys is not None or bool(api_key) or open_to_network
     with listen_unix(uds) if uds is not None else listen(host, port, network=network) as listener, _stopped_at_once():
-        from inlay.server.settings import ServerSettings, public_name
+        from inlay.models.location import public_name
+        from inlay.server.settings import ServerSettings
         from inlay.server.tenants import Tenants
 
         settings = ServerSettings(

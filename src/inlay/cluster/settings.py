@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from inlay.cluster.affinity import RouterSettings
 from inlay.config import EngineConfig, parse_bytes
 from inlay.errors import ParameterError
-from inlay.server.settings import ServerSettings, public_name
+from inlay.models.location import public_name
+from inlay.server.settings import ServerSettings
 from inlay.wording import show
 
 _MOST_BYTES = 1_000_000

@@ -24,6 +24,13 @@ def model_name(model: str | os.PathLike[str]) -> str:
     return os.path.expanduser(os.fsdecode(model))
 
 
+def public_name(model: str) -> str:
+    """Return what others may know of where a model comes from: of a folder or a file, its last name alone."""
+    path = Path(model)
+    is_path = path.is_absolute() or model.startswith((".", "~")) or path.exists()
+    return (path.resolve().name or "model") if is_path else model
+
+
 def gguf_at(name: str) -> Path | None:
     """The GGUF file that a name stands for: it itself, or the only model of a folder; of a split one, the first part.
 

@@ -18,16 +18,23 @@ import inlay
 from inlay.api.failures import BodyError
 from inlay.async_llm import AsyncLLM
 from inlay.errors import InlayError
+from inlay.models.location import public_name
 from inlay.pml import Schema
 from inlay.server import cache, completions, drift, metrics, schemas, tokens
 from inlay.server.body import BodyMiddleware
-from inlay.server.errors import JSONBytes, handle_http_exception, handle_inlay_error, handle_validation_error
+from inlay.server.errors import (
+    JSONBytes,
+    handle_http_exception,
+    handle_inlay_error,
+    handle_refused_write,
+    handle_validation_error,
+)
 from inlay.server.logs import RequestLogMiddleware
 from inlay.server.requests import check_name
 from inlay.server.routes import HEALTH, MODEL, MODELS, READY, VERSION, HeadMiddleware, RootPathMiddleware, describe
 from inlay.server.schema_record import SchemaKeeper
 from inlay.server.service import DrainMiddleware, Service, stopping_error
-from inlay.server.settings import ServerSettings, public_name
+from inlay.server.settings import ServerSettings
 from inlay.server.tenants import AuthMiddleware, LocalHostMiddleware, RateLimitMiddleware
 
 _TOLD_TO_PAGES = (
@@ -66,6 +73,7 @@ def build_app(
         middleware=_middlewares(service),
         exception_handlers={
             InlayError: handle_inlay_error,
+            OSError: handle_refused_write,
             HTTPException: handle_http_exception,
             RequestValidationError: handle_validation_error,
         },

@@ -114,9 +114,3 @@ class ServerSettings:
     def longest_s(self) -> float | None:
         """The most seconds that a request may take; None for no bound."""
         return self.timeout_s if self.max_timeout_s is None else self.max_timeout_s
-
-
-def public_name(model: str) -> str:
-    """What clients may know of where a model comes from: of a directory its last name alone."""
-    path = Path(model)
-    return path.resolve().name if path.is_dir() else model
