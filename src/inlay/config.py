@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from inlay.errors import ParameterError
+from inlay.errors import CapacityError, ParameterError
 from inlay.kv.codecs import CODECS
 from inlay.kv.identity import ROUNDED
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
@@ -178,7 +181,7 @@ class EngineConfig:
     def store_folder(self) -> Path | None:
         """Where the store on disk lies, or None for none. Raises ParameterError."""
         said = os.environ.get("INLAY_STORE") if self.store is None else self.store
-        if said is not None and not isinstance(said, str | os.PathLike):
+        if (said is not None and not isinstance(said, str | os.PathLike)) or self.store == "":
             raise ParameterError(f"store is {said!r}; give a folder, or 'off' for none")
         return None if not said or said == "off" else Path(said)
 
@@ -224,9 +227,43 @@ def parse_bytes(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(value))
-    if match is None or float(match[1]) <= 0:
-        raise ParameterError(f"{name} is {value!r}; write a number of bytes, or for example '4GiB'")
-    return int(float(match[1]) * _UNITS[match[2]])
+    size = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
+    if not 1 <= size < math.inf:
+        raise ParameterError(f"{name} is {show(value)}; write a number of bytes, or for example '4GiB'")
+    return int(size)
+
+
+def in_gib(size: float) -> str:
+    """A number of bytes in GiB, as messages have it."""
+    return f"{size / 2**30:,.1f} GiB"
+
+
+@contextmanager
+def allocating(name: str, size: int, given: object, total: int, whose: str) -> Iterator[None]:
+    """Say in a sentence that a setting asks for more memory than there is, where its memory is allocated in the block.
+
+    Args:
+        name: of the setting.
+        size: bytes that it asks for.
+        given: the value of the setting, None where it was left out.
+        total: bytes of all memory there.
+        whose: what has this memory, like "this machine".
+
+    Raises:
+        CapacityError: where the memory is not there.
+    """
+    value = f"{name} is {show(given)}" if given is not None else f"{name} was not given and is {in_gib(size)}"
+    remedy = f"set {name} to less"
+    if size > total:
+        raise CapacityError(f"{value}, and {whose} has {in_gib(total)} of memory; {remedy}")
+    try:
+        yield
+    except (MemoryError, OverflowError, OSError, RuntimeError) as error:  # torch tells of full memory by a RuntimeError
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        raise CapacityError(f"{value}, and {whose} does not give so much memory ({in_gib(size)}); {remedy}") from error
 
 
 def check_seconds(name: str, value: object) -> float | None:

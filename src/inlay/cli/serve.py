@@ -309,7 +309,8 @@ def _one_model(name: str | None, option: str | None) -> str:
     """The model, which may be given in two ways. Raises ParameterError where they differ."""
     if name is not None and option is not None and name != option:
         raise ParameterError(f"MODEL is {name} and --model is {option}; give one of them")
-    return name or option or "demo"
+    given = option if name is None else name
+    return "demo" if given is None else given
 
 
 @contextmanager

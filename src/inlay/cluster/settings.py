@@ -138,7 +138,7 @@ class ClusterSettings(_Part):
     demo. served_names: what requests call it. engine: settings of LLM, for every replica. server: of ServerSettings.
     """
 
-    model: str = "demo"
+    model: Annotated[str, Field(pattern=r"\S")] = "demo"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")] = "inlay"
     route_prefix: Annotated[str, Field(pattern=r"^/$|^(/[\w.~-]+)+$")] = "/"
     served_names: tuple[str, ...] = ()
