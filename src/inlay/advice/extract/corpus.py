@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from inlay.advice.extract.log import LogError, LoggedPrompt
+from inlay.advice.extract.log import LogError, LoggedPrompt, LoggedTurn
 
 _UPPER = "A-ZÀ-ÖØ-Þ"
 _LOWER = "a-zß-öø-ÿ"
@@ -89,6 +89,8 @@ class Corpus:
     roles, texts: (turns,) the role of each turn, None for a prompt without turns, and its text in UTF-8.
     starts: (turns + 1,) the words of turn t stand at the places starts[t] … starts[t + 1] - 2, and END behind them.
     words: the words of all turns, as numbers.
+    marks: (marked parts, 2) the place of the first word of each part that its request marked, and the place behind its
+        last one; they rise, and do not overlap.
     word_lengths: (vocabulary,) in characters.
     usable: (vocabulary,) whether a schema can hold the word.
     breaks: (vocabulary,) whether the word holds a line break.
@@ -101,6 +103,7 @@ class Corpus:
     texts: tuple[bytes, ...]
     starts: Longs
     words: Ints
+    marks: Longs
     word_lengths: Ints
     usable: Bools
     breaks: Bools
@@ -113,11 +116,13 @@ class Corpus:
         roles: list[str | None] = []
         texts: list[bytes] = []
         words: list[Ints] = []
+        marks: list[tuple[int, int]] = []
         end = np.array([END], np.int32)
         for prompt in prompts:
             for turn in prompt.turns:
-                found = vocabulary.encode(turn.text)
+                found, marked = _encoded(vocabulary, turn)
                 words += [found, end]
+                marks += [(starts[-1] + start, starts[-1] + stop) for start, stop in marked]
                 starts.append(starts[-1] + len(found) + 1)
                 roles.append(turn.role)
                 texts.append(turn.text.encode())
@@ -134,6 +139,7 @@ class Corpus:
             texts=tuple(texts),
             starts=np.array(starts, np.int64),
             words=np.concatenate(words or [end[:0]]),
+            marks=np.array(marks, np.int64).reshape(-1, 2),
             word_lengths=np.fromiter(map(len, vocabulary), np.int32, len(vocabulary)),
             usable=np.fromiter(map(carried_by_xml, vocabulary), np.bool_, len(vocabulary)),
             breaks=np.fromiter(("\n" in word for word in vocabulary), np.bool_, len(vocabulary)),
@@ -177,6 +183,15 @@ class Corpus:
         borders = np.stack((starts, stops), axis=1)
         groups = zip(turns.tolist(), np.split(borders, first[1:]), strict=True) if len(turns) else ()
         return [text for turn, group in groups for text in self.cut(turn, group.ravel().tolist())[1::2]]
+
+
+def _encoded(vocabulary: Vocabulary, turn: LoggedTurn) -> tuple[Ints, list[tuple[int, int]]]:
+    """The words of a turn, and the places among them of its marked parts, at whose borders words end."""
+    borders = [0, *(border for mark in turn.marks for border in mark), len(turn.text)]
+    pieces = [vocabulary.encode(turn.text[start:stop]) for start, stop in pairwise(borders)]
+    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    marked = [(ends[number - 1], ends[number]) for number in range(1, len(pieces), 2)]
+    return np.concatenate(pieces), marked
 
 
 NONE = -1

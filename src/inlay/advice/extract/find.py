@@ -12,6 +12,7 @@ from math import ceil
 import numpy as np
 
 from inlay.advice.extract.corpus import END, NONE, Bools, Corpus, Ints, Longs, repeated_windows
+from inlay.advice.extract.marked import find_marked
 from inlay.advice.extract.runs import Runs, find_runs, join_runs
 
 NEARLY_ALL = 0.9
@@ -62,11 +63,21 @@ def find_frame(corpus: Corpus, least: int, size: int) -> Frame | None:
     if opening < size and not whole:
         lines = np.flatnonzero(corpus.breaks[last[:opening]])
         opening = int(lines[-1]) + 1 if len(lines) else 0
+    opening = _outside_marks(corpus, example[-1], opening)
     frame = _frame(corpus, example, opening)
     if opening < size:
         without = _frame(corpus, example, 0)
         frame = frame if np.array_equal(frame.prompts, without.prompts) else without
     return frame if frame.words(corpus) else None
+
+
+def _outside_marks(corpus: Corpus, turn: int, opening: int) -> int:
+    """The words of an opening, without those that begin a marked part which goes on behind it."""
+    start = int(corpus.starts[turn])
+    for first, behind in corpus.marks[(corpus.marks[:, 0] >= start) & (corpus.marks[:, 1] < corpus.starts[turn + 1])]:
+        if first < start + opening < behind:
+            return int(first) - start
+    return opening
 
 
 def _frame(corpus: Corpus, example: range, opening: int) -> Frame:
@@ -131,7 +142,8 @@ def _has(corpus: Corpus, prompt: int, example: range, opening: int) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """What repeats. frame: the always-present text, or None. runs: outside of it, joined; long and frequent ones alone.
+    """What repeats. frame: the always-present text, or None. runs: outside of it: whole marked parts, and what else
+    repeats, joined; long and frequent ones alone.
 
     prompts: (runs,) how many different prompts hold each run.
     """
@@ -146,6 +158,9 @@ def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int]
 
     Every ``size`` words that stand together in ``least`` prompts are found, character for character. Without a frame
     that goes for the whole log; with one, for what the prompts that have it say behind it, in its last turn.
+
+    Parts that requests marked come first: one that ``least`` prompts hold is a run, whole, wherever it stands. The
+    other runs are found in what is left.
     """
 
     def step(number: int) -> None:
@@ -154,19 +169,39 @@ def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int]
 
     frame = find_frame(corpus, least, size)
     step(1)
-    names = _names(corpus, _inside(corpus, frame), size, least)
-    if frame is not None and not _frame_pays(corpus, frame, names, size, least):
+    repeats = _Repeats.of(corpus, frame, size, least)
+    if frame is not None and not _frame_pays(corpus, frame, repeats, size, least):
         frame = None
-        names = _names(corpus, _inside(corpus, None), size, least)
+        repeats = _Repeats.of(corpus, None, size, least)
     step(2)
-    runs = find_runs(names, size)
+    runs = find_runs(repeats.names, size)
     step(3)
     breaks = np.concatenate((corpus.breaks, [False]))[corpus.words]  # the last one is for END
     runs = join_runs(runs, breaks, size, least)
-    prompts = _prompts_of_runs(corpus, runs)
-    runs = runs.only((runs.lengths >= size) & (prompts >= least))
+    runs = runs.only((runs.lengths >= size) & (_prompts_of_runs(corpus, runs) >= least))
+    runs = repeats.marked.beside(runs)
     step(4)
-    return Found(frame, runs, prompts)
+    return Found(frame, runs, _prompts_of_runs(corpus, runs))
+
+
+@dataclass(frozen=True)
+class _Repeats:
+    """What may become a module. marked: whole marked parts. names: of windows in what is left, by place."""
+
+    marked: Runs
+    names: Ints
+
+    @classmethod
+    def of(cls, corpus: Corpus, frame: Frame | None, size: int, least: int) -> _Repeats:
+        inside = _inside(corpus, frame)
+        marked = find_marked(corpus, inside, least)
+        for start, stop in zip(marked.starts, marked.stops, strict=True):
+            inside[start:stop] = False
+        return cls(marked, _names(corpus, inside, size, least))
+
+    def held(self, size: int) -> int:
+        """How many words a schema would hold at most."""
+        return _held(self.names, size) + int(self.marked.lengths[self.marked.ids].sum())
 
 
 def _inside(corpus: Corpus, frame: Frame | None) -> Bools:
@@ -185,19 +220,19 @@ def _names(corpus: Corpus, inside: Bools, size: int, least: int) -> Ints:
     return repeated_windows(words, size, least, corpus.starts[corpus.first_turns[1:]])
 
 
-def _frame_pays(corpus: Corpus, frame: Frame, names: Ints, size: int, least: int) -> bool:
+def _frame_pays(corpus: Corpus, frame: Frame, repeats: _Repeats, size: int, least: int) -> bool:
     """Whether the frame with what repeats behind it holds nine tenths of the words that modules alone would hold.
 
     Modules behind a frame are encoded with it in front of them; but prompts without the frame are left out, and so are
     turns behind its last one.
     """
     in_frame = int(frame.prompts.sum()) * frame.words(corpus)
-    held = in_frame + _held(names, size)
+    held = in_frame + repeats.held(size)
     words = int((corpus.words != END).sum())
     elsewhere = words - in_frame - int(_inside(corpus, frame).sum())
     if held >= NEARLY_ALL * (held + elsewhere):  # even if all the rest repeats
         return True
-    return held >= NEARLY_ALL * _held(_names(corpus, _inside(corpus, None), size, least), size)
+    return held >= NEARLY_ALL * _Repeats.of(corpus, None, size, least).held(size)
 
 
 def _held(names: Ints, size: int) -> int:
