@@ -16,7 +16,8 @@ _BEGINNING = 8  # words that are compared before the whole text is
 def find_marked(corpus: Corpus, inside: Bools, least: int) -> Runs:
     """The marked texts that at least ``least`` different prompts hold.
 
-    inside: by place, whether a module may stand there. A text that holds what a schema cannot is left out. Where texts overlap, the marked one counts, or else the first.
+    inside: by place, whether a module may stand there. A text that holds what a schema cannot is left out. Where texts
+    overlap, the marked one counts, or else the first.
     """
     usable = inside & np.concatenate((corpus.usable, [False]))[corpus.words]  # the last one is for END
     texts: dict[bytes, list[int]] = {}  # where each is marked
