@@ -26,6 +26,7 @@ from inlay.cli.options import (
     ReasoningParser,
     Reuse,
     ReuseTolerance,
+    Threads,
     ToolParser,
     Weights,
     adapters_of,
@@ -48,6 +49,7 @@ def batch(
         Path, typer.Argument(metavar="OUTPUT", help="The answers, one a line, as they come; taken up where it ends.")
     ],
     model: Model = "demo",
+    threads: Threads = None,
     dtype: DType = "auto",
     chat_template: ChatTemplate = None,
     max_model_len: MaxModelLen = None,

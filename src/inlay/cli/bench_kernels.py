@@ -19,6 +19,7 @@ from inlay.cli.options import (
     Quantization,
     Quick,
     Runs,
+    Threads,
     Weights,
     check_plot,
     counts,
@@ -34,6 +35,7 @@ def attention(
     part: Annotated[str, typer.Option(help="Of table3, figure3, figure4, segments, prefill, plan.")] = (
         "table3,figure3,figure4,segments,prefill,plan"
     ),
+    threads: Threads = None,
     dtype: Annotated[str, typer.Option(help="Of float32, bfloat16.")] = "float32,bfloat16",
     heads: Annotated[str | None, typer.Option(help="Query heads/KV heads, several with commas; 32/32,32/8.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Context tokens of table 3; 1024,2048,4096.")] = None,
@@ -159,6 +161,7 @@ def decode(
     model: Model,
     context: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(help="Tokens of the answer that are timed, behind its first.")] = 32,
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,

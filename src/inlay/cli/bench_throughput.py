@@ -20,6 +20,7 @@ from inlay.cli.options import (
     Plot,
     Quantization,
     Quick,
+    Threads,
     Weights,
     check_plot,
     counts,
@@ -82,6 +83,7 @@ def throughput(
     budget_s: Annotated[
         float | None, typer.Option(help="Seconds for a cell: fewer requests where all would take longer; 120.")
     ] = None,
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,

@@ -17,6 +17,7 @@ from inlay.cli.options import (
     Quantization,
     Quick,
     Runs,
+    Threads,
     Weights,
     check_plot,
     counts,
@@ -40,6 +41,7 @@ def ttft(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="From 256 to 16,384 cached tokens, with curves fitted to the times.")
     ] = False,
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
@@ -124,6 +126,7 @@ def encode(
     modules: Annotated[int, typer.Option(help="Modules of the schema.")] = 64,
     tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 256,
     batches: Annotated[str, typer.Option(help="The stock model's batch sizes; the best one counts.")] = "1,2,4,8,16",
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,

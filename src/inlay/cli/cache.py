@@ -22,6 +22,7 @@ from inlay.cli.options import (
     Quantization,
     StoreBytes,
     StoreCodec,
+    Threads,
     Weights,
     schema_file,
     store_of,
@@ -170,6 +171,7 @@ def import_(
 def warm(
     schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON); with --url also the name of one.")],
     model: Model = "demo",
+    threads: Threads = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",

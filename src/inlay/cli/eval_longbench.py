@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.options import AsJson, DType, KVCacheDType, KVMemory, Model, Quantization, Weights, words
+from inlay.cli.options import AsJson, DType, KVCacheDType, KVMemory, Model, Quantization, Threads, Weights, words
 
 
 def longbench(
@@ -39,6 +39,7 @@ def longbench(
     ] = None,
     kv_memory: KVMemory = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    threads: Threads = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.eval_longbench import longbench
-from inlay.cli.options import AsJson, DType, KVCacheDType, Model, Quantization, Weights, check_plot, counts, words
+from inlay.cli.options import (
+    AsJson,
+    DType,
+    KVCacheDType,
+    Model,
+    Quantization,
+    Threads,
+    Weights,
+    check_plot,
+    counts,
+    words,
+)
 from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
 
 if TYPE_CHECKING:
@@ -67,6 +78,7 @@ def modular_qa(
         ),
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
+    threads: Threads = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",

@@ -137,5 +137,8 @@ def _fail(message: str, status: int = 2) -> int:
 
 
 def entry() -> None:
-    """The console script."""
+    """The console script, which has a process to itself."""
+    # Threads that wait for work by spinning take the cores of those that have some, where there are more than cores:
+    # beside another process, or the server's own. OpenMP reads this when torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

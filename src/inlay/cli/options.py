@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from inlay.types import EngineStats
 
 
+_MOST_THREADS = 1024
+
+
 def announce_hub(model: str) -> str:
     """The name of a model as it is; one line on stderr where the hub is asked for it, which can be a wait."""
     here = model == "demo" or model.startswith("random:") or os.path.exists(model)
@@ -185,6 +188,29 @@ ReasoningParser = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of tables.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
+
+
+def _use_threads(threads: int | None) -> int | None:
+    """Have models computed on so many threads. OpenMP reads the variable when torch loads it, so this comes before."""
+    if threads is None:
+        return None
+    if not 1 <= threads <= _MOST_THREADS:
+        raise ParameterError(f"--threads is {threads}; it must be a number from 1 to {_MOST_THREADS:,}")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:  # in a process that runs several commands
+        sys.modules["torch"].set_num_threads(threads)
+    return threads
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        callback=_use_threads,
+        expose_value=False,
+        help="Cores that compute, OMP_NUM_THREADS; all of the machine, if neither is given. Several processes on one "
+        "machine should share its cores.",
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
 Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
 

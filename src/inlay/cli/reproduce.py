@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import AsJson, announce_hub, check_plot, words
+from inlay.cli.options import AsJson, Threads, announce_hub, check_plot, words
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def reproduce(
         Path | None,
         typer.Option(help="A folder of stored runs of benchmarks/gpu; benchmarks/results, if not given, where it is."),
     ] = None,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> int | None:
     """Run the experiments of Prompt Cache and ChunkAttention again, and write one report."""
