@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -65,7 +66,8 @@ def attention(
     check_plot(plot)
     if plot is not None and not {"table3", "figure3", "figure4"}.intersection(words(part)):
         raise ParameterError("--plot draws table3, figure3 and figure4; add one of them to --part, or drop --plot")
-    from inlay.bench.attention.measure import AttentionSetting, measure_attention
+    with told_loading("the libraries"):
+        from inlay.bench.attention.measure import AttentionSetting, measure_attention
     from inlay.cli.output import token_progress
 
     base = AttentionSetting(parts=words(part), dtypes=words(dtype), columns=words(columns), backend=backend, runs=runs)
@@ -174,7 +176,8 @@ def decode(
     as_json: AsJson = False,
 ) -> None:
     """One answer, token by token: inlay, stock transformers and llama.cpp; and what a step of ours is made of."""
-    from inlay.bench.decode.measure import DecodeSetting, measure_decode
+    with told_loading("the libraries"):
+        from inlay.bench.decode.measure import DecodeSetting, measure_decode
     from inlay.cli.output import token_progress
 
     setting = DecodeSetting(

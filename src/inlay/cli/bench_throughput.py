@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -110,9 +111,10 @@ def throughput(
         sizes[name] = None if text is None else counts(f"--{name}", text)
     sizes["rates"] = None if rates is None else _numbers("--rates", rates, "0.5,1,2")
     sizes["hit_rates"] = None if hit_rates is None else _shares(hit_rates)
-    from inlay.bench.throughput.measure import measure_throughput
-    from inlay.bench.throughput.setting import ThroughputSetting
-    from inlay.bench.throughput.workload import KINDS
+    with told_loading("the libraries"):
+        from inlay.bench.throughput.measure import measure_throughput
+        from inlay.bench.throughput.setting import ThroughputSetting
+        from inlay.bench.throughput.workload import KINDS
 
     base = ThroughputSetting(
         models=tuple(dict.fromkeys(model)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.bench_tables import make_table, number, show
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -66,7 +67,8 @@ def ttft(
         raise ParameterError("--longest-baseline asks for a baseline, and --baselines none leaves all out; drop one")
     lengths = None if cached is None else counts("--cached", cached)
     check_plot(plot)
-    from inlay.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
+    with told_loading("the libraries"):
+        from inlay.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
     from inlay.cli.output import token_progress
 
     if lengths is None and sweep:
@@ -137,7 +139,8 @@ def encode(
 ) -> None:
     """Modules encoded packed, beside the stock model on the same texts as a batch of prompts."""
     sizes = counts("--batches", batches)
-    from inlay.bench.encode import EncodeSetting, measure_encode
+    with told_loading("the libraries"):
+        from inlay.bench.encode import EncodeSetting, measure_encode
     from inlay.cli.output import token_progress
 
     setting = EncodeSetting(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     Device,
     DType,
@@ -84,9 +85,11 @@ def check(
     asked = None if schema is None else schema_file(schema)
     given = None if prompts is None else prompts_file(prompts, asked)
     from inlay.cli.output import token_progress
-    from inlay.llm import LLM
-    from inlay.measured import Measurements
-    from inlay.quality.check import CheckSetting, check_model
+
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
+        from inlay.measured import Measurements
+        from inlay.quality.check import CheckSetting, check_model
 
     setting = CheckSetting(
         against=None if against is None else words(against),
@@ -98,19 +101,20 @@ def check(
         seed=seed,
     )
     memory: dict[str, Any] = {} if kv_memory is None else {"kv_memory": kv_memory}
-    llm = LLM(
-        model,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        weights=weights,
-        seed=seed,
-        promotion_memory=0,  # what is measured is what is encoded for everybody, not what idle time has made of it
-        store="off",
-        generation_config="off",
-        **memory,
-    )
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(
+            model,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            weights=weights,
+            seed=seed,
+            promotion_memory=0,  # what is measured is what is encoded for everybody, not what idle time has made of it
+            store="off",
+            generation_config="off",
+            **memory,
+        )
     if llm.loaded.spec.unshared is not None:
         raise ParameterError(f"there is nothing to check: {llm.loaded.spec.unshared}")
     if llm.loaded.note:

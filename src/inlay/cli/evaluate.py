@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli.eval_longbench import longbench
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -28,6 +29,7 @@ from inlay.cli.options import (
     words,
 )
 from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
+from inlay.wording import clip
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -98,10 +100,12 @@ def modular_qa(
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
     from inlay.cli.output import token_progress
-    from inlay.llm import LLM
-    from inlay.quality.across import ALL_TASKS
-    from inlay.quality.modular_qa import measure_modular_qa
-    from inlay.quality.setting import Setting
+
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
+        from inlay.quality.across import ALL_TASKS
+        from inlay.quality.modular_qa import measure_modular_qa
+        from inlay.quality.setting import Setting
 
     setting = Setting(
         reuse=words(reuse),
@@ -121,9 +125,16 @@ def modular_qa(
         check_plot(report / "recomputed.png")
     # Nothing is encoded between questions, but for the curve that shows what this does.
     idle: dict[str, Any] = {} if healing else {"promotion_memory": 0}
-    llm = LLM(
-        model, dtype=dtype, quantization=quantization, weights=weights, seed=seed, kv_cache_dtype=kv_cache_dtype, **idle
-    )
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(
+            model,
+            dtype=dtype,
+            quantization=quantization,
+            weights=weights,
+            seed=seed,
+            kv_cache_dtype=kv_cache_dtype,
+            **idle,
+        )
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress, ExitStack() as files:

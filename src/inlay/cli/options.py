@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.kv.policies import POLICIES
 from inlay.kv.tiers.tier import Kept
@@ -217,9 +218,10 @@ Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short
 
 def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
     """How much each module of each schema moves when others stand before it; "" for text outside modules."""
-    from inlay.llm import LLM
-
-    llm = LLM(model, seed=0)
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(model, seed=0)
     found = []
     for schema in schemas:
         llm.add_schema(schema)

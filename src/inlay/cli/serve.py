@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.loading import LoadingLines
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
@@ -191,6 +192,8 @@ def serve(
     One line on stdout says where, as soon as the model answers; the log goes to stderr. Ctrl-C or SIGTERM lets requests
     under way end; a second one ends them.
     """
+    if sys.stderr.isatty():
+        print("inlay: loading the server", file=sys.stderr, flush=True)  # the log is not set up yet
     from inlay.server.run import listen, listen_unix, tls_context, url
 
     model = announce_hub(_one_model(name, model))
@@ -239,11 +242,17 @@ def serve(
         from inlay.server.starting import Loading, StartingApp
 
         configure(format=log_format, level=log_level)
+        lines = LoadingLines(logger.info, terminal=sys.stderr.isatty())
         running: list[AsyncLLM] = []
         folder = store_of(store, model)
 
         def load(loading: Loading) -> FastAPI:
             """On a thread, while probes are answered."""
+
+            def report(what: str, done: int = 0, total: int = 0) -> None:
+                loading.report(f"its {what}", done, total)
+                lines.report(f"the {what}", done, total)
+
             from transformers.utils.logging import disable_progress_bar
 
             from inlay.async_llm import AsyncLLM
@@ -251,8 +260,8 @@ def serve(
             from inlay.server.app import build_app
 
             disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
-            loading.report("its model")
-            with weights_progress(partial(loading.report, "its weights")):
+            report("model")
+            with weights_progress(partial(report, "weights")):
                 llm = AsyncLLM(
                     model,
                     reuse=reuse,
@@ -294,13 +303,21 @@ def serve(
                     logger.info("%s", line)
             for one in llm.adapters.values():
                 logger.info("%s", one)
+            report("schemas")
             return build_app(llm, settings, first)
 
         where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
+
+        def ready() -> None:
+            lines.end()
+            _ready(where)
+
+        lines.report("the libraries")
         try:
             app = StartingApp(load, root_path, slow_client)
-            Server(app, lambda: _ready(where), tls).run([listener])
+            Server(app, ready, tls).run([listener])
         finally:
+            lines.end()
             gc.unfreeze()  # so that the end of the process finds what is to be taken apart
             for llm in running:
                 llm.shutdown()
