@@ -14,6 +14,7 @@ import pytest
 
 from inlay import LLM, ParameterError, Prompt, SamplingParams, Schema
 from inlay.config import EngineConfig
+from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.host import HostTier
 from tests.attention.devices import pretend
 
@@ -258,8 +259,12 @@ def test_salts_are_apart_and_private_text_may_be_there(device):
     llm.shutdown()
 
 
-def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path):
-    """To come up again is no use of it, and to be read on its way up is one."""
+def test_text_that_comes_back_is_written_on_its_second_use(device, tmp_path, monkeypatch):
+    """To come up again is no use of it, and to be read on its way up is one.
+
+    The folder says that it has no room to spare, since with room the first use writes the text.
+    """
+    monkeypatch.setattr(DiskTier, "has_room", False)
     document = {"type": "text", "text": f"{WORDS}, in a document", "cache_control": {"type": "ephemeral"}}
     chat = [{"role": "user", "content": [document, {"type": "text", "text": "What?"}]}]
     llm = make(store=tmp_path, store_private=True)

@@ -153,3 +153,11 @@ def test_the_architecture_names_every_package():
     for package in (ROOT / "src/inlay").iterdir():
         if (package / "__init__.py").is_file():
             assert f"](../{package.relative_to(ROOT)}" in text, package
+
+
+def test_the_index_without_cuda_stands_before_the_first_installation():
+    """Without it pip brings gigabytes of CUDA to machines that have no GPU."""
+    for page in ("README.md", "docs/tutorial.md", "docs/kernel.md"):
+        before, found, _ = (ROOT / page).read_text().partition("pip install .")
+        assert found
+        assert "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu" in before, page

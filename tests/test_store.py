@@ -176,15 +176,44 @@ def test_text_of_requests_and_private_schemas_stay_in_memory(tmp_path):
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_text_outside_schemas_is_written_on_its_second_use(tmp_path):
+def test_a_marked_part_is_written_on_its_second_use_once_the_store_is_half_full(store):
     """Most documents that requests bring are asked about once; a file for each would push out what is used."""
     document = [{"type": "text", "text": "A document of some length. " * 5, "cache_control": {"type": "ephemeral"}}]
+    before = files(store)
+    quota = 2 * sum(path.stat().st_size for path in before) - 1
     for uses, written in ((1, False), (2, True)):
-        llm = make(tmp_path, store_private=True)
+        llm = make(store, store_private=True, store_bytes=quota)
         for _ in range(uses):
             answer(llm, [{"role": "user", "content": document}])
         llm.shutdown()
-        assert bool(files(tmp_path)) is written
+        assert (files(store) != before) is written
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+@pytest.mark.parametrize(
+    ("store_private", "salt", "written"),
+    [(None, None, True), (None, "mine", False), (False, None, False), (True, "mine", True)],
+)
+def test_a_marked_part_is_written_on_its_first_use_where_there_is_room(tmp_path, kind, store_private, salt, written):
+    """By default the folder keeps those of requests without a salt; others need the caller's word."""
+    document = [{"type": "text", "text": "A document of some length. " * 5, "cache_control": {"type": "ephemeral"}}]
+    chat = [{"role": "user", "content": [*document, {"type": "text", "text": "What?"}]}]
+    disk_tokens = []
+    for _ in range(2):
+        llm = make(tmp_path, kind, store_private=store_private)
+        if kind is LLM:
+            output = answer(llm, chat, reuse="modular", cache_salt=salt)
+        else:
+            output = asyncio.run(_last(llm.generate(chat, GREEDY, reuse="modular", cache_salt=salt)))
+        disk_tokens.append(output.usage.disk_tokens)
+        llm.shutdown()
+    assert disk_tokens[0] == 0
+    assert (disk_tokens[1] > 0) is written
+    assert bool(files(tmp_path)) is written
+
+
+async def _last(outputs):
+    return [output async for output in outputs][-1]
 
 
 def test_a_part_of_a_message_lives_as_long_as_the_latest_claim(tmp_path, monkeypatch):
@@ -257,7 +286,7 @@ def test_there_is_no_store_unless_somebody_says_so(tmp_path, monkeypatch):
     [
         ({"store": 3}, "store is 3; give a folder, or 'off' for none"),
         ({"store_bytes": "much"}, "store_bytes is 'much'; write a number of bytes, or for example '4GiB'"),
-        ({"store_private": 1}, "store_private is 1; it must be True or False"),
+        ({"store_private": 1}, "store_private is 1; it must be True, False or None"),
         ({"store_timeout_s": 0}, "store_timeout_s is 0; it must be a number of seconds above 0, or None"),
     ],
 )

@@ -76,6 +76,18 @@ def test_private_text_is_not_shared_unless_somebody_says_so(server):
     other.shutdown()
 
 
+def test_marked_parts_of_messages_are_not_shared_by_default(server, tmp_path):
+    """Only this user reads the folder; others may read the server."""
+    document = {"type": "text", "text": "A document of some length. " * 5, "cache_control": {"type": "ephemeral"}}
+    chat = [{"role": "user", "content": [document, {"type": "text", "text": "What?"}]}]
+    for private, written in ((None, False), (True, True)):
+        llm = make(tmp_path, store_shared=server.address, store_private=private)
+        for _ in range(2):
+            answer(llm, chat)
+        llm.shutdown()
+        assert bool(server.values) is written
+
+
 def test_nobody_is_asked_for_text_that_is_not_shared(server):
     llm = make(None, store_shared=server.address)
     llm.add_schema(SCHEMA, encode=False, cache_salt="somebody's")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from inlay.errors import ParameterError
+from inlay.errors import CapacityError, ParameterError
 from inlay.kv.codecs import CODECS
 from inlay.kv.identity import ROUNDED
 from inlay.kv.policies import DEFAULT_EVICTION, POLICIES
 from inlay.kv.tiers.link import check_address
+from inlay.kv.tiers.tier import Kept
 from inlay.policy import BEST, ReusePolicy
 from inlay.tolerance import DEFAULT, Tolerance
 from inlay.wording import show
@@ -84,7 +88,9 @@ class EngineConfig:
     store: a folder in which schemas' segments outlive the process, or "off"; None for what INLAY_STORE in the
         environment says, and off where it says nothing.
     store_bytes: the most that the folder may hold, as a number or like "16GiB".
-    store_private: whether text of requests and private schemas that becomes modules may lie there as well.
+    store_private: whether marked parts of messages and private schemas may lie there as well. True keeps all of them,
+        False none. None keeps marked parts of requests without a ``cache_salt`` in a folder, whose files only this user
+        may read, and none of them on a shared store.
     store_timeout_s: after how many seconds a segment that is read from there is computed instead.
     store_codec: the form in which segments are written: "none" as they are, "int8" or "fp8" in about half the bytes
         (of bf16), as an approximation that requests under ``exact`` never read.
@@ -120,7 +126,7 @@ class EngineConfig:
     shadow_threshold: float | None = DEFAULT_THRESHOLD
     store: str | os.PathLike[str] | None = None
     store_bytes: int | str = "16GiB"
-    store_private: bool = False
+    store_private: bool | None = None
     store_timeout_s: float = 10.0
     store_codec: str = "none"
     store_shared: str | None = field(default=None, repr=False)  # it may have a password
@@ -156,10 +162,10 @@ class EngineConfig:
         self.host_bytes()
         self.store_folder()
         parse_bytes("store_bytes", self.store_bytes)
-        for name in ("store_private", "compile"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ParameterError(f"{name} is {value!r}; it must be True or False")
+        if not isinstance(self.compile, bool):
+            raise ParameterError(f"compile is {self.compile!r}; it must be True or False")
+        if not (self.store_private is None or isinstance(self.store_private, bool)):
+            raise ParameterError(f"store_private is {self.store_private!r}; it must be True, False or None")
         if check_seconds("store_timeout_s", self.store_timeout_s) is None:
             raise ParameterError("store_timeout_s is None; it must be a number of seconds above 0")
         check_choice("store_codec", self.store_codec, tuple(CODECS))
@@ -175,9 +181,16 @@ class EngineConfig:
     def store_folder(self) -> Path | None:
         """Where the store on disk lies, or None for none. Raises ParameterError."""
         said = os.environ.get("INLAY_STORE") if self.store is None else self.store
-        if said is not None and not isinstance(said, str | os.PathLike):
+        if (said is not None and not isinstance(said, str | os.PathLike)) or self.store == "":
             raise ParameterError(f"store is {said!r}; give a folder, or 'off' for none")
         return None if not said or said == "off" else Path(said)
+
+    @property
+    def kept(self) -> Kept:
+        """Which segments the store may hold."""
+        if self.store_private is None:
+            return Kept.UNSALTED if self.store_shared is None else Kept.SCHEMAS
+        return Kept.ALL if self.store_private else Kept.SCHEMAS
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> EngineConfig:
@@ -214,9 +227,43 @@ def parse_bytes(name: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(value))
-    if match is None or float(match[1]) <= 0:
-        raise ParameterError(f"{name} is {value!r}; write a number of bytes, or for example '4GiB'")
-    return int(float(match[1]) * _UNITS[match[2]])
+    size = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
+    if not 1 <= size < math.inf:
+        raise ParameterError(f"{name} is {show(value)}; write a number of bytes, or for example '4GiB'")
+    return int(size)
+
+
+def in_gib(size: float) -> str:
+    """A number of bytes in GiB, as messages have it."""
+    return f"{size / 2**30:,.1f} GiB"
+
+
+@contextmanager
+def allocating(name: str, size: int, given: object, total: int, whose: str) -> Iterator[None]:
+    """Say in a sentence that a setting asks for more memory than there is, where its memory is allocated in the block.
+
+    Args:
+        name: of the setting.
+        size: bytes that it asks for.
+        given: the value of the setting, None where it was left out.
+        total: bytes of all memory there.
+        whose: what has this memory, like "this machine".
+
+    Raises:
+        CapacityError: where the memory is not there.
+    """
+    value = f"{name} is {show(given)}" if given is not None else f"{name} was not given and is {in_gib(size)}"
+    remedy = f"set {name} to less"
+    if size > total:
+        raise CapacityError(f"{value}, and {whose} has {in_gib(total)} of memory; {remedy}")
+    try:
+        yield
+    except (MemoryError, OverflowError, OSError, RuntimeError) as error:  # torch tells of full memory by a RuntimeError
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        raise CapacityError(f"{value}, and {whose} does not give so much memory ({in_gib(size)}); {remedy}") from error
 
 
 def check_seconds(name: str, value: object) -> float | None:

@@ -10,13 +10,15 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+import torch
+
 from inlay.attention.backend import Backend
 from inlay.attention.device_storage import DeviceStorage
 from inlay.attention.quantization import NARROW
 from inlay.attention.registry import get_backend
 from inlay.attention.storage import KVStorage, bytes_per_token
 from inlay.client import EncodeListener, Prepared, TokenListener
-from inlay.config import EngineConfig, parse_bytes
+from inlay.config import EngineConfig, allocating, parse_bytes
 from inlay.engine.core import Engine
 from inlay.engine.drift import DriftLog
 from inlay.engine.encoder import Encoding
@@ -44,9 +46,10 @@ from inlay.kv.tiers.host import HostTier
 from inlay.kv.tiers.shared import SharedTier
 from inlay.kv.tiers.tier import Tier
 from inlay.models.compiling import check_compilable
-from inlay.models.device import free_bytes
+from inlay.models.device import CPU, free_bytes, total_bytes
 from inlay.models.fingerprint import numerics
 from inlay.models.load import LoadedModel
+from inlay.models.location import public_name
 from inlay.models.lora import Adapter, Adapters
 from inlay.models.spec import dtype_name
 from inlay.policy import ReusePolicy
@@ -106,7 +109,7 @@ class InProcessClient:
             runner.storage,
             tiers_of(config, cost) if loaded.spec.unshared is None else (),  # else there is nothing to keep
             host=host_tier(config, cost, runner.storage) if loaded.spec.unshared is None else None,
-            model=loaded.name,
+            model=public_name(loaded.name),
             timeout_s=config.store_timeout_s,
         )
         self.engine = Engine(
@@ -121,7 +124,7 @@ class InProcessClient:
             promoter=Promoter(self.store, runner, share=share) if share else None,
             shadow=shadow,
             residency=self.residency,
-            keep_private=config.store_private,
+            kept=config.kept,
             pin_share=config.pin_memory,
             prefetch_likely=config.prefetch == "likely",
         )
@@ -268,17 +271,24 @@ def _make_runner(
     loaded: LoadedModel, backend: Backend, config: EngineConfig, adapters: Adapters
 ) -> tuple[Runner, KVPool, int]:
     """What runs a model's passes, the pool, and how many requests may run at the same time."""
-    budget = config.kv_bytes(backend.scratch_bytes, free_bytes(loaded.model.device))
-    if loaded.spec.unshared is not None:
-        _check_unshared(loaded.spec.unshared, config, adapters)
-        unshared = UnsharedRunner(loaded, backend)
-        requests, tokens = unshared.probe().room(budget, config.max_num_seqs, loaded.spec.max_positions)
-        size = max(1, unshared.shape.bytes_per_token)
-        return unshared, KVPool(tokens * size, size, config.chunk_size), requests
-    kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
-    pool = KVPool(budget, bytes_per_token(loaded.spec.shapes, kv_dtype), config.chunk_size)
-    runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, compile=config.compile)
+    device = loaded.model.device
+    budget = config.kv_bytes(backend.scratch_bytes, free_bytes(device))
+    with allocating("kv_memory", budget, config.kv_memory, total_bytes(device), _owner(device)):
+        if loaded.spec.unshared is not None:
+            _check_unshared(loaded.spec.unshared, config, adapters)
+            unshared = UnsharedRunner(loaded, backend)
+            requests, tokens = unshared.probe().room(budget, config.max_num_seqs, loaded.spec.max_positions)
+            size = max(1, unshared.shape.bytes_per_token)
+            return unshared, KVPool(tokens * size, size, config.chunk_size), requests
+        kv_dtype = NARROW.get(config.kv_cache_dtype, loaded.model.dtype)
+        pool = KVPool(budget, bytes_per_token(loaded.spec.shapes, kv_dtype), config.chunk_size)
+        runner = Runner(loaded, backend, pool.slots, adapters=adapters, kv_dtype=kv_dtype, compile=config.compile)
     return runner, pool, config.max_num_seqs
+
+
+def _owner(device: torch.device) -> str:
+    """What has the memory of a device, as messages name it."""
+    return "this machine" if device.type == "cpu" else f"the GPU {device}"
 
 
 def _check_unshared(why: str, config: EngineConfig, adapters: Adapters) -> None:
@@ -298,7 +308,10 @@ def host_tier(config: EngineConfig, cost: PassCost, storage: KVStorage) -> HostT
     """The tier right below the pool of a device; None where the pool is in the host's memory, or none is wanted."""
     if isinstance(storage, DeviceStorage):
         size = config.host_bytes()
-        return HostTier(size, POLICIES[config.eviction], cost, lock=storage.lock) if size else None
+        if not size:
+            return None
+        with allocating("host_memory", size, config.host_memory, total_bytes(CPU), _owner(CPU)):
+            return HostTier(size, POLICIES[config.eviction], cost, lock=storage.lock)
     if config.host_memory is not None and config.host_bytes():
         logger.warning(
             "host_memory is %s, and the KV pool is in the memory of the host: device and host are one tier here, "

@@ -27,6 +27,13 @@ def quote(text: str) -> str:
     return '"' + " ".join(clip(text).splitlines()) + '"'
 
 
+def fault_in_words(error: BaseException) -> str:
+    """An exception by its type and its message, for whoever may not know the paths of this machine."""
+    if isinstance(error, OSError):  # whose text has the path
+        return f"{type(error).__name__}: {error.strerror}" if error.strerror else type(error).__name__
+    return f"{type(error).__name__}: {error}"
+
+
 def counted(number: int, thing: str) -> str:
     """How many of something there are, as in ``1 module`` and ``2 modules``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -266,3 +266,19 @@ def test_run_says_what_is_wrong_with_a_prompt_before_it_loads_a_model(tmp_path, 
     prompt.write_text('<prompt schema="s"><n/></prompt>')
     assert main(["run", str(schema), "--prompt", str(prompt)]) == 2
     assert 'schema "s" has no module "n"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("serve", ""), "the argument behind 'serve' is empty"),
+        (("serve", "--model", ""), "the value of --model is empty"),
+        (("serve", "--model="), "the value of --model is empty"),
+        (("run", "", "--prompt", "x"), "the argument behind 'run' is empty"),
+        (("schema", "check", "a.xml", " "), "the argument behind 'a.xml' is empty"),
+        (("",), "the argument behind 'inlay' is empty"),
+    ],
+)
+def test_empty_arguments_are_refused(capsys, arguments, what):
+    """A variable that is not set often leaves one; it stood for a default, or for the working folder."""
+    assert run(capsys, *arguments) == (2, "", f"inlay: {what}; give it a value, or leave it out\n")

@@ -104,3 +104,15 @@ def test_the_command_prints_what_ray_serve_is_told(tmp_path: Path, capsys: pytes
     assert said["http_options"] == {"host": "127.0.0.1", "port": 8100}
     assert main(["deploy", str(path), "--detach"]) == 2
     assert "--detach leaves a cluster running that others started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "private"),
+    [
+        ({}, None),
+        ({"server": {"api_keys": ["one"]}}, False),
+        ({"server": {"api_keys": ["one"]}, "engine": {"store_private": True}}, True),
+    ],
+)
+def test_a_cluster_with_keys_keeps_marked_parts_only_where_it_is_told_to(said: dict, private: bool | None):
+    assert ClusterSettings.of(said).engine_settings().get("store_private") is private

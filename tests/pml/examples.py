@@ -1,8 +1,9 @@
 """Runs the examples of a page of docs: a block of text says what the blocks above it give.
 
 A block in XML is the file schema.xml, or prompt.xml if its outermost tag is <prompt>; either name behind the language
-says otherwise. Another file name makes that file of a block. A block in Python runs in the folder of these files.
-A block of text shows what the last of them gives: the problems of a schema; of a prompt, what it resolves to against
+says otherwise. Another file name makes that file of a block. A block in Python runs in the folder of these files. It
+sees the imports of all blocks above it and the names of its section.
+A block of text shows the result of the last of them: the problems of a schema; of a prompt, what it resolves to against
 the last schema; of Python, what it prints or raises. With "schema" or "packed" behind the language it shows positions,
 with one token a byte. A schema that is followed by no text has to be right; anything else has to be followed by some.
 
@@ -43,7 +44,12 @@ class WrongExampleError(Exception):
 def outputs(page: Path) -> Iterator[tuple[Block, str]]:
     """Every block of text of a page, with what it should say. Writes files into the working folder."""
     shelf = _Shelf()
+    lines = page.read_text(encoding="utf-8").splitlines()
+    first = 0
     for block in blocks(page):
+        if any(line.startswith("## ") for line in lines[first : block.line]):
+            shelf.begin_section()
+        first = block.line
         if block.language == "text" and block.note in MODES:
             yield block, shelf.shown(block)
         else:
@@ -58,6 +64,10 @@ class _Shelf:
         self._last: Block | None = None
         self._names: dict[str, object] = {"__name__": "__main__"}
         self._printed = ""
+
+    def begin_section(self) -> None:
+        """Forget the schemas and prompts that Python has named; what it has imported stays."""
+        self._names = {name: value for name, value in self._names.items() if name == "__name__" or callable(value)}
 
     def take(self, block: Block) -> None:
         """Write the block as a file, or run it."""

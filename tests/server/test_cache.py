@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
+import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from inlay import AsyncLLM
+from inlay import AsyncLLM, Schema
 from inlay.kv.tiers.disk import DiskTier
 from inlay.server import cache_view
 from inlay.server.app import build_app
@@ -44,7 +48,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     llm.shutdown()
 
 
-def listed(site: Site, key: str) -> list[dict[str, Any]]:
+def listed(site: Site, key: str | None) -> list[dict[str, Any]]:
     status, _, page = site.call("GET", SEGMENTS, key=key)
     assert status == 200, page
     return page["data"]
@@ -184,6 +188,38 @@ def test_who_opens_the_folder_meanwhile_leaves_what_comes_in(tmp_path):
     assert not list(tmp_path.rglob(".draft*"))
 
 
+@pytest.mark.parametrize("name", ["/secret-place/small", "/secret-place/small.gguf", "../secret-place/small"])
+def test_nobody_is_told_where_the_model_lies(tmp_path: Path, name: str):
+    """Neither in what is listed, nor in the files that tenants may take, nor in what is wrong with one of them."""
+    loaded = replace(tiny("llama"), name=name)
+    llm = AsyncLLM(loaded, kv_memory="4MiB", chunk_size=8, store=tmp_path / "secret-place")
+    with serving_app(build_app(llm, ServerSettings(), [Schema.from_string(OPEN)]), {}) as site:
+        assert site.call("POST", f"{SCHEMAS}/open/warm", {}, key=None)[0] == 200
+        llm.local.residency.flush(30)
+        (first, *_) = listed(site, None)
+        answers = [
+            site.call(method, path, body, key=None)
+            for method, path, body in (
+                ("GET", "/v1/models", None),
+                ("GET", "/v1/cache", None),
+                ("GET", SEGMENTS, None),
+                ("GET", f"{SEGMENTS}/{first['key']}", None),
+                ("GET", f"{SEGMENTS}/{first['key']}/file", None),
+            )
+        ]
+        path = tmp_path / "secret-place" / "v1" / f"{first['key']}.safetensors"
+        path.unlink()
+        path.symlink_to(tmp_path)
+        answers.append(site.call("POST", "/v1/cache/verify", {}, key=None))
+        assert answers[-1][2]["problems"]
+        path.unlink()
+        answers.append(site.call("GET", f"{SEGMENTS}/{first['key']}/file", key=None))
+        assert answers[-1][0] == 404
+    llm.shutdown()
+    assert "secret-place" not in str(answers)
+    assert {answer[2]["model"] for answer in answers[1:4:2]} == {Path(name).name}
+
+
 def test_what_is_of_all_is_for_admins(site):
     refused(site.call("POST", "/v1/cache/verify", {}, key="ann"), 403, "admin_only")
     file = {"Content-Type": "application/octet-stream"}
@@ -247,3 +283,35 @@ def test_where_nobody_answers(capsys, site, tmp_path):
     assert "does not answer" in said[2]
     assert "--store names a folder, and --url a server" in cache(capsys, site, "ls", "--store", "x", status=2)
     assert "write the address of a server" in run(capsys, "cache", "ls", "--url", "somewhere")[2]
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "code"),
+    [
+        (errno.ENOSPC, 507, "insufficient_storage"),
+        (errno.EDQUOT, 507, "insufficient_storage"),
+        (errno.EROFS, 500, "storage_failed"),
+    ],
+)
+@pytest.mark.parametrize("place", ["inlay.server.cache_view.write_all", "inlay.kv.tiers.disk.os.rename"])
+def test_a_disk_that_takes_no_file_is_told_in_a_sentence(
+    site, monkeypatch, tmp_path, caplog, place, number, status, code
+):
+    """The system's calls are replaced: a test cannot fill a disk."""
+    site.app.state.service.llm.local.residency.flush(30)
+    (own,) = [row for row in listed(site, "ann") if row["module"] == "lima"]
+    whole = (tmp_path / "store" / "v1" / f"{own['key']}.safetensors").read_bytes()
+    before = {path.name for path in (tmp_path / "store" / "v1").iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / "store"))
+
+    monkeypatch.setattr(place, full)
+    heads = {"Content-Type": "application/octet-stream"}
+    answer = site.call("POST", "/v1/cache/files", whole, key="root", headers=heads)
+    refused(answer, status, code)
+    assert os.strerror(number).lower() in answer[2]["error"]["message"]
+    assert str(tmp_path) not in json.dumps(answer[2])
+    assert {path.name for path in (tmp_path / "store" / "v1").iterdir()} == before, "no draft stays"
+    assert os.strerror(number) in caplog.text
+    assert "Traceback" not in caplog.text

@@ -1,4 +1,4 @@
-"""Connections that bring no request, or half of a head, do not stay."""
+"""Connections that bring no request, half of a head, or a head with two meanings do not stay."""
 
 from __future__ import annotations
 
@@ -65,5 +65,47 @@ def test_neither_is_half_of_a_second_one(port: int):
 def test_quiet_between_requests_is_left_alone(port: int):
     last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     closed, answer = ended(port, GET[:5], GET[5:], b"", b"", b"", b"", b"", last)
+    assert closed
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+def _post(*heads: str, body: str = "") -> bytes:
+    return "\r\n".join(("POST / HTTP/1.1", "Host: x", *heads, "", body)).encode()
+
+
+CHUNKED = "2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        ("Content-Length: 12", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "content-length: 12"),
+        ("TRANSFER-ENCODING: Chunked", "Content-Length: 0", "Connection: keep-alive"),
+    ],
+)
+def test_two_lengths_of_one_body_end_the_connection(port: int, heads: tuple[str, ...], together: bool):
+    """The second request could be the text of somebody else, for whom a proxy sent it as a body."""
+    pieces = (_post(*heads, body=CHUNKED), GET)
+    closed, answer = ended(port, *([b"".join(pieces)] if together else pieces))
+    assert closed
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in answer.lower()
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_two_lengths_behind_a_whole_request_end_the_connection(port: int):
+    closed, answer = ended(port, GET + _post("Content-Length: 3", "Transfer-Encoding: chunked", body=CHUNKED) + GET)
+    assert closed
+    assert (answer.count(b"HTTP/1.1 200"), answer.count(b"HTTP/1.1 400"), answer.count(b"HTTP/1.1 ")) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "post", [_post("Content-Length: 2", body="{}"), _post("Transfer-Encoding: chunked", body=CHUNKED)]
+)
+def test_one_length_keeps_it(port: int, post: bytes):
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    closed, answer = ended(port, post + last)
     assert closed
     assert answer.count(b"HTTP/1.1 200") == 2

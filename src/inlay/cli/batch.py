@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
@@ -26,6 +27,7 @@ from inlay.cli.options import (
     ReasoningParser,
     Reuse,
     ReuseTolerance,
+    Threads,
     ToolParser,
     Weights,
     adapters_of,
@@ -35,6 +37,7 @@ from inlay.cli.options import (
 from inlay.errors import ParameterError
 from inlay.pml import Schema
 from inlay.tolerance import DEFAULT
+from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.async_llm import AsyncLLM
@@ -48,6 +51,7 @@ def batch(
         Path, typer.Argument(metavar="OUTPUT", help="The answers, one a line, as they come; taken up where it ends.")
     ],
     model: Model = "demo",
+    threads: Threads = None,
     dtype: DType = "auto",
     chat_template: ChatTemplate = None,
     max_model_len: MaxModelLen = None,
@@ -91,8 +95,9 @@ def batch(
         raise ParameterError(f"--default-max-tokens is {default_max_tokens}; it must be at least 1")
     template = read_template(chat_template)
     schemas = _schemas(schema or [])
-    from inlay.batch import Counts, Job, run_batch
-    from inlay.models.location import served_names
+    with told_loading("the libraries"):
+        from inlay.batch import Counts, Job, run_batch
+        from inlay.models.location import served_names
 
     names = served_names(model, served_model_name)
     adapters = adapters_of(adapter, (model, *names))
@@ -120,24 +125,25 @@ def batch(
     def load() -> AsyncLLM:
         from inlay.async_llm import AsyncLLM
 
-        llm = AsyncLLM(
-            model,
-            dtype=dtype,
-            weights=weights,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            adapters=adapters,
-            seed=seed,
-            reuse=reuse,
-            tolerance=tolerance,
-            kv_memory=kv_memory,
-            host_memory=host_memory,
-            max_num_seqs=max_num_seqs,
-            generation_config=generation_config,
-            chat_template=template,
-            max_model_len=max_model_len,
-            promotion_memory=0,  # a line's answer depends on nothing that there was time for
-        )
+        with told_loading(f"the model {clip(model)}"):
+            llm = AsyncLLM(
+                model,
+                dtype=dtype,
+                weights=weights,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                adapters=adapters,
+                seed=seed,
+                reuse=reuse,
+                tolerance=tolerance,
+                kv_memory=kv_memory,
+                host_memory=host_memory,
+                max_num_seqs=max_num_seqs,
+                generation_config=generation_config,
+                chat_template=template,
+                max_model_len=max_model_len,
+                promotion_memory=0,  # a line's answer depends on nothing that there was time for
+            )
         if llm.loaded.note:
             print(f"inlay: {llm.loaded.note}", file=sys.stderr)
         return llm

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli.cache_source import CacheSource, RefusedFileError
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -22,12 +23,14 @@ from inlay.cli.options import (
     Quantization,
     StoreBytes,
     StoreCodec,
+    Threads,
     Weights,
     schema_file,
     store_of,
 )
 from inlay.cli.output import check_outputs, token_progress
 from inlay.errors import ParameterError
+from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.cli.cache_url import RunningCache
@@ -170,6 +173,7 @@ def import_(
 def warm(
     schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON); with --url also the name of one.")],
     model: Model = "demo",
+    threads: Threads = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
@@ -191,19 +195,21 @@ def warm(
         _warm_running(running, schema, reuse, ttl)
         return
     parsed = schema_file(schema)
-    from inlay.llm import LLM
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
 
     folder = _folder(store)
-    llm = LLM(
-        model,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        weights=weights,
-        store=folder,
-        store_bytes=store_bytes,
-        store_codec=store_codec,
-    )
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(
+            model,
+            dtype=dtype,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            weights=weights,
+            store=folder,
+            store_bytes=store_bytes,
+            store_codec=store_codec,
+        )
     with token_progress("encoding modules") as progress:
         llm.add_schema(parsed, reuse=reuse, progress=progress, ttl=ttl)
     llm.shutdown()

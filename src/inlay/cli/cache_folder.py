@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from inlay.cli.cache_source import SHOWN, CacheSource, RefusedFileError, Row
+from inlay.errors import ParameterError
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.files import new_draft, write_all
 from inlay.kv.tiers.tier import TierEntry, TierMissError
@@ -95,13 +98,25 @@ class FolderCache(CacheSource):
         """A folder takes every file that is whole."""
 
     def take(self, content: IO[bytes], size: int) -> None:
-        with new_draft(self._tier.folder) as (draft, file):
+        with _writing(self._tier.folder), new_draft(self._tier.folder) as (draft, file):
             while block := content.read(1 << 20):
                 write_all(file, memoryview(block))
             try:
                 self._tier.adopt(draft)
             except TierMissError as error:
                 raise RefusedFileError(str(error)) from None
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say in one sentence why the folder cannot be written. What cannot be read is another error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        remedy = "make room there, or give another --store"
+        raise ParameterError(f"{folder}: cannot be written ({error.strerror}); {remedy}") from None
 
 
 def _row(entry: TierEntry) -> dict[str, Any]:

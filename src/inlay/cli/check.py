@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     Device,
     DType,
     KVCacheDType,
     KVMemory,
     Quantization,
+    Threads,
     Weights,
     announce_hub,
     schema_file,
@@ -62,6 +64,7 @@ def check(
     ] = False,
     seconds: Annotated[float, typer.Option(help="About how long to compare; what was begun is finished.")] = 300.0,
     seed: Annotated[int, typer.Option(help="Of generated prompts, and of random weights.")] = 0,
+    threads: Threads = None,
     dtype: DType = "auto",
     device: Device = "auto",
     quantization: Quantization = None,
@@ -81,10 +84,12 @@ def check(
         raise ParameterError(f"--seconds is {seconds:g}; it must be above 0 and at most a week")
     asked = None if schema is None else schema_file(schema)
     given = None if prompts is None else prompts_file(prompts, asked)
-    from inlay.check.run import CheckSetting, check_model
     from inlay.cli.output import token_progress
-    from inlay.llm import LLM
-    from inlay.measured import Measurements
+
+    with told_loading("the libraries"):
+        from inlay.check.run import CheckSetting, check_model
+        from inlay.llm import LLM
+        from inlay.measured import Measurements
 
     setting = CheckSetting(
         against=None if against is None else words(against),
@@ -96,19 +101,20 @@ def check(
         seed=seed,
     )
     memory: dict[str, Any] = {} if kv_memory is None else {"kv_memory": kv_memory}
-    llm = LLM(
-        model,
-        dtype=dtype,
-        device=device,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        weights=weights,
-        seed=seed,
-        promotion_memory=0,  # what is measured is what is encoded for everybody, not what idle time has made of it
-        store="off",
-        generation_config="off",
-        **memory,
-    )
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(
+            model,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            weights=weights,
+            seed=seed,
+            promotion_memory=0,  # what is measured is what is encoded for everybody, not what idle time has made of it
+            store="off",
+            generation_config="off",
+            **memory,
+        )
     if llm.loaded.spec.unshared is not None:
         raise ParameterError(f"there is nothing to check: {llm.loaded.spec.unshared}")
     if llm.loaded.note:

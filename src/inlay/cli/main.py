@@ -25,7 +25,7 @@ from inlay.cli.run import run
 from inlay.cli.schema import app as schema_app
 from inlay.cli.serve import serve
 from inlay.distribution import other_project
-from inlay.errors import InlayError
+from inlay.errors import InlayError, ParameterError
 
 # Typer carries its own copy of click and exports this one of its errors, from which the base is found.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     try:
         given = [_at_home(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+        _check_filled(given)
         status = typer.main.get_command(app).main(args=given, prog_name="inlay", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _UsageError as error:
@@ -105,6 +106,18 @@ def _at_home(argument: str) -> str:
     return f"{option}{equals}{os.path.expanduser(value)}" if value.startswith("~") else argument
 
 
+def _check_filled(arguments: Sequence[str]) -> None:
+    """Raise ParameterError for an argument, or the value of an option, that is empty: often an unset variable."""
+    for number, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if value.strip() or (option and not equals):
+            continue
+        before = arguments[number - 1] if number else ""
+        name = option or (before if before.startswith("-") and "=" not in before else "")
+        what = f"the value of {name}" if name else f"the argument behind '{before or 'inlay'}'"
+        raise ParameterError(f"{what} is empty; give it a value, or leave it out")
+
+
 def _sentence(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = f" (see '{context.command_path} --help')" if context is not None else ""
@@ -118,5 +131,8 @@ def _fail(message: str, status: int = 2) -> int:
 
 
 def entry() -> None:
-    """The console script."""
+    """The console script, which has a process to itself."""
+    # Threads that wait for work by spinning take the cores of those that have some, where there are more than cores:
+    # beside another process, or the server's own. OpenMP reads this when torch loads it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

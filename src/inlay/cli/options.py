@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.errors import ParameterError, PMLError, Problem
 from inlay.kv.policies import POLICIES
+from inlay.kv.tiers.tier import Kept
 from inlay.pml import Prompt, Schema
 from inlay.pml.json_objects import parse_json
 from inlay.pml.parser import parse
@@ -23,6 +25,9 @@ from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.types import EngineStats
+
+
+_MOST_THREADS = 1024
 
 
 def announce_hub(model: str) -> str:
@@ -184,15 +189,39 @@ ReasoningParser = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of tables.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw it into this .png, .svg or .pdf file.")]
+
+
+def _use_threads(threads: int | None) -> int | None:
+    """Have models computed on so many threads. OpenMP reads the variable when torch loads it, so this comes before."""
+    if threads is None:
+        return None
+    if not 1 <= threads <= _MOST_THREADS:
+        raise ParameterError(f"--threads is {threads}; it must be a number from 1 to {_MOST_THREADS:,}")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:  # in a process that runs several commands
+        sys.modules["torch"].set_num_threads(threads)
+    return threads
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        callback=_use_threads,
+        expose_value=False,
+        help="Cores that compute, OMP_NUM_THREADS; all of the machine, if neither is given. Several processes on one "
+        "machine should share its cores.",
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Sizes that take seconds: for trying it out, not for figures.")]
 Runs = Annotated[int, typer.Option(help="Runs of each, more where they are short; medians are reported.")]
 
 
 def sensitivity_of(schemas: Sequence[Schema], model: str) -> list[dict[str, float]]:
     """How much each module of each schema moves when others stand before it; "" for text outside modules."""
-    from inlay.llm import LLM
-
-    llm = LLM(model, seed=0)
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(model, seed=0)
     found = []
     for schema in schemas:
         llm.add_schema(schema)
@@ -344,13 +373,25 @@ def told_device(device: str) -> str | None:
     return f"computing on {device}, {torch.cuda.get_device_name(device)}"
 
 
-def told_store(stats: EngineStats, store: str) -> str | None:
-    """The line that says where encoded modules are kept; None for nowhere."""
+_TOLD_KEPT = {
+    Kept.SCHEMAS: "; marked parts of messages are not kept (--store-private keeps them)",
+    Kept.UNSALTED: "; marked parts of messages are kept too (--no-store-private keeps none)",
+    Kept.ALL: "; marked parts of messages and private schemas are kept too",
+}
+
+
+def told_store(stats: EngineStats, store: str, kept: Kept | None = None) -> str | None:
+    """Return the line that says where encoded modules are kept, or None where there is no store.
+
+    Args:
+        kept: which segments the store holds. None for a command that reads no messages.
+    """
+    messages = "" if kept is None else _TOLD_KEPT[kept]
     shared = None
     if stats.shared is not None:
         shared = "on the shared store" if stats.shared.up else "on the shared store once that is reached"
     if stats.disk is None:
-        return None if shared is None else f"encoded modules are kept {shared}"
+        return None if shared is None else f"encoded modules are kept {shared}{messages}"
     size, quota = (f"{amount / 2**30:.1f}" for amount in (stats.disk.bytes, stats.disk.quota))
     beside = "" if shared is None else f", and {shared}"
-    return f"encoded modules are kept in {store} ({size} of {quota} GiB; --store off keeps none){beside}"
+    return f"encoded modules are kept in {store} ({size} of {quota} GiB; --store off keeps none){beside}{messages}"

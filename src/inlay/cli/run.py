@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
@@ -29,6 +30,7 @@ from inlay.cli.options import (
     StoreBytes,
     StoreCodec,
     StoreShared,
+    Threads,
     Weights,
     adapters_of,
     prompt_file,
@@ -42,6 +44,7 @@ from inlay.errors import ParameterError
 from inlay.kv.policies import DEFAULT_EVICTION
 from inlay.pml import Prompt, resolve
 from inlay.tolerance import DEFAULT
+from inlay.wording import clip
 
 if TYPE_CHECKING:
     from inlay.llm import LLM
@@ -56,6 +59,7 @@ def run(
     schema: Annotated[Path, typer.Argument(help="The schema file (PML or JSON).")],
     prompt: Annotated[str, typer.Option("--prompt", help="The prompt file (PML or JSON), or - for standard input.")],
     model: Model = "demo",
+    threads: Threads = None,
     dtype: DType = "auto",
     device: Device = "auto",
     compile: Compile = False,
@@ -100,38 +104,40 @@ def run(
     parsed_schema, parsed_prompt = schema_file(schema), prompt_file(prompt)
     template, adapters = read_template(chat_template), adapters_of(adapter, (model,))
     resolve(parsed_schema, parsed_prompt, moves=True)  # what is wrong is said before a model is loaded
-    from inlay.llm import LLM
-    from inlay.sampling_params import SamplingParams
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
+        from inlay.sampling_params import SamplingParams
 
     given: Row = {"max_tokens": max_tokens, "seed": seed}
     if temperature is not None:
         given["temperature"] = temperature
     SamplingParams(**given)  # so is this
     folder = store_of(store, model)
-    llm = LLM(
-        model,
-        dtype=dtype,
-        device=device,
-        compile=compile,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        host_memory=host_memory,
-        weights=weights,
-        adapters=adapters,
-        reuse=reuse,
-        tolerance=tolerance,
-        positions=positions,
-        seed=seed,
-        generation_config=generation_config,
-        profile=profile,
-        chat_template=template,
-        max_model_len=max_model_len,
-        store=folder,
-        store_bytes=store_bytes,
-        eviction=eviction,
-        store_codec=store_codec,
-        store_shared=store_shared,
-    )
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(
+            model,
+            dtype=dtype,
+            device=device,
+            compile=compile,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            host_memory=host_memory,
+            weights=weights,
+            adapters=adapters,
+            reuse=reuse,
+            tolerance=tolerance,
+            positions=positions,
+            seed=seed,
+            generation_config=generation_config,
+            profile=profile,
+            chat_template=template,
+            max_model_len=max_model_len,
+            store=folder,
+            store_bytes=store_bytes,
+            eviction=eviction,
+            store_codec=store_codec,
+            store_shared=store_shared,
+        )
     params = SamplingParams(**{"temperature": 0.0, **llm.sampling_defaults, **given})
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli.loading import LoadingLines
 from inlay.cli.options import (
     Adapter,
     ChatTemplate,
@@ -40,6 +41,7 @@ from inlay.cli.options import (
     StoreBytes,
     StoreCodec,
     StoreShared,
+    Threads,
     ToolParser,
     Weights,
     adapters_of,
@@ -121,11 +123,14 @@ def serve(
     store_codec: StoreCodec = "none",
     store_shared: StoreShared = None,
     store_private: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--store-private", help="Keep modules of tenants' private schemas, and parts of their messages, there too."
+            "--store-private/--no-store-private",
+            show_default=False,
+            help="Keep marked parts of messages and private schemas there too, or not. If not given, a server without "
+            "keys keeps marked parts in the folder, and one with keys does not.",
         ),
-    ] = False,
+    ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="The most answers that are written at the same time.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="The most answers that wait to begin; more are refused.")] = 1024,
     max_pass: Annotated[
@@ -133,6 +138,7 @@ def serve(
     ] = 0.25,
     max_model_len: MaxModelLen = None,
     chat_template: ChatTemplate = None,
+    threads: Threads = None,
     dtype: DType = "auto",
     device: Device = "auto",
     compile: Compile = False,
@@ -186,6 +192,8 @@ def serve(
     One line on stdout says where, as soon as the model answers; the log goes to stderr. Ctrl-C or SIGTERM lets requests
     under way end; a second one ends them.
     """
+    if sys.stderr.isatty():
+        print("inlay: loading the server", file=sys.stderr, flush=True)  # the log is not set up yet
     from inlay.server.run import listen, listen_unix, tls_context, url
 
     model = announce_hub(_one_model(name, model))
@@ -234,11 +242,17 @@ def serve(
         from inlay.server.starting import Loading, StartingApp
 
         configure(format=log_format, level=log_level)
+        lines = LoadingLines(logger.info, terminal=sys.stderr.isatty())
         running: list[AsyncLLM] = []
         folder = store_of(store, model)
 
         def load(loading: Loading) -> FastAPI:
             """On a thread, while probes are answered."""
+
+            def report(what: str, done: int = 0, total: int = 0) -> None:
+                loading.report(f"its {what}", done, total)
+                lines.report(f"the {what}", done, total)
+
             from transformers.utils.logging import disable_progress_bar
 
             from inlay.async_llm import AsyncLLM
@@ -246,8 +260,8 @@ def serve(
             from inlay.server.app import build_app
 
             disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr is the log's
-            loading.report("its model")
-            with weights_progress(partial(loading.report, "its weights")):
+            report("model")
+            with weights_progress(partial(report, "weights")):
                 llm = AsyncLLM(
                     model,
                     reuse=reuse,
@@ -279,23 +293,31 @@ def serve(
                     eviction=eviction,
                     store_codec=store_codec,
                     store_shared=store_shared,
-                    store_private=store_private,
+                    store_private=False if store_private is None and settings.has_keys else store_private,
                 )
             running.append(llm)
             if llm.loaded.note:
                 logger.info("%s", llm.loaded.note)
-            for line in (told_device(str(llm.loaded.model.device)), told_store(llm.stats(), folder)):
+            for line in (told_device(str(llm.loaded.model.device)), told_store(llm.stats(), folder, llm.config.kept)):
                 if line:
                     logger.info("%s", line)
             for one in llm.adapters.values():
                 logger.info("%s", one)
+            report("schemas")
             return build_app(llm, settings, first)
 
         where = f"inlay: serving {settings.served_names[0]} on {url(listener, tls=tls is not None)} (Ctrl-C ends)"
+
+        def ready() -> None:
+            lines.end()
+            _ready(where)
+
+        lines.report("the libraries")
         try:
             app = StartingApp(load, root_path, slow_client)
-            Server(app, lambda: _ready(where), tls).run([listener])
+            Server(app, ready, tls).run([listener])
         finally:
+            lines.end()
             gc.unfreeze()  # so that the end of the process finds what is to be taken apart
             for llm in running:
                 llm.shutdown()
@@ -306,7 +328,8 @@ def _one_model(name: str | None, option: str | None) -> str:
     """The model, which may be given in two ways. Raises ParameterError where they differ."""
     if name is not None and option is not None and name != option:
         raise ParameterError(f"MODEL is {name} and --model is {option}; give one of them")
-    return name or option or "demo"
+    given = option if name is None else name
+    return "demo" if given is None else given
 
 
 @contextmanager

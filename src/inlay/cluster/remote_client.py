@@ -29,6 +29,7 @@ from inlay.prompt.model_info import ModelInfo
 from inlay.prompt.request import EncodeRequest, EngineRequest
 from inlay.sampling_params import SamplingParams
 from inlay.types import DriftStats, EngineStats, SegmentState
+from inlay.wording import fault_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -333,7 +334,7 @@ class RemoteClient:
             fail(error)
         elif error is not None:
             logger.error("request %s ended by a fault", name, exc_info=error)
-            fail(EngineDeadError(f"request {name} ended by a fault, {type(error).__name__}: {error}; send it again"))
+            fail(EngineDeadError(f"request {name} ended by a fault, {fault_in_words(error)}; send it again"))
 
     def _cancel(self, name: str, why: InlayError | None = None) -> None:
         """Cancel a task. why: the error for its listener, None for none."""

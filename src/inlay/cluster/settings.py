@@ -152,7 +152,7 @@ class ClusterSettings(_Part):
         server: ServerSettings of every ingress.
     """
 
-    model: str = "demo"
+    model: Annotated[str, Field(pattern=r"\S")] = "demo"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")] = "inlay"
     route_prefix: Annotated[str, Field(pattern=r"^/$|^(/[\w.~-]+)+$")] = "/"
     served_names: tuple[str, ...] = ()
@@ -227,8 +227,9 @@ class ClusterSettings(_Part):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def engine_settings(self) -> dict[str, Any]:
-        """Return the options of every replica's AsyncLLM, without the model."""
-        return {"max_waiting": _WAITING, **self.engine}
+        """What every replica's AsyncLLM is told beside its model."""
+        keyed = {"store_private": False} if self.server_settings().has_keys else {}
+        return {"max_waiting": _WAITING, **keyed, **self.engine}
 
     def prompt_settings(self) -> dict[str, Any]:
         """Return the options for preparing prompts. Slots and queue are those of all replicas together."""

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -16,8 +17,13 @@ namespace inlay {
 namespace {
 
 constexpr int kSpins = 2000;  // some microseconds; then the core is free for others
+constexpr int kYields = 200;  // system calls; then the thread sleeps
 
 void relax(int turn) {
+  if (turn > kSpins + kYields) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return;
+  }
   if (turn > kSpins) {
     std::this_thread::yield();
     return;

@@ -4,7 +4,10 @@
 //
 // Made for the sanitizers (make asan, make tsan) and for machines where no PyTorch runs. All memory has exactly the
 // size that the kernel may touch and is NaN where nothing was stored, so that a stray read shows without them too.
+#include <time.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -182,6 +185,28 @@ bool chooses_alike(const Variant& variant, unsigned seed) {
   return false;
 }
 
+// The processor time of this thread so far, in seconds.
+double busy_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// A thread that waits for another one leaves its core to others, however long that takes.
+bool waits_idle() {
+  constexpr double kWait = 0.5;
+  double busy = 0.0;
+  run_parallel(2, [&](Team& team, int thread) {
+    if (thread == 1) std::this_thread::sleep_for(std::chrono::duration<double>(kWait));
+    const double before = busy_seconds();
+    team.barrier();
+    if (thread == 0) busy = busy_seconds() - before;
+  });
+  if (busy < 0.2 * kWait) return true;
+  std::printf("a thread that waited %.1f s was busy for %.2f s\n", kWait, busy);
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -190,7 +215,7 @@ int main(int argc, char** argv) {
   const char* names[8];
   const int count = variant_names(names, 8);
   std::printf("threads of: %s\n", threading());
-  int failures = 0;
+  int failures = !waits_idle();
   for (int i = 0; i < plans; ++i) failures += !refuses_nonsense(first + static_cast<unsigned>(i));
   for (int n = 0; n < count; ++n) {
     const Variant& variant = variant_by_name(names[n]);

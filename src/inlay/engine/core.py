@@ -27,6 +27,7 @@ from inlay.engine.shadow import ShadowSampler
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.tier import Kept
 from inlay.types import EngineStats
 
 
@@ -36,7 +37,7 @@ class Engine:
     max_requests, max_tokens, prefill_chunk, max_waiting: see Scheduler. max_pass_s: see PassBudget.
     profiler: makes profiles of modules while there is nothing else to do; None for none. promoter: encodes then what is
         asked for again; None for nothing. shadow: compares answers with full prefill then; None for none.
-    residency, keep_private, pin_share, prefetch_likely: see KVCacheManager; without tiers below the pool, if not given.
+    residency, kept, pin_share, prefetch_likely: see KVCacheManager; without tiers below the pool, if not given.
 
     Who is in ``observers`` is told of every step that computes something.
     """
@@ -55,7 +56,7 @@ class Engine:
         promoter: Promoter | None = None,
         shadow: ShadowSampler | None = None,
         residency: Residency | None = None,
-        keep_private: bool = False,
+        kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
         prefetch_likely: bool = False,
     ) -> None:
@@ -65,7 +66,7 @@ class Engine:
         self._budget = PassBudget(max_pass_s)
         self.residency = residency or Residency(store, runner.storage)
         self.kv_manager = KVCacheManager(
-            store, self.residency, private=keep_private, pin_share=pin_share, prefetch_likely=prefetch_likely
+            store, self.residency, kept=kept, pin_share=pin_share, prefetch_likely=prefetch_likely
         )
         self.profiler = profiler
         if profiler is not None:

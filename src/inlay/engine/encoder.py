@@ -18,6 +18,7 @@ from inlay.engine.pending import Wait
 from inlay.engine.request import Request
 from inlay.events import EncodeEvent, Fault
 from inlay.kv.identity import SegmentSpec
+from inlay.kv.tiers.tier import Kept
 
 
 @dataclass(eq=False)
@@ -100,9 +101,9 @@ class Encoding:
             chosen.append(spec)
         return chosen
 
-    def may_be_kept(self, spec: SegmentSpec, *, private: bool) -> bool:
-        """Whether tiers below the pool may hold a segment: a schema's own, and not somebody's unless ``private``."""
-        return private or not spec.before.private
+    def may_be_kept(self, spec: SegmentSpec, kept: Kept) -> bool:
+        """Return whether tiers below the pool may hold a segment of this schema."""
+        return kept is Kept.ALL or not spec.before.private
 
     def computed(self, prefill: Prefill) -> None:
         """Note that a segment is stored."""

@@ -39,6 +39,7 @@ from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.residency import Residency
 from inlay.kv.segment import Segment
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.tier import Kept
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Splice
 from inlay.slots import SlotRange, cut
@@ -52,7 +53,7 @@ _ENCODING_SHARE = 1 / 8
 class KVCacheManager:
     """Gives requests and encodings their place in the pool of one store; the scheduler's memory.
 
-    residency: the tiers below the pool. private: whether they may hold what is somebody's own.
+    residency: the tiers below the pool. kept: which segments they may hold.
 
     pending: what they compute that others may wait for. profiles: how much tokens of modules move.
     orders: chooses the orders that prompts leave free.
@@ -68,15 +69,15 @@ class KVCacheManager:
         store: SegmentStore,
         residency: Residency,
         *,
-        private: bool = False,
+        kept: Kept = Kept.SCHEMAS,
         pin_share: float = 0.25,
         prefetch_likely: bool = False,
     ) -> None:
         self._store = store
         self.residency = residency
-        self._lower = LowerTiers(store, residency, private=private)
+        self._lower = LowerTiers(store, residency, kept=kept)
         self.prefetcher = Prefetcher(store, residency, self._lower, likely=prefetch_likely)
-        self.retention = Retention(store, residency, private=private, pin_share=pin_share)
+        self.retention = Retention(store, residency, kept=kept, pin_share=pin_share)
         self.pending = PendingPrefills(store)
         self.profiles = KnownProfiles()
         self.orders = OrderChooser(store)

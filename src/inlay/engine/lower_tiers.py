@@ -14,19 +14,20 @@ from inlay.kv.loader import Coming
 from inlay.kv.residency import Residency
 from inlay.kv.segment import Found
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.tier import Kept
 from inlay.prompt.contexts import in_encoding_order
 
 
 class LowerTiers:
     """The tiers below the pool of one store, for those who are admitted to it. All of it on the engine's turn.
 
-    private: whether they may hold what is somebody's own.
+    kept: which segments they may hold.
     """
 
-    def __init__(self, store: SegmentStore, residency: Residency, *, private: bool) -> None:
+    def __init__(self, store: SegmentStore, residency: Residency, *, kept: Kept) -> None:
         self._store = store
         self._residency = residency
-        self._private = private
+        self._kept = kept
 
     def is_whole(self, spec: SegmentSpec) -> bool:
         """Whether a segment is stored, in whatever form."""
@@ -51,7 +52,7 @@ class LowerTiers:
         if not self._residency.tiers:
             return False
         unsure = [spec for spec in specs if self._residency.unsure(spec.key)]
-        wanted = [spec for spec in unsure if task.may_be_kept(spec, private=self._private)]
+        wanted = [spec for spec in unsure if task.may_be_kept(spec, self._kept)]
         missing = [spec for spec in wanted if not self._is_at_hand(spec.lossless)]
         return bool(missing) and self._residency.seek(missing)
 
@@ -103,18 +104,22 @@ class LowerTiers:
         if isinstance(task, Request):  # the host tier may get them, whatever they are
             task.prefill.encoded += [form.key for form in self._residency.forms(run)]
         own = isinstance(task, Request) and run.lossless.key not in task.prompt.public
-        if own and _uses(found) < 2:
-            return  # most of what requests bring is never asked for again
-        if task.may_be_kept(run, private=self._private):
+        if own and _uses(found) < 2 and not self._residency.has_room:
+            return  # most of what requests bring is never asked for again, and would push out what is
+        if task.may_be_kept(run, self._kept):
             self._residency.save(run)
 
     def write_used_again(self, request: Request, lookup: Lookup) -> None:
-        """Have requests' own text, where tiers below may hold it, written when it is read for the first time."""
-        if not self._private or not self._residency.tiers:
+        """Write parts of messages, where the tiers below may hold them, when they are read for the first time.
+
+        Those that found room in the tiers have been written when they were computed.
+        """
+        if self._kept is Kept.SCHEMAS or not self._residency.tiers:
             return
         for spec, found in lookup.modules.values():
             own = spec.lossless.key not in request.prompt.public
-            if own and found.tokens == len(spec.ids) and _uses(found) == 2:
+            whole = found.tokens == len(spec.ids)
+            if own and whole and _uses(found) == 2 and request.may_be_kept(spec, self._kept):
                 self._residency.save(spec)
 
     def _is_at_hand(self, spec: SegmentSpec) -> bool:

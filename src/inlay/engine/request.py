@@ -20,6 +20,7 @@ from inlay.errors import CapacityError, InlayError, ParameterError
 from inlay.events import Fault, TokenEvent
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.segment import Found
+from inlay.kv.tiers.tier import Kept
 from inlay.prompt.splice import Cached, Fresh, Repaired, Splice
 from inlay.sampling_params import SamplingParams
 from inlay.types import RequestMetrics, Usage
@@ -156,11 +157,13 @@ class Request:
         self.prefill.awaited |= keys
         self.prefill.waited_since = self.prefill.waited_since or time.perf_counter()
 
-    def may_be_kept(self, spec: SegmentSpec, *, private: bool) -> bool:
-        """Whether tiers below the pool may hold a segment that it computes: a public schema's, unless ``private``."""
-        if private:
+    def may_be_kept(self, spec: SegmentSpec, kept: Kept) -> bool:
+        """Return whether tiers below the pool may hold a segment that this request computes."""
+        if kept is Kept.ALL:
             return True
-        return not spec.before.private and spec.lossless.key in self.prompt.public
+        if spec.before.private:
+            return False
+        return kept is Kept.UNSALTED or spec.lossless.key in self.prompt.public
 
     def count(
         self,

@@ -16,6 +16,7 @@ from inlay.kv.misses import EVICTED, EXPIRED
 from inlay.kv.pins import Pins
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
+from inlay.kv.tiers.tier import Kept
 from inlay.prompt.splice import Fresh, Repaired
 from inlay.types import SegmentState
 
@@ -25,16 +26,16 @@ _EXPIRED_AT_ONCE = 64  # segments that are forgotten before somebody is admitted
 class Retention:
     """Claims of requests and encodings on what they read and store, pins, and what is forgotten at once.
 
-    private: whether the tiers below may hold what is somebody's own. pin_share: see Pins.
+    kept: which segments the tiers below may hold. pin_share: see Pins.
 
     over: is told of the segments whose time is, or that are evicted, by their keys.
     """
 
-    def __init__(self, store: SegmentStore, residency: Residency, *, private: bool, pin_share: float) -> None:
+    def __init__(self, store: SegmentStore, residency: Residency, *, kept: Kept, pin_share: float) -> None:
         self.over: Callable[[frozenset[bytes]], None] = _nobody
         self._store = store
         self._residency = residency
-        self._private = private
+        self._kept = kept
         self._lifetimes = Lifetimes()
         self.pins = Pins(store, residency.forms, pin_share)
         residency.on_arrival(self._arrived)
@@ -147,7 +148,7 @@ class Retention:
 
     def _claim(self, task: Request | Encoding, specs: Iterable[SegmentSpec], ttl_s: float, now: float) -> None:
         longer = [spec for spec in specs if self._lifetimes.claim(spec, ttl_s, now, _owner(task, spec))]
-        below = [spec.key for spec in longer if task.may_be_kept(spec, private=self._private)]
+        below = [spec.key for spec in longer if task.may_be_kept(spec, self._kept)]
         self._residency.expire_at(below, ttl_s)
 
     def _claim_text(self, request: Request, now: float) -> None:

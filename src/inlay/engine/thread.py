@@ -35,6 +35,7 @@ from inlay.engine.faults import fault_of
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.listeners import Listener, Listeners
 from inlay.errors import AbortedError, EngineDeadError, ForkedError, InlayError
+from inlay.wording import fault_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ class EngineThread:
 
     def _die(self, error: BaseException) -> None:
         logger.critical("the engine has ended by a fault", exc_info=error)
-        refusal = partial(EngineDeadError, f"the engine has ended by a fault, {_said(error)}; make a new LLM")
+        refusal = partial(EngineDeadError, f"the engine has ended by a fault, {fault_in_words(error)}; make a new LLM")
         self._inbox.refuse(refusal)
         self._close(refusal())
 
@@ -253,7 +254,3 @@ def _nobody_waits(error: Exception) -> None:
 
 def _was_shut_down() -> InlayError:
     return InlayError("the engine has been shut down; make a new LLM")
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

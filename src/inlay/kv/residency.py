@@ -97,6 +97,11 @@ class Residency:
         return next((tier.stats() for tier in self.tiers if tier.name == name), None)
 
     @property
+    def has_room(self) -> bool:
+        """Whether a tier that is written behind the computation has room to spare: see Tier."""
+        return any(tier.has_room for tier in self.tiers)
+
+    @property
     def loaded(self) -> dict[str, int]:
         """Tokens that came up, by tier."""
         return self._loader.loaded

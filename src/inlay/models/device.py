@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy.typing as npt
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -37,13 +38,13 @@ def find_device(name: str) -> torch.device:
 def check_form(device: torch.device, weights: str | None, quantization: str | None) -> str:
     """Return the ``WeightForm.weights`` for a device. Raises ParameterError if the device does not support the form."""
     if device.type == "cpu":
-        return weights or "packed"
+        return "packed" if weights is None else weights
     for name, value in (("weights", weights if weights == "packed" else None), ("quantization", quantization)):
         if value is not None:
             raise ParameterError(
                 f"{name} '{value}' is for the CPU, and the device is {device}; leave it out, or use device 'cpu'"
             )
-    return weights or "stock"
+    return "stock" if weights is None else weights
 
 
 def put_on(model: PreTrainedModel, name: str, device: torch.device) -> None:
@@ -73,6 +74,13 @@ def check_placed(model: PreTrainedModel, name: str) -> None:
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Context in which kernels are launched on this device."""
     return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+
+
+def total_bytes(device: torch.device) -> int:
+    """All bytes of memory of a device, used or not; of the CPU, those of the machine."""
+    if device.type == "cpu":
+        return psutil.virtual_memory().total
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def free_bytes(device: torch.device) -> int | None:

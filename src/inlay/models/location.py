@@ -20,8 +20,11 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """Return a model's name or folder as a string, with ``~`` expanded."""
-    return os.path.expanduser(os.fsdecode(model))
+    """A model's name or folder as a text, with ``~`` as the home folder. Raises ModelError for an empty one."""
+    name = os.path.expanduser(os.fsdecode(model))
+    if not name.strip():
+        raise ModelError(f"the name of the model is empty ({name!r}); {_REMEDY}, a hub name, random:<shape>, or demo")
+    return name
 
 
 def public_name(model: str) -> str:

@@ -22,7 +22,13 @@ from inlay.models.location import public_name
 from inlay.pml import Schema
 from inlay.server import cache, completions, drift, metrics, schemas, tokens
 from inlay.server.body import BodyMiddleware
-from inlay.server.errors import JSONBytes, handle_http_exception, handle_inlay_error, handle_validation_error
+from inlay.server.errors import (
+    JSONBytes,
+    handle_http_exception,
+    handle_inlay_error,
+    handle_refused_write,
+    handle_validation_error,
+)
 from inlay.server.logs import RequestLogMiddleware
 from inlay.server.requests import check_name
 from inlay.server.routes import HEALTH, MODEL, MODELS, READY, VERSION, HeadMiddleware, RootPathMiddleware, describe
@@ -67,6 +73,7 @@ def build_app(
         middleware=_middlewares(service),
         exception_handlers={
             InlayError: handle_inlay_error,
+            OSError: handle_refused_write,
             HTTPException: handle_http_exception,
             RequestValidationError: handle_validation_error,
         },

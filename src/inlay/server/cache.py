@@ -12,6 +12,7 @@ from starlette.responses import FileResponse, Response
 
 from inlay.api.failures import BodyError
 from inlay.errors import PinError
+from inlay.models.location import public_name
 from inlay.server.errors import JSONBytes
 from inlay.server.limits import Tenant
 from inlay.server.schema_documents import NO_BODY, RESPONSES
@@ -39,7 +40,7 @@ async def stats(request: Request) -> Response:
         per_token = service.llm.client.model.bytes_per_token
         pool = {"segments": found.segments, "tokens": found.stored_tokens, "bytes": found.stored_tokens * per_token}
         pool |= {"chunks": found.chunks, "used_chunks": found.used_chunks, "pinned_bytes": found.pinned_bytes}
-    said = {"object": "cache", "model": service.llm.model_name, "admin": tenant.admin}
+    said = {"object": "cache", "model": public_name(service.llm.model_name), "admin": tenant.admin}
     return JSONBytes({**said, "pool": pool, **tiers})
 
 

@@ -24,6 +24,7 @@ from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.files import new_draft, write_all
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.kv.tiers.tier import TierMissError
+from inlay.models.location import public_name
 from inlay.prompt.request import EncodeRequest
 from inlay.server.limits import Tenant
 from inlay.server.schema_catalog import SchemaCatalog
@@ -135,7 +136,7 @@ class CacheView:
         state, alone = segment.state, segment.private or tenant.admin or tenant.salt is None
         return {
             "key": segment.key,
-            "model": self._llm.model_name,
+            "model": public_name(self._llm.model_name),
             "schema": segment.schema,
             "module": segment.module,
             "private": segment.private,
@@ -161,18 +162,32 @@ class CacheView:
         disk = self._disk()
         if "disk" not in segment.state.tiers:
             raise BodyError("the segment has no file in the store", code="not_found", status=404)
-        return disk.path(segment.state.key)
+        path = disk.path(segment.state.key)
+        if not path.is_file():  # another process has removed it
+            raise BodyError("the segment's file has gone from the store", code="not_found", status=404)
+        return path
 
     async def take(self, pieces: AsyncIterator[bytes]) -> SegmentRecord:
-        """Take in a file of a segment, once it is checked. Raises BodyError."""
+        """Take in a file of a segment, once it is checked.
+
+        Raises BodyError, and OSError where the folder cannot be written. The rest of the body is read first in that
+        case: a client that is still sending might not see the answer.
+        """
         disk, size = self._disk(), 0
+        refused: OSError | None = None
         with new_draft(disk.folder) as (draft, file):
             async for piece in pieces:
                 size += len(piece)
                 if size > disk.quota:
                     message = f"the file has more than the {disk.quota:,} bytes that the store may hold"
                     raise BodyError(message, code="body_too_large", status=413)
-                await asyncio.to_thread(write_all, file, memoryview(piece))
+                if refused is None:
+                    try:
+                        await asyncio.to_thread(write_all, file, memoryview(piece))
+                    except OSError as error:
+                        refused = error
+            if refused is not None:
+                raise refused
             try:
                 return await asyncio.to_thread(disk.adopt, draft)
             except TierMissError as miss:

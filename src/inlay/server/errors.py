@@ -6,7 +6,9 @@ What nobody expected is answered by logs.RequestLogMiddleware.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import math
 from contextlib import suppress
 from typing import Any
@@ -22,6 +24,8 @@ from inlay.api.failures import MAX_NAME, BodyError, Failure, failure_of
 from inlay.errors import InlayError
 from inlay.server.routes import route_of
 from inlay.wording import clip
+
+logger = logging.getLogger(__name__)
 
 # Sent again, these would only make the server do the same work for nothing; OpenAI's clients look at the header.
 _NOT_AGAIN = frozenset({504, 507})
@@ -59,6 +63,27 @@ async def handle_inlay_error(request: Request, error: Exception) -> Response:
     """The handler of InlayError."""
     assert isinstance(error, InlayError)
     return failure_response(failure_of(error), request.scope["path"])
+
+
+#: What the system refuses to write, and the status of the answer. A client that has left is another OSError.
+_REFUSED = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), 507),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO), 500),
+}
+
+
+async def handle_refused_write(request: Request, error: Exception) -> Response:
+    """The handler of OSError, for a file that a request would have written. Raises what is none of these."""
+    assert isinstance(error, OSError)
+    status = _REFUSED.get(error.errno or 0)
+    if status is None:
+        raise error
+    logger.error("a request could not write its file: %s", error)
+    reason = (error.strerror or type(error).__name__).lower()
+    remedy = "make room there, and send it again" if status == 507 else "its log says where"
+    message = f"the server cannot write the file, and has stored nothing ({reason}); {remedy}"
+    code = "insufficient_storage" if status == 507 else "storage_failed"
+    return failure_response(failure_of(BodyError(message, code=code, status=status)), request.scope["path"])
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE, H11Protocol
 
 from inlay.errors import ParameterError
 from inlay.server.starting import StartingApp
@@ -180,14 +180,41 @@ def drop_sleepers(listener: socket.socket, seconds: float) -> None:
             listener.setsockopt(socket.IPPROTO_TCP, option, min(int(seconds * 1000), _LONGEST_MS))
 
 
+class _OneLength(h11.Connection):
+    """h11's connection, but it refuses a request that gives the length of its body in two ways (RFC 9112, 6.1).
+
+    A proxy that believes the other length would take what follows the body for a part of it, or the reverse: the text
+    of one client would become a request of another one.
+    """
+
+    #: What is wrong with the last request. None where h11 refused it.
+    refusal: str | None = None
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+            self.refusal = "The request has both Content-Length and Transfer-Encoding; send one of them."
+            raise h11.RemoteProtocolError(self.refusal)
+        return event
+
+
 class PromptHeads(H11Protocol):
-    """Uvicorn's protocol (``http=`` of its Config), but a request's head has to come whole, and in time.
+    """Uvicorn's protocol (``http=`` of its Config), but a request's head has to come whole, in time, and unambiguous.
 
     Counts from the connection on, and later from the first byte of a head: between two requests a connection may be
     quiet for Uvicorn's ``timeout_keep_alive``. What happens behind the head is BodyMiddleware's to bound.
     """
 
     head_s = 20.0
+
+    def __init__(self, config: uvicorn.Config, *args: Any, **others: Any) -> None:
+        super().__init__(config, *args, **others)
+        size = config.h11_max_incomplete_event_size
+        self.conn = _OneLength(h11.SERVER, DEFAULT_MAX_INCOMPLETE_EVENT_SIZE if size is None else size)
+
+    def send_400_response(self, msg: str) -> None:
+        assert isinstance(self.conn, _OneLength), "it was made above"
+        super().send_400_response(self.conn.refusal or msg)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

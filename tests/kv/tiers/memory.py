@@ -55,6 +55,8 @@ class MemoryTier:
     def iterate(self) -> Iterator[TierEntry]:
         return iter([TierEntry(key, record.tokens, 0, "", 0, 0) for key, (record, _) in self.segments.items()])
 
+    has_room = False
+
     def stats(self) -> TierStats:
         return TierStats(segments=len(self.segments))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -18,6 +19,7 @@ from inlay.cli.options import (
     Quantization,
     Quick,
     Runs,
+    Threads,
     Weights,
     check_plot,
     counts,
@@ -34,6 +36,7 @@ def attention(
     part: Annotated[str, typer.Option(help="Of table3, figure3, figure4, segments, prefill, plan.")] = (
         "table3,figure3,figure4,segments,prefill,plan"
     ),
+    threads: Threads = None,
     dtype: Annotated[str, typer.Option(help="Of float32, bfloat16.")] = "float32,bfloat16",
     heads: Annotated[str | None, typer.Option(help="Query heads/KV heads, several with commas; 32/32,32/8.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Context tokens of table 3; 1024,2048,4096.")] = None,
@@ -63,6 +66,8 @@ def attention(
     check_plot(plot)
     if plot is not None and not {"table3", "figure3", "figure4"}.intersection(words(part)):
         raise ParameterError("--plot draws table3, figure3 and figure4; add one of them to --part, or drop --plot")
+    with told_loading("the libraries"):
+        from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention
     from inlay.cli.output import token_progress
     from inlay_lab.bench.attention.measure import AttentionSetting, measure_attention
 
@@ -159,6 +164,7 @@ def decode(
     model: Model,
     context: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(help="Tokens of the answer that are timed, behind its first.")] = 32,
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
@@ -171,6 +177,8 @@ def decode(
     as_json: AsJson = False,
 ) -> None:
     """One answer, token by token: inlay, stock transformers and llama.cpp; and what a step of ours is made of."""
+    with told_loading("the libraries"):
+        from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
     from inlay.cli.output import token_progress
     from inlay_lab.bench.decode.measure import DecodeSetting, measure_decode
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -19,6 +20,7 @@ from inlay.cli.options import (
     Plot,
     Quantization,
     Quick,
+    Threads,
     Weights,
     check_plot,
     counts,
@@ -82,6 +84,7 @@ def throughput(
     budget_s: Annotated[
         float | None, typer.Option(help="Seconds for a cell: fewer requests where all would take longer; 120.")
     ] = None,
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
@@ -108,9 +111,10 @@ def throughput(
         sizes[name] = None if text is None else counts(f"--{name}", text)
     sizes["rates"] = None if rates is None else _numbers("--rates", rates, "0.5,1,2")
     sizes["hit_rates"] = None if hit_rates is None else _shares(hit_rates)
-    from inlay_lab.bench.throughput.measure import measure_throughput
-    from inlay_lab.bench.throughput.setting import ThroughputSetting
-    from inlay_lab.bench.throughput.workload import KINDS
+    with told_loading("the libraries"):
+        from inlay_lab.bench.throughput.measure import measure_throughput
+        from inlay_lab.bench.throughput.setting import ThroughputSetting
+        from inlay_lab.bench.throughput.workload import KINDS
 
     base = ThroughputSetting(
         models=tuple(dict.fromkeys(model)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli.loading import told_loading
 from inlay.cli.options import (
     AsJson,
     DType,
@@ -16,6 +17,7 @@ from inlay.cli.options import (
     Quantization,
     Quick,
     Runs,
+    Threads,
     Weights,
     check_plot,
     counts,
@@ -40,6 +42,7 @@ def ttft(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="From 256 to 16,384 cached tokens, with curves fitted to the times.")
     ] = False,
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
@@ -64,6 +67,8 @@ def ttft(
         raise ParameterError("--longest-baseline asks for a baseline, and --baselines none leaves all out; drop one")
     lengths = None if cached is None else counts("--cached", cached)
     check_plot(plot)
+    with told_loading("the libraries"):
+        from inlay_lab.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
     from inlay.cli.output import token_progress
     from inlay_lab.bench.ttft import QUICK_SWEEP, SWEEP, Setting, TTFTSetting, measure_ttft
 
@@ -124,6 +129,7 @@ def encode(
     modules: Annotated[int, typer.Option(help="Modules of the schema.")] = 64,
     tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 256,
     batches: Annotated[str, typer.Option(help="The stock model's batch sizes; the best one counts.")] = "1,2,4,8,16",
+    threads: Threads = None,
     dtype: DType = "auto",
     weights: Weights = "packed",
     quantization: Quantization = None,
@@ -134,6 +140,8 @@ def encode(
 ) -> None:
     """Modules encoded packed, beside the stock model on the same texts as a batch of prompts."""
     sizes = counts("--batches", batches)
+    with told_loading("the libraries"):
+        from inlay_lab.bench.encode import EncodeSetting, measure_encode
     from inlay.cli.output import token_progress
     from inlay_lab.bench.encode import EncodeSetting, measure_encode
 

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.options import AsJson, DType, KVCacheDType, KVMemory, Model, Quantization, Weights, words
+from inlay.cli.loading import told_loading
+from inlay.cli.options import AsJson, DType, KVCacheDType, KVMemory, Model, Quantization, Threads, Weights, words
+from inlay.wording import clip
 
 
 def longbench(
@@ -41,6 +43,7 @@ def longbench(
     ] = None,
     kv_memory: KVMemory = None,
     seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
+    threads: Threads = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
@@ -49,10 +52,12 @@ def longbench(
 ) -> None:
     """LongBench: scores with full prefill and with documents as modules, compared question by question."""
     from inlay.cli.output import report_folder, token_progress
-    from inlay.llm import LLM
-    from inlay_lab.eval.longbench.data import open_suite
-    from inlay_lab.eval.longbench.measure import Setting, measure_longbench
-    from inlay_lab.eval.longbench.metrics import check_packages
+
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
+        from inlay_lab.eval.longbench.data import open_suite
+        from inlay_lab.eval.longbench.measure import Setting, measure_longbench
+        from inlay_lab.eval.longbench.metrics import check_packages
 
     setting = Setting(reuse=words(reuse), limit=limit, longest=max_length)
     suite = open_suite(data, None if datasets is None else words(datasets))
@@ -60,15 +65,16 @@ def longbench(
     if report is not None:
         report_folder(report)
     settings = {} if kv_memory is None else {"kv_memory": kv_memory}
-    llm = LLM(
-        model,
-        dtype=dtype,
-        quantization=quantization,
-        weights=weights,
-        seed=seed,
-        kv_cache_dtype=kv_cache_dtype,
-        **settings,
-    )
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(
+            model,
+            dtype=dtype,
+            quantization=quantization,
+            weights=weights,
+            seed=seed,
+            kv_cache_dtype=kv_cache_dtype,
+            **settings,
+        )
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress:

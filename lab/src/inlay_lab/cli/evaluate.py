@@ -14,8 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import AsJson, DType, KVCacheDType, Model, Quantization, Weights, check_plot, counts, words
+from inlay.cli.loading import told_loading
+from inlay.cli.options import (
+    AsJson,
+    DType,
+    KVCacheDType,
+    Model,
+    Quantization,
+    Threads,
+    Weights,
+    check_plot,
+    counts,
+    words,
+)
 from inlay.cli.output import check_outputs, output_file, report_folder, stdout_console
+from inlay.wording import clip
 from inlay_lab.cli.eval_longbench import longbench
 
 if TYPE_CHECKING:
@@ -67,6 +80,7 @@ def modular_qa(
         ),
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of documents and questions, and of random weights.")] = 0,
+    threads: Threads = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
@@ -86,10 +100,12 @@ def modular_qa(
 ) -> None:
     """Questions over imported documents: right answers and divergence from full prefill, mode by mode."""
     from inlay.cli.output import token_progress
-    from inlay.llm import LLM
-    from inlay_lab.eval.across import ALL_TASKS
-    from inlay_lab.eval.modular_qa import measure_modular_qa
-    from inlay_lab.eval.setting import Setting
+
+    with told_loading("the libraries"):
+        from inlay.llm import LLM
+        from inlay_lab.eval.across import ALL_TASKS
+        from inlay_lab.eval.modular_qa import measure_modular_qa
+        from inlay_lab.eval.setting import Setting
 
     setting = Setting(
         reuse=words(reuse),
@@ -109,9 +125,16 @@ def modular_qa(
         check_plot(report / "recomputed.png")
     # No promotion between questions, except for the promotion curve.
     idle: dict[str, Any] = {} if healing else {"promotion_memory": 0}
-    llm = LLM(
-        model, dtype=dtype, quantization=quantization, weights=weights, seed=seed, kv_cache_dtype=kv_cache_dtype, **idle
-    )
+    with told_loading(f"the model {clip(model)}"):
+        llm = LLM(
+            model,
+            dtype=dtype,
+            quantization=quantization,
+            weights=weights,
+            seed=seed,
+            kv_cache_dtype=kv_cache_dtype,
+            **idle,
+        )
     if llm.loaded.note:
         print(f"inlay: {llm.loaded.note}", file=sys.stderr)
     with token_progress("answering") as progress, ExitStack() as files:

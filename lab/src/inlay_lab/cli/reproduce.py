@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli.options import AsJson, announce_hub, check_plot, words
+from inlay.cli.options import AsJson, Threads, announce_hub, check_plot, words
 from inlay.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def reproduce(
             help="A folder of stored runs of lab/benchmarks/gpu. Default: lab/benchmarks/results, if it exists."
         ),
     ] = None,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> int | None:
     """Run the experiments of Prompt Cache and ChunkAttention again, and write one report."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inlay.cli.options import AsJson, Model, Plot, check_plot, words
+from inlay.cli.options import AsJson, Model, Plot, Threads, check_plot, words
 from inlay.cli.output import check_outputs, output_file, stdout_console
 from inlay.errors import ParameterError
 
@@ -54,6 +54,7 @@ def simulate(
         Path | None, typer.Option(help="Measure --model on this machine into this file, and do no more.")
     ] = None,
     model: Model = "demo",
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     memory: Annotated[
         bool, typer.Option("--memory", help="Measure the router's memory too; takes far longer.")

@@ -23,7 +23,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from inlay.advice.extract.log import LogError, LoggedPrompt
+from inlay.advice.extract.log import LogError, LoggedPrompt, LoggedTurn
 
 _UPPER = "A-ZÀ-ÖØ-Þ"
 _LOWER = "a-zß-öø-ÿ"
@@ -92,6 +92,7 @@ class Corpus:
         texts: The text of each turn in UTF-8, [turns].
         starts: The words of turn t are at the places starts[t] … starts[t + 1] - 2, followed by END, [turns + 1].
         words: The numbers of the words of all turns, [places].
+        marks: First word and end of each part that its request marked, increasing and disjoint, [marked parts, 2].
         word_lengths: Characters of each word, [vocabulary].
         usable: Mask of the words that a schema can hold, [vocabulary].
         breaks: Mask of the words with a line break, [vocabulary].
@@ -104,6 +105,7 @@ class Corpus:
     texts: tuple[bytes, ...]
     starts: Longs
     words: Ints
+    marks: Longs
     word_lengths: Ints
     usable: Bools
     breaks: Bools
@@ -116,11 +118,13 @@ class Corpus:
         roles: list[str | None] = []
         texts: list[bytes] = []
         words: list[Ints] = []
+        marks: list[tuple[int, int]] = []
         end = np.array([END], np.int32)
         for prompt in prompts:
             for turn in prompt.turns:
-                found = vocabulary.encode(turn.text)
+                found, marked = _encoded(vocabulary, turn)
                 words += [found, end]
+                marks += [(starts[-1] + start, starts[-1] + stop) for start, stop in marked]
                 starts.append(starts[-1] + len(found) + 1)
                 roles.append(turn.role)
                 texts.append(turn.text.encode())
@@ -137,6 +141,7 @@ class Corpus:
             texts=tuple(texts),
             starts=np.array(starts, np.int64),
             words=np.concatenate(words or [end[:0]]),
+            marks=np.array(marks, np.int64).reshape(-1, 2),
             word_lengths=np.fromiter(map(len, vocabulary), np.int32, len(vocabulary)),
             usable=np.fromiter(map(carried_by_xml, vocabulary), np.bool_, len(vocabulary)),
             breaks=np.fromiter(("\n" in word for word in vocabulary), np.bool_, len(vocabulary)),
@@ -180,6 +185,15 @@ class Corpus:
         borders = np.stack((starts, stops), axis=1)
         groups = zip(turns.tolist(), np.split(borders, first[1:]), strict=True) if len(turns) else ()
         return [text for turn, group in groups for text in self.cut(turn, group.ravel().tolist())[1::2]]
+
+
+def _encoded(vocabulary: Vocabulary, turn: LoggedTurn) -> tuple[Ints, list[tuple[int, int]]]:
+    """The words of a turn, and the places among them of its marked parts, at whose borders words end."""
+    borders = [0, *(border for mark in turn.marks for border in mark), len(turn.text)]
+    pieces = [vocabulary.encode(turn.text[start:stop]) for start, stop in pairwise(borders)]
+    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    marked = [(ends[number - 1], ends[number]) for number in range(1, len(pieces), 2)]
+    return np.concatenate(pieces), marked
 
 
 NONE = -1

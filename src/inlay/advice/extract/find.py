@@ -12,6 +12,7 @@ from math import ceil
 import numpy as np
 
 from inlay.advice.extract.corpus import END, NONE, Bools, Corpus, Ints, Longs, repeated_windows
+from inlay.advice.extract.marked import find_marked
 from inlay.advice.extract.runs import Runs, find_runs, join_runs
 
 NEARLY_ALL = 0.9
@@ -66,11 +67,21 @@ def find_frame(corpus: Corpus, least: int, size: int) -> Frame | None:
     if opening < size and not whole:
         lines = np.flatnonzero(corpus.breaks[last[:opening]])
         opening = int(lines[-1]) + 1 if len(lines) else 0
+    opening = _outside_marks(corpus, example[-1], opening)
     frame = _frame(corpus, example, opening)
     if opening < size:
         without = _frame(corpus, example, 0)
         frame = frame if np.array_equal(frame.prompts, without.prompts) else without
     return frame if frame.words(corpus) else None
+
+
+def _outside_marks(corpus: Corpus, turn: int, opening: int) -> int:
+    """The words of an opening, without those that begin a marked part which goes on behind it."""
+    start = int(corpus.starts[turn])
+    for first, behind in corpus.marks[(corpus.marks[:, 0] >= start) & (corpus.marks[:, 1] < corpus.starts[turn + 1])]:
+        if first < start + opening < behind:
+            return int(first) - start
+    return opening
 
 
 def _frame(corpus: Corpus, example: range, opening: int) -> Frame:
@@ -156,9 +167,9 @@ class Found:
 def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int], None] | None = None) -> Found:
     """Find repeated text.
 
-    Every sequence of ``size`` words that occurs in ``least`` prompts is found exactly. With a frame, only its prompts
-    are
-    searched, from the end of the frame to the end of its last turn.
+    Every sequence of ``size`` words that occurs in ``least`` prompts is found exactly. Parts that requests marked come
+    first: a part that ``least`` prompts hold is a run. With a frame, only its prompts are searched, from the end of the
+    frame to the end of its last turn.
 
     Args:
         size: Words of the shortest sequence.
@@ -172,19 +183,39 @@ def find(corpus: Corpus, *, size: int, least: int, progress: Callable[[int, int]
 
     frame = find_frame(corpus, least, size)
     step(1)
-    names = _names(corpus, _inside(corpus, frame), size, least)
-    if frame is not None and not _frame_pays(corpus, frame, names, size, least):
+    repeats = _Repeats.of(corpus, frame, size, least)
+    if frame is not None and not _frame_pays(corpus, frame, repeats, size, least):
         frame = None
-        names = _names(corpus, _inside(corpus, None), size, least)
+        repeats = _Repeats.of(corpus, None, size, least)
     step(2)
-    runs = find_runs(names, size)
+    runs = find_runs(repeats.names, size)
     step(3)
     breaks = np.concatenate((corpus.breaks, [False]))[corpus.words]  # the last element is for END
     runs = join_runs(runs, breaks, size, least)
-    prompts = _prompts_of_runs(corpus, runs)
-    runs = runs.only((runs.lengths >= size) & (prompts >= least))
+    runs = runs.only((runs.lengths >= size) & (_prompts_of_runs(corpus, runs) >= least))
+    runs = repeats.marked.beside(runs)
     step(4)
-    return Found(frame, runs, prompts)
+    return Found(frame, runs, _prompts_of_runs(corpus, runs))
+
+
+@dataclass(frozen=True)
+class _Repeats:
+    """What may become a module. marked: whole marked parts. names: of windows in what is left, by place."""
+
+    marked: Runs
+    names: Ints
+
+    @classmethod
+    def of(cls, corpus: Corpus, frame: Frame | None, size: int, least: int) -> _Repeats:
+        inside = _inside(corpus, frame)
+        marked = find_marked(corpus, inside, least)
+        for start, stop in zip(marked.starts, marked.stops, strict=True):
+            inside[start:stop] = False
+        return cls(marked, _names(corpus, inside, size, least))
+
+    def held(self, size: int) -> int:
+        """How many words a schema would hold at most."""
+        return _held(self.names, size) + int(self.marked.lengths[self.marked.ids].sum())
 
 
 def _inside(corpus: Corpus, frame: Frame | None) -> Bools:
@@ -203,19 +234,19 @@ def _names(corpus: Corpus, inside: Bools, size: int, least: int) -> Ints:
     return repeated_windows(words, size, least, corpus.starts[corpus.first_turns[1:]])
 
 
-def _frame_pays(corpus: Corpus, frame: Frame, names: Ints, size: int, least: int) -> bool:
-    """Return True if the frame and the repeats after it hold nine tenths of the words that modules alone would hold.
+def _frame_pays(corpus: Corpus, frame: Frame, repeats: _Repeats, size: int, least: int) -> bool:
+    """Whether the frame with what repeats behind it holds nine tenths of the words that modules alone would hold.
 
     Modules after a frame are encoded with the frame as context. But a frame leaves out prompts without it and the turns
     after its last one.
     """
     in_frame = int(frame.prompts.sum()) * frame.words(corpus)
-    held = in_frame + _held(names, size)
+    held = in_frame + repeats.held(size)
     words = int((corpus.words != END).sum())
     elsewhere = words - in_frame - int(_inside(corpus, frame).sum())
     if held >= NEARLY_ALL * (held + elsewhere):  # even if all the rest repeats
         return True
-    return held >= NEARLY_ALL * _held(_names(corpus, _inside(corpus, None), size, least), size)
+    return held >= NEARLY_ALL * _Repeats.of(corpus, None, size, least).held(size)
 
 
 def _held(names: Ints, size: int) -> int:

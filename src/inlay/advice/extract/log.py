@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,11 +40,16 @@ class _BadLineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoggedTurn:
-    """One message, or a whole prompt without turns (role None). ``tool`` marks the result of a tool."""
+    """One message, or a whole prompt without turns (role None).
+
+    tool: whether a tool has said it. marks: of each part that the request marked with ``cache_control``, the characters
+    (start, stop) of the text that it is; in order, and disjoint.
+    """
 
     role: str | None
     text: str
     tool: bool = False
+    marks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +195,24 @@ def _message(message: Any, number: int) -> LoggedTurn:
     # the message is a tool call without content
     if content is None and (message.get("tool_calls") or message.get("function_call")):
         content = ""
-    if isinstance(content, list):
-        text = "".join(_part(part, what) for part in content)
-    else:
+    if not isinstance(content, list):
         text = _text(content, f"the content of {what}")
-    return LoggedTurn(_ROLES[role], text, role in _TOOLS)
+        marks = ((0, len(text)),) if text and _is_marked(message) else ()
+        return LoggedTurn(_ROLES[role], text, role in _TOOLS, marks)
+    texts = [_part(part, what) for part in content]
+    ends = list(accumulate(map(len, texts)))
+    marked = [_is_marked(part) for part in content]
+    if texts and _is_marked(message):  # which marks its last part
+        marked[-1] = True
+    marks = tuple(
+        (end - len(text), end) for text, end, is_marked in zip(texts, ends, marked, strict=True) if is_marked and text
+    )
+    return LoggedTurn(_ROLES[role], "".join(texts), role in _TOOLS, marks)
+
+
+def _is_marked(value: dict[str, Any]) -> bool:
+    """Whether a part, or a message, has the mark that makes it a module: Anthropic's, or OpenAI's for the same."""
+    return bool(value.get("cache_control") or value.get("prompt_cache_breakpoint"))
 
 
 def _part(part: Any, what: str) -> str:

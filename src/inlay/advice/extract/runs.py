@@ -44,6 +44,13 @@ class Runs:
         """The place after each occurrence."""
         return self.starts + self.lengths[self.ids]
 
+    def beside(self, others: Runs) -> Runs:
+        """These and others, which do not overlap them and whose ids follow theirs."""
+        starts = np.concatenate((self.starts, others.starts))
+        ids = np.concatenate((self.ids, others.ids + np.int32(len(self.lengths))))
+        order = np.argsort(starts, kind="stable")
+        return Runs(starts[order], ids[order].astype(np.int32), np.concatenate((self.lengths, others.lengths)))
+
     def only(self, runs: Bools) -> Runs:
         """Return the occurrences of the selected runs. Ids stay the same."""
         kept = runs[self.ids]

@@ -26,6 +26,7 @@ from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
 from inlay.kv.tiers.worth import Worth
 from inlay.types import TierStats
 from inlay.whole_file import sync_folder
+from inlay.wording import fault_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,8 @@ class DiskTier:
                 yield None
             except (TierMissError, OSError) as error:
                 gone = isinstance(error, TierMissError) and error.reason is Miss.CORRUPT and self.drop(entry.key)
-                yield f"{entry.key.hex()}: {error}{'; removed' if gone else ''}"
+                why = fault_in_words(error) if isinstance(error, OSError) else error
+                yield f"{entry.key.hex()}: {why}{'; removed' if gone else ''}"
 
     def adopt(self, draft: Path) -> SegmentRecord:
         """Check a file that came from elsewhere, a draft (``new_draft``), and take it in under its own name.
@@ -208,6 +210,10 @@ class DiskTier:
         with self._lock:
             entries = list(self._worth.entries.values())
         return self._counts.stats(entries, quota=self.quota)
+
+    @property
+    def has_room(self) -> bool:
+        return 2 * self._worth.evictable_bytes <= self.quota
 
     def close(self) -> None:
         self._note_uses()

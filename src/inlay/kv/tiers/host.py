@@ -184,6 +184,11 @@ class HostTier:
             entries = list(self._worth.entries.values())
         return iter(sorted(entries, key=lambda entry: entry.used))
 
+    @property
+    def has_room(self) -> bool:
+        """Nothing is written there behind a computation: it gets what the pool evicts."""
+        return False
+
     def stats(self) -> TierStats:
         return self._counts.stats(self.iterate(), quota=self.quota)
 

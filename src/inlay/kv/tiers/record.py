@@ -46,7 +46,7 @@ class SlabMemory(Protocol):
 class SegmentRecord:
     """A segment as a tier knows it.
 
-    model: what people call the model. fingerprint … numerics: see KeyMaker; of a salt, only its sha256.
+    model: what people call the model, never its path. fingerprint … numerics: see KeyMaker; of a salt, only its sha256.
     codec: the form in which tiers have it. ids, start, before: its tokens, where they were encoded, and behind what.
     layers: heads and width of each layer.
     """

@@ -188,6 +188,11 @@ class SharedTier:
         with self._lock:
             return iter([entry for entry in self._there.values() if entry is not None])
 
+    @property
+    def has_room(self) -> bool:
+        """How full the server is is not known here."""
+        return False
+
     def stats(self) -> TierStats:
         """``segments``, ``tokens`` and ``bytes`` are of those that this process has read or written."""
         return self._counts.stats(self.iterate(), up=self._link.up, failures=self._link.failures)

@@ -22,6 +22,14 @@ class Miss(Enum):
     FAILED = "failed"  # the system refused
 
 
+class Kept(Enum):
+    """Which segments the tiers below the pool may hold. Host memory may hold all: it ends with the process."""
+
+    SCHEMAS = "schemas"  # those of public schemas
+    UNSALTED = "unsalted"  # parts of messages, too, of requests without a cache_salt
+    ALL = "all"  # private schemas, and parts of messages of requests with a cache_salt, too
+
+
 class TierMissError(Exception):
     """A tier could not give a segment; that is for the tier's own neighbours, who compute it instead."""
 
@@ -133,6 +141,11 @@ class Tier(Protocol):
         ...
 
     def stats(self) -> TierStats: ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether at most half of its quota is taken, so that a segment that is never read again costs no other one."""
+        ...
 
     def refresh(self) -> None:
         """Take note of what others have put there and removed. May take long."""

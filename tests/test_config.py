@@ -1,0 +1,69 @@
+"""Settings of an engine that ask for more than there is, or for nothing."""
+
+from __future__ import annotations
+
+import errno
+
+import psutil
+import pytest
+
+from inlay import LLM, CapacityError, InlayError, ModelError, ParameterError
+from inlay.config import EngineConfig, allocating, parse_bytes
+
+from .conftest import tiny
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("kv_memory", ["999TiB", 10**30, psutil.virtual_memory().total + 1])
+def test_a_pool_that_the_machine_has_no_memory_for_is_told_in_a_sentence(kv_memory):
+    with pytest.raises(CapacityError, match=r"^kv_memory is .*machine has [\d,.]+ GiB of memory; set kv_memory to"):
+        LLM(tiny("llama"), kv_memory=kv_memory)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        MemoryError(),
+        OverflowError("cannot fit 'int' into an index-sized integer"),
+        RuntimeError("CUDA out of memory. Tried to allocate 400 GiB"),
+    ],
+)
+def test_memory_that_the_system_refuses_is_told_in_a_sentence(error):
+    with (
+        pytest.raises(CapacityError, match=r"^host_memory is '3GiB', and this machine does not give .* \(3\.0 GiB\)"),
+        allocating("host_memory", 3 * GIB, "3GiB", 4 * GIB, "this machine"),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "no"), RuntimeError("a fault of the model"), ValueError("no")])
+def test_other_faults_stay_what_they_are(error):
+    with pytest.raises(type(error)), allocating("kv_memory", GIB, None, 4 * GIB, "this machine"):
+        raise error
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "0.3", "", "0", 0, -1, True])
+def test_what_is_no_size_is_refused(size):
+    with pytest.raises(ParameterError, match=r"^kv_memory is .*; write a number of bytes, or for example '4GiB'"):
+        parse_bytes("kv_memory", size)
+
+
+@pytest.mark.parametrize("name", sorted(EngineConfig.__dataclass_fields__.keys() - {"cache_salt", "attention_backend"}))
+def test_no_setting_may_be_empty(name):
+    """Often it is an environment variable that is not set. Salts may be empty; backends are checked later."""
+    with pytest.raises(ParameterError, match=name):
+        EngineConfig(**{name: ""})
+
+
+@pytest.mark.parametrize("model", ["", "  "])
+def test_a_model_has_a_name(model):
+    with pytest.raises(ModelError, match="the name of the model is empty"):
+        LLM(model)
+
+
+@pytest.mark.parametrize("name", ["weights", "quantization", "dtype"])
+def test_no_setting_of_the_weights_may_be_empty(name):
+    with pytest.raises(InlayError, match=name):
+        LLM("random:tiny", **{name: ""})
