@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from inlay.engine.bounded_schemas import bounded_document
 from inlay.engine.json_schemas import GrammarError, holdable
 from inlay.errors import ParameterError
 
@@ -57,12 +58,14 @@ def as_text(kind: str, value: Any) -> tuple[str, str]:
             structures, triggers = read_tags(parsed)
             if problem := too_large([one["schema"] for one in structures]):
                 raise GrammarError(problem)
-            structures = [{**one, "schema": holdable(one["schema"])} for one in structures]
+            structures = [{**one, "schema": bounded_document(holdable(one["schema"]))} for one in structures]
             return kind, _short(tags_text(structures, triggers))
         schema = {"type": "object"} if kind == "json_object" else parsed
         if problem := too_large(schema):
             raise GrammarError(problem)
         schema = holdable(schema)
+        if kind == "json" and isinstance(schema, Mapping):
+            schema = bounded_document(schema)
         options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
         return "json", _short(json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema))
     except (TypeError, ValueError) as error:

@@ -36,7 +36,7 @@ _NAME_PATTERNS = {
 _NOT_SIGNS_ALONE = "^(?!^[-+.]*$)"
 _HAS_DIGIT = {"type": "string", "pattern": "[0-9]"}
 
-_LARGEST_INTEGER = 2**63 - 1
+_LARGEST_INTEGER = 2**63 - 1024  # that a float holds, which llguidance reads bounds as
 _LARGEST_NUMBER = 10**15  # beyond it llguidance writes no ranges
 _SMALLEST_NUMBER = Decimal("1e-9")
 _LONGEST_TEXT = 100_000  # characters that a minLength or maxLength may ask for
@@ -103,6 +103,14 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...
             yield from (((key, number), inner) for number, inner in enumerate(value) if isinstance(inner, Mapping))
         elif isinstance(value, Mapping):
             yield (key,), value
+
+
+def referred(root: Any, reference: str) -> tuple[tuple[str, ...], Any]:
+    """The way to what a reference into a document names, and that; None where there is nothing."""
+    steps = tuple(unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:])
+    for step in steps:
+        root = root.get(step) if isinstance(root, Mapping) else None
+    return steps, root
 
 
 class _Places:
@@ -339,11 +347,7 @@ class _Writer:
         for _ in range(8):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
-            found: Any = self._root
-            for step in schema["$ref"].removeprefix("#").split("/")[1:]:
-                step = unquote(step).replace("~1", "/").replace("~0", "~")
-                found = found.get(step) if isinstance(found, Mapping) else None
-            schema = found
+            schema = referred(self._root, schema["$ref"])[1]
         return schema
 
 

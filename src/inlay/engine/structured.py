@@ -29,12 +29,14 @@ from inlay.engine.grammar_forms import (
     least_work,
     read_tags,
 )
-from inlay.errors import InlayError, ParameterError
+from inlay.engine.json_schemas import place_of, referred, subschemas
+from inlay.errors import InlayError, ParameterError, StructureError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _NO_TOKEN = 2**31  # an id that no vocabulary has
+_MOST_TRIED = 64  # parts of a schema, to find the one that is wrong
 _REASON = 300  # characters of what llguidance reports
 _TOO_LARGE = "following it takes too much work; write smaller counts, shorter lists or fewer alternatives"
 _OUT_OF_RESOURCES = ("too big", "too large", "too many", "precomputation failed", "unable to determine", "panic")
@@ -155,9 +157,10 @@ class Grammars:
                 time that it takes would tell that somebody else asked for it.
 
         Raises:
-            ParameterError: no answer can be in the language, or compiling it takes too much.
+            StructureError: no answer can be in the language, or compiling it takes too much.
         """
         ((kind, value),) = structure.items()
+        name = text = ""
         try:
             name, text = as_text(kind, value)
             forget = partial(self._forget, salt, (name, text))
@@ -167,7 +170,11 @@ class Grammars:
                 matcher = made.deep_copy()
                 self._free(self._kept.put(salt, (name, text), made, size))
         except (GrammarError, CompilerError) as error:
-            raise ParameterError(f"structured_outputs['{kind}'] cannot be used: {error}.") from error
+            place = _place_in(text, str(error)) if name == "json" else ()
+            at = f"at {place_of(place)}, " if place else ""
+            raise StructureError(
+                f"structured_outputs['{kind}'] cannot be used: {at}{error}.", str(error), place
+            ) from error
         return Guide(matcher, forget)
 
     def _forget(self, salt: str, key: tuple[str, str]) -> None:
@@ -410,6 +417,39 @@ def parser_limits(allowance: Allowance = ALLOWANCES[-1]) -> LLParserLimits:
     return limits
 
 
+def _place_in(text: str, reason: str) -> tuple[str | int, ...]:
+    """The way to the smallest part of a JSON Schema that fails for this reason; empty where that is all of it."""
+    place: tuple[str | int, ...] = ()
+    schema, left = json.loads(text), _MOST_TRIED
+    if reason == _TOO_LARGE or not isinstance(schema, Mapping):
+        return place
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    inner: Mapping[str, Any] | None = schema
+    while inner is not None and left > 0:
+        parts = [((*place, *way), part) for way, part in subschemas(inner)]
+        if isinstance(inner.get("$ref"), str):
+            parts.append(referred(schema, inner["$ref"]))
+        inner = None
+        for way, part in parts[:left]:
+            left -= 1
+            if isinstance(part, Mapping) and way != place and _why_not({**definitions, **part}) == reason:
+                place, inner = way, part
+                break
+    return place
+
+
+def _why_not(schema: Mapping[str, Any]) -> str | None:
+    """The sentence on a JSON Schema that is no grammar for any vocabulary; None where it is one."""
+    matcher = _library().LLMatcher
+    try:
+        with panics_told():
+            grammar = matcher.grammar_from_json_schema(json.dumps(schema))
+            wrong, reports = matcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+    except CompilerError as error:
+        return str(error)
+    return _sentence(reports[0]) if wrong else None
+
+
 def _is_out_of_resources(report: str) -> bool:
     return any(said in report.lower() for said in _OUT_OF_RESOURCES)
 
@@ -418,6 +458,8 @@ def _sentence(report: str) -> str:
     """The part of one of llguidance's reports that says what is wrong, on one line."""
     if report.startswith(("NoExtension", "Unsatisfiable schema: Regex is empty")):
         return "no text satisfies it"
+    if report.startswith("oneOf constraints"):
+        return "nothing shows that no value fits two schemas of oneOf; write anyOf"
     if not report or _is_out_of_resources(report):
         return _TOO_LARGE
     lines = [line.strip() for line in report.splitlines()]
