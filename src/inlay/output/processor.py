@@ -38,17 +38,24 @@ class OutputProcessor:
 
 
 class TokenTexts(dict[int, str]):
-    """Tokens' texts, each decoded when it is first asked for.
+    """Tokens' texts within a text, each decoded when it is first asked for.
 
+    Decoders of SentencePiece leave out the space in front of a text, which is that of its first token.
     A long prompt's log-probabilities ask for hundreds of thousands, many of them alike, while all others wait.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+        decoder = tokenizer.backend_tokenizer.decoder
+        self._strips = decoder is not None and decoder.decode(["\u2581a", "\u2581a"]) == "a a"
 
     def __missing__(self, token: int) -> str:
-        text = self[token] = str(self._tokenizer.decode([token]))
+        text = str(self._tokenizer.decode([token]))
+        if self._strips:
+            behind_itself = str(self._tokenizer.decode([token, token]))
+            text = behind_itself[len(text) :] if behind_itself.startswith(text) else text
+        self[token] = text
         return text
 
 
