@@ -4,6 +4,7 @@ InlayError
 ├── PMLError          a schema or a prompt is wrong; lists every problem with its place
 ├── ModelError        a model cannot be loaded, or cannot do what is asked of it
 ├── ParameterError    an argument is out of range or unknown (also a ValueError)
+│   └── StructureError  or no grammar can hold an answer to structured_outputs
 ├── ContextError      a prompt does not fit into the model's context
 ├── CapacityError     the KV pool is too small for what is asked of it
 │   ├── PinError      or for what is to be pinned, or somebody's budget for that is
@@ -115,6 +116,21 @@ class DeadlineError(InlayError):
 
 class ParameterError(InlayError, ValueError):
     """An argument is out of range or unknown."""
+
+
+class StructureError(ParameterError):
+    """No grammar can hold an answer to ``structured_outputs``.
+
+    Args:
+        message: a sentence that names the field.
+        reason: the part of it that says what is wrong.
+        place: the way to the subschema that is wrong, in a JSON Schema; empty where it is not known.
+    """
+
+    def __init__(self, message: str, reason: str = "", place: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.place = place
 
 
 class ContextError(InlayError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -254,7 +253,8 @@ def test_log_probabilities_stay_those_of_the_model():
         ({"json": False}, "structured_outputs['json'] cannot be used: Unsatisfiable schema: schema is false."),
         (
             {"json": {"type": "array", "uniqueItems": True}},
-            """structured_outputs['json'] cannot be used: Unimplemented keys: ["uniqueItems"].""",
+            "structured_outputs['json'] cannot be used: a grammar cannot hold an answer to uniqueItems; leave it out, "
+            "and check the list that comes.",
         ),
         (
             {"json": '{"type":'},
@@ -282,21 +282,13 @@ def test_what_no_answer_can_be_in_is_refused_before_anything_runs(structure, sen
     assert not llm.stats().busy
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    llm = LLM(tiny("llama"), kv_memory="16MiB")
-    with pytest.raises(ParameterError) as caught:
-        llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))
-    assert str(caught.value) == (
-        "structured_outputs needs the package llguidance; install it with pip install 'inlay-llm[structured]'."
-    )
-    llm.generate("x", SamplingParams())
-
-
 def test_a_grammar_that_cannot_follow_ends_the_request():
     guide = _grammars("llama3")[1].guide({"choice": ["a"]})
     with pytest.raises(InlayError, match=r"structured_outputs: .*doesn't satisfy the grammar"):
         guide.take(0)
+
+
+SMALL = structured.ALLOWANCES[0].size
 
 
 def _new_grammars(**bounds: float) -> Grammars:
@@ -323,7 +315,7 @@ def test_what_one_tenant_compiled_is_not_found_by_another(monkeypatch):
 
 
 def test_one_tenant_s_grammars_do_not_drive_out_another_s(monkeypatch):
-    grammars = _new_grammars(most=3, each=2)
+    grammars = _new_grammars(most_bytes=3 * SMALL, each_bytes=2 * SMALL)
     texts = _compiled(monkeypatch)
     for salt, pattern in (("a", "own"), *(("b", f"x{n}") for n in range(5)), ("c", "new"), ("a", "own"), ("b", "x4")):
         grammars.guide({"regex": pattern}, salt)
@@ -351,11 +343,79 @@ def test_grammars_that_nobody_uses_are_let_go(monkeypatch):
 
 
 def test_large_grammars_count_for_several(monkeypatch):
-    grammars = _new_grammars(each=4, counted_once=10)
+    grammars = _new_grammars(each_bytes=4 * SMALL)
     texts = _compiled(monkeypatch)
-    for pattern in (large := "a" * 25, "b", large, "b", other := "c" * 25, "b", other, large):
+    large, other = "|".join(f"a{n}" for n in range(2_000)), "|".join(f"c{n}" for n in range(2_000))
+    for pattern in (large, "b", large, "b", other, "b", other, large):
         grammars.guide({"regex": pattern})
-    assert texts == [large, "b", other, large]
+    assert texts == [large, "b", large, "b", other, "b", other, large]
+
+
+HEAVY = [
+    pytest.param({"regex": "(a{999}){1001}"}, id="regex"),
+    pytest.param({"regex": "((a{30}){30}){1000}"}, id="nested"),
+    pytest.param({"json": {"type": "string", "pattern": "^(a{999}){1001}$"}}, id="pattern of a schema"),
+    pytest.param({"grammar": "start: A{1000}\nA: /(a{1000}){1000}/"}, id="lark"),
+    pytest.param({"regex": r"\p{L}?" * 5_000}, id="optional classes"),
+    pytest.param({"json": {"type": "string", "pattern": r"\w?" * 5_000}}, id="optional classes of a schema"),
+    pytest.param(
+        {"json": {"type": "object", "properties": {f"p{n}": {"multipleOf": 9_973 - n} for n in range(100)}}},
+        id="multiples",
+    ),
+    pytest.param(
+        {
+            "grammar": "start: "
+            + " ".join(f"r{n}" for n in range(3_000))
+            + "\n"
+            + "\n".join(f'r{n}: "a{n}"{{1,{n + 1}}}' for n in range(3_000))
+        },
+        id="rules",
+    ),
+    pytest.param({"grammar": "start: " + " ".join(['"a"?'] * 5_000)}, id="optional rules"),
+]
+
+
+@pytest.mark.parametrize("structure", HEAVY)
+def test_what_takes_too_much_is_refused_before_it_runs_and_nothing_of_it_is_kept(structure):
+    grammars = _new_grammars()
+    with pytest.raises(ParameterError, match=r"^structured_outputs\['\w+'\] cannot be used: [^\n]{20,200}\.$"):
+        grammars.guide(structure)
+    assert grammars.kept_bytes == 0
+
+
+def test_kept_grammars_are_bounded_in_bytes_however_short_their_texts_are():
+    grammars = _new_grammars(most_bytes=64 * SMALL, each_bytes=16 * SMALL)
+    for number in range(12):
+        grammars.guide({"regex": f"[a-z]{{{number}}}" + r"(\p{L}\p{N}){500}"}, f"tenant {number % 6}")
+        assert grammars.kept_bytes <= 64 * SMALL
+    assert grammars.kept_bytes >= 48 * SMALL
+
+
+def test_a_pattern_that_grows_within_an_answer_ends_it_and_is_not_kept():
+    grammars = _new_grammars()
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a{999}){1001}$"}}}
+    schema |= {"required": ["a"], "additionalProperties": False}
+    guide = grammars.guide({"json": schema})
+    assert grammars.kept_bytes == SMALL
+    tokens = family("llama3").encode('{"a":"' + "a" * 64, add_special_tokens=False)
+
+    def answer() -> None:
+        for token in tokens:
+            allowed_bits([guide], len(family("llama3")) + 3)
+            guide.take(token)
+
+    with pytest.raises(ParameterError, match=r"^structured_outputs: following it takes too much work; write smaller"):
+        answer()
+    assert grammars.kept_bytes == 0
+
+
+def test_a_grammar_that_fails_in_an_answer_is_not_kept():
+    grammars = _new_grammars()
+    guide = grammars.guide({"regex": "ab"})
+    assert grammars.kept_bytes == SMALL
+    with pytest.raises(ParameterError):
+        guide.copy().take(0)
+    assert grammars.kept_bytes == 0
 
 
 def test_requests_bring_their_tenant_s_salt(monkeypatch):
@@ -460,7 +520,7 @@ def test_a_panic_while_masks_are_made_ends_its_answer_alone(monkeypatch, beside)
             "it has more than 12 patterns beside allOf or $ref; ask for fewer at once.",
         ),
         *(
-            ({"json": schema}, "what multipleOf asks for has more than 100,000 remainders; write a smaller one.")
+            ({"json": schema}, "what multipleOf asks for has more than 10,000 remainders; write a smaller one.")
             for schema in (
                 {"type": "number", "multipleOf": 9_999_991},
                 {"type": "number", "multipleOf": 10**400},

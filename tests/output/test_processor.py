@@ -12,10 +12,12 @@ from inlay import InlayError, SamplingParams
 from inlay.events import Fault, TokenEvent
 from inlay.logprobs import FlatLogprobs
 from inlay.models.random import bytes_tokenizer
-from inlay.output.processor import OutputProcessor, RequestState
+from inlay.output.processor import OutputProcessor, RequestState, TokenTexts
 from inlay.policy import ReusePolicy
 from inlay.prompt.request import EngineRequest, PromptPart
 from inlay.types import RequestMetrics, Usage
+
+from ..tokenizers_for_tests import family
 
 IDS = (1, 2)
 
@@ -114,3 +116,15 @@ def test_an_error_ends_its_answer_alone():
     state.add([TokenEvent("r", 0, tokens("a"), 0, finish_reason="length")])
     assert state.answered
     assert str(state.failure) == "broken"
+
+
+@pytest.mark.parametrize("name", ["llama2", "gemma", "mistral", "llama3", "qwen3"])
+def test_texts_of_tokens_make_the_text(name: str):
+    tokenizer = family(name)
+    text = "Say the word, and say it  twice. The end"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    texts = TokenTexts(tokenizer)
+    assert "".join(texts[one] for one in ids).lstrip() == text
+    assert any(texts[one].startswith(" ") for one in ids)
+    for token in range(len(tokenizer)):
+        assert texts[token].strip() == str(tokenizer.decode([token])).strip()

@@ -233,3 +233,29 @@ def test_what_is_wrong_with_a_prompt(prompt: Any, sentence: str, llms: dict[str,
     with pytest.raises(ParameterError) as caught:
         llms["qwen"].lay_out(prompt)
     assert str(caught.value).startswith(sentence)
+
+
+BY_NAME = """\
+{%- for message in messages %}{{ '<' + message.role + '>' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {%- for name, value in call.function.arguments.items() %}{{ name + '=' + (value | string) + ';' }}{%- endfor %}
+    {%- endfor %}
+{%- endfor %}
+"""
+
+
+@pytest.mark.parametrize("text", ['{"city": "Ro', "null", '["Rome"]', "city=Rome", "Zo\u00eb \\\\1", '"Rome"'])
+@pytest.mark.parametrize("family", ["qwen", "llama", "mistral", "by name"])
+def test_arguments_that_are_no_object_come_out_as_they_are(family: str, text: str) -> None:
+    tokenizer = with_template(tool_tokenizer("qwen"), BY_NAME) if family == "by name" else tool_tokenizer(family)
+    template = ChatTemplate(tokenizer)
+
+    def rendering(arguments: Any) -> str:
+        called = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+        return template.render([USER, {**CALLS, "tool_calls": [called]}, RESULT])
+
+    said = rendering(text)
+    assert text in said
+    if family != "by name":
+        assert said == rendering({"place": "here"}).replace(json.dumps({"place": "here"}), text)
+        assert f'"{text}"' not in said

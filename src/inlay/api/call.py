@@ -51,6 +51,7 @@ class Call:
             prompt; None for nothing.
         reasoning: how its answers reason; None where they do not.
         keep_marked_alone: whether what stands behind the last marked part is neither kept for others nor found.
+        structure_field: the field that says which form the answer has.
     """
 
     endpoint: str
@@ -69,6 +70,7 @@ class Call:
     scores: int | None = None
     reasoning: ReasoningUse | None = None
     keep_marked_alone: bool = False
+    structure_field: str = "structured_outputs"
     order: str | None = None
 
     @property

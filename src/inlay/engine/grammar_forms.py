@@ -12,7 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from inlay.engine.bounded_schemas import bounded_document
+from inlay.engine.json_schemas import GrammarError, holdable
 from inlay.errors import ParameterError
+
+__all__ = ["GrammarError", "as_text", "lark_of", "lark_of_tags", "least_work", "read_tags", "tags_text", "too_large"]
 
 #: Directives by which a grammar in Lark holds others, whose cost nobody has looked at.
 _HOLDS_OTHERS = re.compile(r"%(json|regex|lark|llguidance)\b|<\[|@")
@@ -23,15 +27,17 @@ _LONGEST = 2**17  # characters of a grammar
 _MAX_KEYS = 4_096  # of all objects of a schema: the time to compile it grows with the square of its properties,
 _MAX_PATTERNS = 128  # and faster with that of its patternProperties, each of which is held against all others
 _MAX_TOGETHER = 12  # patterns that one text may have to match: the time to tell whether any does doubles with each
-_MAX_REMAINDERS = 100_000  # of numbers that have to be multiples: each is a state
+_MAX_REMAINDERS = 10_000  # of numbers that have to be multiples: each is a state, and the time grows with the square
+_MAX_OPTIONAL = 512  # optional parts of one pattern: the time to compile it grows with the square of their number,
+_MAX_OPTIONAL_RULES = 1_000  # and so does each step through optional parts of a grammar
 
 # Between the parts of JSON: a space, or a line break with indentation. JSON allows any amount, and models that have
 # taken to white space go on with it until max_tokens.
 _WHITE_SPACE = r" |\n {0,32}"
 
 
-class GrammarError(Exception):
-    """What is wrong with a grammar."""
+# In a pattern: what is escaped, a class of characters, the head of a group, and the marks of optional parts.
+_OPTIONAL = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?|([?*]|\{0*,|\{0+\})", re.DOTALL)
 
 
 def as_text(kind: str, value: Any) -> tuple[str, str]:
@@ -40,7 +46,10 @@ def as_text(kind: str, value: Any) -> tuple[str, str]:
     Raises GrammarError for one that is too large.
     """
     if kind in ("regex", "grammar"):
-        return kind, _short(str(value))
+        text, most = _short(str(value)), _MAX_OPTIONAL if kind == "regex" else _MAX_OPTIONAL_RULES
+        if _optional_parts(text) > most:
+            raise GrammarError(f"it has more than {most:,} optional parts; write fewer of ?, * and {{0,…}}")
+        return kind, text
     try:
         parsed = json.loads(_short(value)) if isinstance(value, str) else value
         if kind == "choice":
@@ -49,10 +58,14 @@ def as_text(kind: str, value: Any) -> tuple[str, str]:
             structures, triggers = read_tags(parsed)
             if problem := too_large([one["schema"] for one in structures]):
                 raise GrammarError(problem)
+            structures = [{**one, "schema": bounded_document(holdable(one["schema"]))} for one in structures]
             return kind, _short(tags_text(structures, triggers))
         schema = {"type": "object"} if kind == "json_object" else parsed
         if problem := too_large(schema):
             raise GrammarError(problem)
+        schema = holdable(schema)
+        if kind == "json" and isinstance(schema, Mapping):
+            schema = bounded_document(schema)
         options = {"x-guidance": {"whitespace_pattern": _WHITE_SPACE}}  # the schema may bring its own
         return "json", _short(json.dumps(options | dict(schema) if isinstance(schema, Mapping) else schema))
     except (TypeError, ValueError) as error:
@@ -140,7 +153,7 @@ def _is_structure(one: Any) -> bool:
 
 def too_large(schema: Any) -> str | None:
     """Why a JSON Schema would take too long to compile; None if it would not."""
-    keys = by_pattern = patterns = 0
+    keys = by_pattern = patterns = optional = states = 0
     together, largest, product = False, 1, 1
     left = [schema]
     while left and keys <= _MAX_KEYS:
@@ -152,8 +165,13 @@ def too_large(schema: Any) -> str | None:
             left += one.values()
             named = one.get("patternProperties")
             by_pattern += len(named) if isinstance(named, Mapping) else 0
+            given = [
+                text for text in (one.get("pattern"), *(named if isinstance(named, Mapping) else ())) if _is_str(text)
+            ]
             patterns += isinstance(one.get("pattern"), str)
+            optional += sum(_optional_parts(text) ** 2 for text in given)
             multiple = _remainders(one.get("multipleOf"))
+            states += multiple**2
             largest, product = max(largest, multiple), min(product * multiple, _MAX_REMAINDERS + 1)
             together = together or "allOf" in one or ("$ref" in one and len(one) > 1)
     if keys > _MAX_KEYS:
@@ -162,9 +180,25 @@ def too_large(schema: Any) -> str | None:
         return f"it has more than {_MAX_PATTERNS} patternProperties; ask for less at once"
     if together and patterns > _MAX_TOGETHER:
         return f"it has more than {_MAX_TOGETHER} patterns beside allOf or $ref; ask for fewer at once"
-    if max(largest, product if together else 1) > _MAX_REMAINDERS:
+    if optional > _MAX_OPTIONAL**2:
+        return f"its patterns have more than {_MAX_OPTIONAL} optional parts; write fewer of ?, * and {{0,…}}"
+    if max(largest, product if together else 1) > _MAX_REMAINDERS or states > _MAX_REMAINDERS**2 + _MAX_KEYS:
         return f"what multipleOf asks for has more than {_MAX_REMAINDERS:,} remainders; write a smaller one"
     return None
+
+
+def least_work(kind: str, text: str) -> int:
+    """About how much fuel of llguidance's lexer a grammar takes at least: that for its texts, and for its multiples."""
+    multiples = kind == "json" and '"multipleOf"' in text  # states of theirs take memory and no fuel
+    return max(len(text) // 2, 12_000 if multiples else 0)
+
+
+def _optional_parts(pattern: str) -> int:
+    return sum(found[1] is not None for found in _OPTIONAL.finditer(pattern))
+
+
+def _is_str(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _remainders(multiple: Any) -> int:

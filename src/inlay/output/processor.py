@@ -40,19 +40,24 @@ class OutputProcessor:
 
 
 class TokenTexts(dict[int, str]):
-    """A cache of the texts of tokens, decoded on first use.
+    """A cache of the texts of tokens within a text, decoded on first use.
 
-    The log-probabilities of a long prompt need hundreds of thousands of texts, with many repeats, while all other
-    requests
-    wait.
+    Decoders of SentencePiece drop the leading space of a text, which belongs to its first token. The log-probabilities
+    of a long prompt need hundreds of thousands of texts, with many repeats, while all other requests wait.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+        decoder = tokenizer.backend_tokenizer.decoder
+        self._strips = decoder is not None and decoder.decode(["\u2581a", "\u2581a"]) == "a a"
 
     def __missing__(self, token: int) -> str:
-        text = self[token] = str(self._tokenizer.decode([token]))
+        text = str(self._tokenizer.decode([token]))
+        if self._strips:
+            behind_itself = str(self._tokenizer.decode([token, token]))
+            text = behind_itself[len(text) :] if behind_itself.startswith(text) else text
+        self[token] = text
         return text
 
 

@@ -9,7 +9,6 @@ their results. Seams (see seams.py) keep their texts from becoming special token
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
@@ -25,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay.errors import ModelError
 from inlay.prompt.chat_options import ChatOptions
 from inlay.prompt.tokens import Seams, at_seams
+from inlay.prompt.verbatim import VerbatimArguments
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ _STRIPPED = ("", "\n", None)
 _END = f"{secrets.randbelow(10**24):024d}"  # behind a message that is continued; nobody outside knows these digits
 _CLOCK = "strftime_now"  # the one way to it that transformers gives templates
 _ROLES_SHOWN = 20  # in a sentence
-_REMEMBERED_VARIABLES = 64  # sets of them, of as many characters each
 _REMEMBERED_TURNS = 256  # of turns longer than this the pieces are not kept: anybody can send many such
 
 Turn = str | Mapping[str, Any]
@@ -100,7 +99,6 @@ class ChatTemplate:
         # A past answer may hold what the model itself writes, such as </think>: templates look for it.
         self._answer_seams = Seams(token.content for token in added if token.special)
         self._variables: dict[str, Any] = {} if variables is None else self._seams.put(variables)
-        self._told = lru_cache(maxsize=_REMEMBERED_VARIABLES)(self._with_variables)
         #: The kinds of warnings that were logged: each is once.
         self.warned: set[str] = set()
         self._cuts = lru_cache(maxsize=1024)(self._find_cut)
@@ -116,11 +114,8 @@ class ChatTemplate:
         variables = options.given_to(self._tokenizer)
         if not variables:
             return self
-        written = json.dumps(variables, sort_keys=True)
-        return self._told(written) if len(written) <= _REMEMBERED_VARIABLES else self._with_variables(written)
-
-    def _with_variables(self, written: str) -> ChatTemplate:
-        told = ChatTemplate(self._tokenizer, json.loads(written))
+        # Not kept: the next request with these variables would be faster, which tells that somebody sent them.
+        told = ChatTemplate(self._tokenizer, variables)
         told.warned = self.warned
         return told
 
@@ -386,11 +381,22 @@ class ChatTemplate:
         """Chat messages as the template writes them. Raises ModelError where it refuses them."""
         if not self.exists:
             raise ModelError("the model's tokenizer has no chat template; write prompts without chat turns")
-        try:
-            return self._apply(messages, self._in_lists, generation=generation, tools=tools)
-        except Exception as error:  # a template is a program that came with the model: it can fail in any way
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(f"the chat template refuses turns in the order {_roles(messages)}: {reason}") from error
+        arguments = VerbatimArguments(messages)
+        forms = [arguments.as_texts(), arguments.as_objects()] if arguments.texts else [messages]
+        rendered, failure = None, None
+        for form in forms:
+            try:
+                rendered = self._apply(form, self._in_lists, generation=generation, tools=tools)
+            except Exception as error:  # a template is a program that came with the model: it can fail in any way
+                failure = failure or error
+            else:
+                if arguments.are_shown(rendered):
+                    break
+        if rendered is None:
+            reason = " ".join(str(failure).split()) or type(failure).__name__
+            message = f"the chat template refuses turns in the order {_roles(messages)}: {reason}"
+            raise ModelError(message) from failure
+        return arguments.put(rendered)
 
     def _apply(
         self, messages: Sequence[Mapping[str, Any]], lists: Container[str], *, generation: bool, tools: Tools | None

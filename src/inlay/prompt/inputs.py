@@ -15,6 +15,7 @@ from inlay.errors import ParameterError
 from inlay.pml import Prompt, PromptBuilder
 from inlay.prompt.chat_options import ChatOptions
 from inlay.sampling_params import SamplingParams
+from inlay.strict_json import JSONError, read_json
 from inlay.wording import lone_surrogate, show
 
 #: Of lifetimes, in seconds.
@@ -121,7 +122,7 @@ def check_messages(messages: Sequence[Message]) -> None:
                 "the parts that may change places"
             )
         for call in _listed(message.get("tool_calls"), "tool_calls"):
-            if not isinstance(_function(call).get("arguments"), Mapping):
+            if not _are_arguments(_function(call).get("arguments")):
                 raise ParameterError(
                     f"a tool call is {show(call)}; write {{'id': …, 'type': 'function', 'function': "
                     "{'name': …, 'arguments': {…}}}"
@@ -316,3 +317,13 @@ def parse_ttl(value: object, what: str = "ttl") -> float:
             f"{what} is {show(value)}; write a lifetime such as '5m', '1h' or '1d', at most 366d, or inf"
         )
     return float(seconds)
+
+
+def _are_arguments(value: Any) -> bool:
+    """Whether a template can show these: an object, or a text that holds none, such as one that was cut off."""
+    if not isinstance(value, str):
+        return isinstance(value, Mapping)
+    try:
+        return not isinstance(read_json(value.encode(errors="surrogatepass"), max_depth=200, make_object=dict), dict)
+    except JSONError:
+        return True

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from inlay.api.dialect import DIALECTS, AnswerStream
 from inlay.api.failures import INTERNAL_ERROR, Failure, failure_of
-from inlay.errors import AbortedError, InlayError
+from inlay.api.structures import structure_failure
+from inlay.errors import AbortedError, InlayError, StructureError
 from inlay.server.connection import ClientGoneError, Connection, EventStream
 from inlay.server.limits import Admission
 from inlay.server.requests import ServerRequest, read_request
@@ -98,6 +99,8 @@ class Answer(Response):
                         admission.used(usage.tokens)
             await self._whole(request, usage, connection)
             return None
+        except StructureError as error:
+            raise structure_failure(request.call, error) from error
         finally:
             self._service.trimmer.ended(_response_size(request, usage))
 

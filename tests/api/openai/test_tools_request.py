@@ -13,13 +13,15 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from inlay import LLM, ParameterError
+from inlay import LLM
 from inlay.api.call import Call
 from inlay.api.failures import BodyError
 from inlay.api.openai import Endpoint, read_body, respond, translate
+from inlay.api.structures import structure_failure
 from inlay.api.tools.formats import ModelTools, model_tools
 from inlay.api.tools.schema import calls_schema, check_parameters
 from inlay.engine.structured import Grammars
+from inlay.errors import StructureError
 from tests.api.tool_templates import tool_model, tool_tokenizer
 
 USER = {"role": "user", "content": "How is it in Rome?"}
@@ -210,14 +212,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"tools": [tool(parameters={"type": "object", "not": {}})], "tool_choice": "required"},
         "tools",
-        'tool_choice asks for a call, and no grammar can hold one to these parameters: Unimplemented keys: ["not"]; '
-        'write "tool_choice": "auto", or leave that out',
+        "tool_choice asks for a call, and no grammar can hold one to the parameters of 'weather': a grammar cannot "
+        'hold an answer to not; say what the value must be, with enum, pattern or anyOf; write "tool_choice": "auto"',
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
-        "tools",
-        'tools are given with response_format, and no grammar can hold an answer to both: Unimplemented keys: ["not"]; '
-        'write "tool_choice": "none", or leave that out of the',
+        "response_format",
+        "response_format cannot be used: a grammar cannot hold an answer to not; say what the value must be, with enum",
     ),
     ({"tool_choice": allowed("time")}, "tool_choice", "tool_choice is 'time', and no tool has that name; name one of"),
     ({"tool_choice": allowed()}, "tool_choice", "tool_choice is an object of 2; it must be"),
@@ -277,6 +278,32 @@ def test_references_move_with_their_schema():
     assert moved["$defs"] == parameters["$defs"]  # what an enum lists is no reference
     assert moved["default"] == parameters["default"]
     assert not {"$schema", "$id"} & moved.keys()
+
+
+def test_a_tool_with_an_id_and_absolute_references_is_held():
+    parameters = {
+        "$id": "https://example.org/weather.json",
+        "type": "object",
+        "properties": {
+            "city": {"$ref": "https://example.org/weather.json#/$defs/City"},
+            "unit": {"$ref": "unit.json"},
+        },
+        "required": ["city", "unit"],
+        "$defs": {"City": {"enum": ["Rome"]}, "unit": {"$id": "unit.json", "enum": ["C"]}},
+    }
+    structure = call(tools=[tool(parameters=parameters)], tool_choice="required").params.structured_outputs
+    assert structure is not None
+    assert accepts(structure["json"], '[{"name": "weather", "arguments": {"city": "Rome", "unit": "C"}}]')
+    assert not accepts(structure["json"], '[{"name": "weather", "arguments": {"city": "Oslo"')
+
+
+def test_items_of_a_set_may_come_twice_but_for_strict_functions():
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    assert call(tools=[tool(parameters=parameters)], tool_choice="required").params.structured_outputs is not None
+    with pytest.raises(
+        BodyError, match=r"of 'weather': at properties\.a, a grammar cannot hold an answer to uniqueItems"
+    ):
+        call(tools=[tool(parameters=parameters, strict=True)], tool_choice="required")
 
 
 @pytest.mark.parametrize(
@@ -441,8 +468,15 @@ def test_parameters_nested_too_deeply():
         call(tools=[tool(parameters=parameters)])
 
 
-def test_what_is_too_long_to_be_checked_here_is_left_to_the_engine(llm: LLM):
-    parameters = {**wide(600), "not": {}}
-    asked = call(tools=[tool(parameters=parameters)], tool_choice="required")
-    with pytest.raises(ParameterError, match="cannot be used: Unimplemented keys"):
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("form", [{}, {"response_format": {"type": "json_object"}, "tool_choice": "auto"}])
+def test_what_the_engine_finds_is_told_of_the_tool_and_its_place(llm: LLM, number: int, form: dict[str, Any]):
+    wrong = {"type": "object", "properties": {"when": {"type": "string", "pattern": "(?!a)b"}}, "required": ["when"]}
+    tools = [tool("fine"), tool("other")]
+    tools[number] = tool("guilty", parameters=wrong)
+    asked = call(tools=tools, **{"tool_choice": "required", **form})
+    with pytest.raises(StructureError) as caught:
         llm.generate([USER], asked.params)
+    told = structure_failure(asked, caught.value)
+    assert told.param == "tools"
+    assert "'guilty': at properties.when, look-around, including look-ahead and look-behind, is not" in str(told)

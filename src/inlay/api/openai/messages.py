@@ -117,7 +117,7 @@ _EchoedParts = Annotated[list[EchoedText | EchoedRefusal], Field(fail_fast=True,
 
 
 class CalledFunction(Echo):
-    """What a past answer called: a name, and arguments as the text of a JSON object."""
+    """What a past answer called: a name, and its arguments, which are any text."""
 
     name: str = Field(pattern=NAME)
     arguments: str
@@ -244,7 +244,7 @@ def for_template(messages: Sequence[Message], ttl: str | None = None) -> list[di
         if message.order is not None:
             turn["order"] = message.order
         if message.tool_calls:
-            turn["tool_calls"] = _calls(message, f"messages[{number}].tool_calls")
+            turn["tool_calls"] = _calls(message)
         made.append(turn)
     return made
 
@@ -309,17 +309,16 @@ def _part(part: TextPart | RefusalPart, ttl: str | None, place: str) -> dict[str
     return {"type": "text", "text": part.text, "cache_control": {"type": "ephemeral"} | said}
 
 
-def _calls(message: Message, place: str) -> list[dict[str, Any]]:
-    """Calls with their arguments as objects: templates write them as JSON of their own."""
+def _calls(message: Message) -> list[dict[str, Any]]:
+    """Calls with their arguments as objects: templates write them as JSON of their own.
+
+    A text that is no object, such as that of a call that was cut off, is shown to the model as it is.
+    """
     made = []
-    for number, call in enumerate(message.tool_calls or ()):
+    for call in message.tool_calls or ():
         arguments = _object(call.function.arguments)
-        if arguments is None:
-            param = f"{place}[{number}].function.arguments"
-            raise BodyError(
-                f"{param} is {call.function.arguments!r:.60}; it must be the text of an object", param=param
-            )
-        function = {"name": call.function.name, "arguments": arguments}
+        said = call.function.arguments if arguments is None else arguments
+        function = {"name": call.function.name, "arguments": said}
         made.append({"id": call.id, "type": "function", "function": function})
     return made
 

@@ -114,7 +114,8 @@ def _structure(
     functions: Sequence[Function], model: ModelTools, *, several: bool, instead: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
     named = [(function.name, function.parameters or _NOTHING) for function in functions]
-    return {"json": calls_schema(named, key=model.format.key, several=several, instead=instead)}
+    strict = frozenset(function.name for function in functions if function.strict)
+    return {"json": calls_schema(named, key=model.format.key, several=several, instead=instead, strict=strict)}
 
 
 def _for_template(function: Function) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from inlay.api.openai.messages import for_template
 from inlay.api.openai.reasoning import effort_variables, reasoning_of
 from inlay.api.openai.tools import Offer, offer_of
 from inlay.api.reasoning import ModelReasoning, ReasoningUse
-from inlay.api.tools.bounded import bounded_document
 from inlay.api.tools.formats import ModelTools
+from inlay.engine.bounded_schemas import bounded_document
+from inlay.engine.json_schemas import GrammarError, holdable
 from inlay.errors import ParameterError
 from inlay.pml import Prompt
 from inlay.policy import ReusePolicy
@@ -102,6 +103,7 @@ def translate(
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         scores=body.prompt_logprobs,
         reasoning=use,
+        structure_field="structured_outputs" if body.response_format is None else "response_format",
         keep_marked_alone=body.prompt_cache_options is not None and body.prompt_cache_options.mode == "explicit",
     )
 
@@ -276,8 +278,16 @@ def _format(wanted: ResponseFormat) -> Mapping[str, Any] | None:
     if wanted.type == "structural_tag":
         return {"structural_tag": tag}
     if wanted.json_schema is not None:
-        return {"json": bounded_document(wanted.json_schema.schema_)}
+        return {"json": _bounded(wanted.json_schema.schema_)}
     return {"json_object": True} if wanted.type == "json_object" else None
+
+
+def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema whose answers end. Raises BodyError where no grammar can hold an answer to it."""
+    try:
+        return bounded_document(holdable(schema))
+    except GrammarError as error:
+        raise BodyError(f"response_format cannot be used: {error}", param="response_format") from error
 
 
 def _token_id(token: str) -> int:

@@ -29,5 +29,5 @@ class ToolUse:
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
         if self.held:
-            return EitherParser(self.names, self.model.format.key) if self.formed else HeldParser()
+            return EitherParser(self.names, self.model.format.key) if self.formed else HeldParser(self.names)
         return FreeParser(self.model, self.names, parallel=self.parallel)

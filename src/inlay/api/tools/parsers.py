@@ -69,10 +69,19 @@ _BEHIND = r"[\s\]},]*"  # a call: what closes it and its list, and the comma of 
 _HEAD = re.compile(rf'{_BEHIND}\[?\s*\{{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:{"|".join(KEYS)})"\s*:\s*(?=\{{)')
 
 
-class HeldParser:
-    """See AnswerParser. An answer that ends too early ends in a call that is cut off, as at OpenAI."""
+# A call that ends behind its name and before its arguments.
+_CUT = re.compile(r'\{\s*"name"\s*:\s*"(?P<name>[\w.-]*)(?P<closed>"\s*(?:,\s*(?:"\w*(?:"\s*:?\s*)?)?)?)?$')
+_OPENING = '{"name":"'  # of a call, white space aside
 
-    def __init__(self) -> None:
+
+class HeldParser:
+    """See AnswerParser. An answer that ends too early ends in a call that is cut off, as at OpenAI.
+
+    names: the functions that there are: a call that ends within its name is one of the only function that it can be of.
+    """
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names = names
         self._rest = ""  # has come and is not told
         self._arguments: str | None = None  # of the call that is under way
         self._sent = 0
@@ -87,9 +96,21 @@ class HeldParser:
         return told
 
     def finish(self) -> list[Delta]:
-        left = re.sub(f"^{_BEHIND}", "", self._rest) if self._calls else self._rest
-        self._rest = ""
-        return [Delta(left)] if left else []
+        left, self._rest = self._rest, ""
+        if self._calls:
+            left = re.sub(f"^{_BEHIND}", "", left)
+        cut = re.sub(r"^\s*\[?\s*", "", left)
+        found = _CUT.match(cut)
+        if found is None:
+            # in front of its name, a call tells nothing; the only function that there is need not be named
+            began = left != "" and _OPENING.startswith("".join(cut.split()))
+            return self._named("", whole=False) if began else ([Delta(left)] if left else [])
+        return self._named(found["name"], whole=found["closed"] is not None)
+
+    def _named(self, name: str, *, whole: bool) -> list[Delta]:
+        """The call of a function whose name begins so, or is this one; nothing where it may be one of several."""
+        fitting = [each for each in self._names if (each == name if whole else each.startswith(name))]
+        return [Delta(call=self._calls, name=fitting[0])] if len(fitting) == 1 else []
 
     def _at_head(self, told: list[Delta]) -> bool:
         head = _HEAD.match(self._rest)
@@ -123,6 +144,7 @@ class EitherParser:
 
     def __init__(self, names: Collection[str], key: str) -> None:
         # calls are written with the white space of Python's json, as ``calls_schema`` has it
+        self._names = names
         heads = [f'{{"name": {json.dumps(name)}, "{key}": {{' for name in names]
         self._heads = [*heads, *(f"[{head}" for head in heads)]
         self._start = ""
@@ -136,7 +158,7 @@ class EitherParser:
             return [Delta(text)] if text else []
         self._start += text
         if self._start.startswith(tuple(self._heads)):
-            self._calls = HeldParser()
+            self._calls = HeldParser(self._names)
             return self._calls.feed(self._start)
         if any(head.startswith(self._start) for head in self._heads):
             return []
@@ -146,4 +168,9 @@ class EitherParser:
     def finish(self) -> list[Delta]:
         if self._calls is not None:
             return self._calls.finish()
-        return [] if self._text or not self._start else [Delta(self._start)]
+        if self._text or not self._start:
+            return []
+        named = re.match(r'\[?\{"name": "[\w.-]+"', self._start)  # as much as tells a call from another form
+        parser = HeldParser(self._names)
+        told = [*parser.feed(self._start), *parser.finish()] if named else []
+        return told or [Delta(self._start)]

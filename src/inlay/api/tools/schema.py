@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jsonschema_rs
 
 from inlay.api.failures import MAX_NAME, BodyError
-from inlay.api.tools.bounded import FREE, bounded, free_value
+from inlay.engine.bounded_schemas import FREE, bounded, free_value
 from inlay.engine.grammar_forms import too_large
-from inlay.engine.structured import CompilerError, panics_told, parser_limits
+from inlay.engine.json_schemas import BY_NAME, DATA, GrammarError, holdable, place_of
+from inlay.errors import StructureError
 from inlay.wording import clip
 
 _MAX_CALLS = 32  # in one answer that a grammar holds to calls: so that it ends
 _LONGEST_HELD = 2**16  # characters of a schema: making a grammar takes half a second there, and grows with the square
-_LONGEST_CHECKED = 2**14  # beyond which the engine alone says what no grammar can hold
+# By whether there has to be a call:
+_ASKED = {True: "tool_choice asks for a call", False: "tools are given with response_format"}
+_WITHOUT = {True: '"tool_choice": "auto"', False: '"tool_choice": "none"'}
 _INSTEAD = "instead"  # the definition of an answer that calls nothing
 _LONGEST_REASON = 300  # characters
 _DIALECTS = (
@@ -27,9 +29,6 @@ _DIALECTS = (
     "https://json-schema.org/draft/2019-09/schema",
     "https://json-schema.org/draft/2020-12/schema",
 )
-_DATA = frozenset(("const", "default", "enum", "examples"))  # keywords under which there are no schemas
-_BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
-
 # Between the parts of JSON, what Python's json puts there, and with it chat templates: a conversation that goes on
 # writes a call as the model did, and finds it in the cache.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -47,50 +46,71 @@ def calls_schema(
     key: str,
     several: bool,
     instead: Mapping[str, Any] | None = None,
+    strict: Collection[str] = (),
 ) -> dict[str, Any]:
     """The schema of an answer that calls one of these functions; a list of calls where there may be several.
 
-    functions: names and parameters. key: what a call's arguments stand under.
-    instead: the schema of an answer that calls none; None where there has to be a call.
-    Raises BodyError where a grammar cannot hold to it. Each function's own definitions stay apart from the others'.
-    Arguments come to an end: see ``bounded``.
+    Each function's own definitions stay apart from the others'. Arguments come to an end: see ``bounded``.
+
+    Args:
+        functions: names and parameters.
+        key: what a call's arguments stand under.
+        several: whether there may be more than one call.
+        instead: the schema of an answer that calls none; None where there has to be a call.
+        strict: the functions whose schemas hold to the letter. For others, items of a list may come twice.
+
+    Raises:
+        BodyError: no grammar can hold an answer to it.
     """
+    forced = instead is None
     one: dict[str, Any] = {"anyOf": [_call(name, number, key) for number, (name, _) in enumerate(functions)]}
     shape = {"type": "array", "items": one, "minItems": 1, "maxItems": _MAX_CALLS} if several else one
-    definitions = {
-        str(number): bounded({"type": "object", **_moved(parameters, str(number))})
-        for number, (_, parameters) in enumerate(functions)
-    }
+    definitions = {}
+    for number, (name, parameters) in enumerate(functions):
+        try:
+            held = holdable(parameters, sets_as_lists=name not in strict)
+        except GrammarError as error:
+            raise _not_held(str(error), name, forced=forced) from error
+        definitions[str(number)] = bounded({"type": "object", **_moved(held, str(number))})
     definitions[FREE] = free_value()
     if instead is not None:
         shape = {"anyOf": [shape, {"$ref": f"#/$defs/{_INSTEAD}"}]}
         definitions[_INSTEAD] = _moved(instead, _INSTEAD)
     schema = {"x-guidance": _SPACING, **shape, "$defs": definitions}
-    _check_held(schema, len(functions), forced=instead is None)
-    return schema
-
-
-def _check_held(schema: dict[str, Any], count: int, *, forced: bool) -> None:
-    """Raises BodyError where a grammar cannot hold an answer to this. forced: whether that has to be a call."""
-    if forced:
-        asked, held, without = "tool_choice asks for a call", "one to these parameters", '"tool_choice": "auto"'
-    else:
-        asked, held, without = "tools are given with response_format", "an answer to both", '"tool_choice": "none"'
     text = json.dumps(schema)
     if len(text) > _LONGEST_HELD:
         raise BodyError(
-            f"{asked}, and the parameters of {count} tools take {len(text):,} characters, "
-            f"more than the {_LONGEST_HELD:,} that a grammar can hold; name one tool, or write {without}",
+            f"{_ASKED[forced]}, and the parameters of {len(functions)} tools take {len(text):,} characters, "
+            f"more than the {_LONGEST_HELD:,} that a grammar can hold; name one tool, or write {_WITHOUT[forced]}",
             param="tools",
         )
-    problem = too_large(schema)
-    if problem is None and len(text) <= _LONGEST_CHECKED:
-        problem = _why_not_held(text)
-    if problem:
-        raise BodyError(
-            f"{asked}, and no grammar can hold {held}: {problem}; write {without}, or leave that out of the parameters",
-            param="tools",
-        )
+    if problem := too_large(schema):
+        raise _not_held(problem, None, forced=forced)
+    return schema
+
+
+def call_failure(error: StructureError, schema: Mapping[str, Any]) -> BodyError:
+    """What to tell the sender of tools whose calls no grammar can hold. schema: see ``calls_schema``."""
+    forced, definitions = _INSTEAD not in schema["$defs"], schema["$defs"]
+    start, *rest = error.place[1:] if error.place[:1] == ("$defs",) else ("",)
+    if start in ("", FREE, _INSTEAD) or start not in definitions:
+        return _not_held(error.reason, None, forced=forced)
+    reason = f"at {place_of(rest)}, {error.reason}" if rest else error.reason
+    calls = schema if forced else schema["anyOf"][0]
+    return _not_held(
+        reason, calls.get("items", calls)["anyOf"][int(start)]["properties"]["name"]["const"], forced=forced
+    )
+
+
+def _not_held(problem: str, name: str | None, *, forced: bool) -> BodyError:
+    """name: of the function with the problem, where it is known."""
+    of = "these parameters" if name is None else f"the parameters of {name!r}"
+    held = f"one to {of}" if forced else ("an answer to both" if name is None else f"a call to {of}")
+    return BodyError(
+        f"{_ASKED[forced]}, and no grammar can hold {held}: {clip(problem, _LONGEST_REASON)}; write "
+        f"{_WITHOUT[forced]}, or change the parameters",
+        param="tools",
+    )
 
 
 def _call(name: str, number: int, key: str) -> dict[str, Any]:
@@ -104,7 +124,7 @@ def _call(name: str, number: int, key: str) -> dict[str, Any]:
 
 def _moved(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A schema as it stands among the definitions of a larger one: what it refers to has moved."""
-    kept = {key: value for key, value in schema.items() if key not in ("$schema", "$id", "x-guidance")}
+    kept = {key: value for key, value in schema.items() if key not in ("$schema", "x-guidance")}
     moved: dict[str, Any] = _with_references(kept, f"#/$defs/{name}")
     return moved
 
@@ -117,8 +137,8 @@ def _with_references(schema: Any, root: str, *, by_name: bool = False) -> Any:
         return schema
     made = {
         key: value
-        if key in _DATA and not by_name
-        else _with_references(value, root, by_name=key in _BY_NAME and not by_name)
+        if key in DATA and not by_name
+        else _with_references(value, root, by_name=key in BY_NAME and not by_name)
         for key, value in schema.items()
     }
     reference = schema.get("$ref")
@@ -141,19 +161,3 @@ def _problem(schema: Mapping[str, Any]) -> str | None:
         place = clip(".".join(map(str, error.instance_path)), MAX_NAME)
         return f"{place}: {reason}" if place else reason
     return None
-
-
-@lru_cache(256)
-def _why_not_held(text: str) -> str | None:
-    """What keeps llguidance from making a grammar of a schema."""
-    try:
-        from llguidance import LLMatcher
-    except ImportError:
-        return None  # the engine says which package is missing
-    try:
-        with panics_told():
-            grammar = LLMatcher.grammar_from_json_schema(text)
-            wrong, reports = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
-    except CompilerError as error:
-        return str(error)
-    return clip(reports[0].splitlines()[0], _LONGEST_REASON).rstrip(".") if wrong else None

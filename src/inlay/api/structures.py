@@ -1,0 +1,21 @@
+"""Answers that no grammar can hold: the engine's error in the words of the request."""
+
+from __future__ import annotations
+
+from inlay.api.call import Call
+from inlay.api.failures import BodyError
+from inlay.api.tools.schema import call_failure
+from inlay.engine.json_schemas import place_of
+from inlay.errors import StructureError
+
+
+def structure_failure(call: Call, error: StructureError) -> BodyError:
+    """What to tell the sender of a request whose answer no grammar can hold: the field, and the place in its schema."""
+    if not error.reason:  # it came from another process
+        return BodyError(str(error).rstrip("."), param=call.structure_field)
+    if call.tools is not None and call.tools.held and call.params.structured_outputs is not None:
+        return call_failure(error, call.params.structured_outputs["json"])
+    at = f"at {place_of(error.place)}, " if error.place else ""
+    kind = next(iter(call.params.structured_outputs or ()), "json")
+    field = call.structure_field if call.structure_field == "response_format" else f"structured_outputs['{kind}']"
+    return BodyError(f"{field} cannot be used: {at}{error.reason}", param=call.structure_field)

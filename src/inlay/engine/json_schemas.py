@@ -1,0 +1,428 @@
+"""JSON Schemas as a grammar can hold answers to them: what clients write, in the keywords that llguidance knows.
+
+Annotations go, among them formats that llguidance does not know. Keywords that it does not know are written with
+others, where those say the same or less; a schema that is left takes no answer that the given one does not take.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote, unquote, urldefrag, urljoin
+
+#: Keywords whose values are no schemas.
+DATA = frozenset(("const", "default", "enum", "examples"))
+#: Keywords whose values are objects of schemas by name.
+BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
+
+_FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
+_NARROWER = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri"}  # every text of these is one of those
+_UUID_VERSION = re.compile(r"uuid([1-8])")
+_HEX = "[0-9a-fA-F]"
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9])"  # of names: no 30th and 31st, which not all months have
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_NAME_PATTERNS = {
+    "uuid": f"^{_HEX}{{8}}-{_HEX}{{4}}-[1-5]{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$",
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}T{_TIME}Z$",
+    "time": f"^{_TIME}$",
+}
+
+# pydantic's Decimal: no text of signs and points alone. What is behind it allows but these and digits.
+_NOT_SIGNS_ALONE = "^(?!^[-+.]*$)"
+_HAS_DIGIT = {"type": "string", "pattern": "[0-9]"}
+
+_LARGEST_INTEGER = 2**63 - 1024  # that a float holds, which llguidance reads bounds as
+_LARGEST_NUMBER = 10**15  # beyond it llguidance writes no ranges
+_SMALLEST_NUMBER = Decimal("1e-9")
+_LONGEST_TEXT = 100_000  # characters that a minLength or maxLength may ask for
+_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_APPLIED = frozenset(("$ref", "allOf", "anyOf", "oneOf"))  # keywords that say more about the same value
+_MAX_NAMES = 512  # that propertyNames may list
+
+#: Keywords that no grammar holds an answer to → what to do instead.
+_UNHELD = {
+    "$dynamicRef": "write $ref",
+    "$recursiveRef": "write $ref",
+    "contains": "describe the items with items",
+    "dependencies": "write the cases as schemas of anyOf",
+    "dependentRequired": "write the cases as schemas of anyOf",
+    "dependentSchemas": "write the cases as schemas of anyOf",
+    "if": "write the cases as schemas of anyOf",
+    "not": "say what the value must be, with enum, pattern or anyOf",
+    "propertyNames": "name the properties, or write patternProperties",
+    "unevaluatedItems": "write items beside prefixItems",
+    "unevaluatedProperties": "write additionalProperties",
+    "uniqueItems": "leave it out, and check the list that comes",
+}
+
+
+class GrammarError(Exception):
+    """What is wrong with a grammar."""
+
+
+def holdable(schema: Any, *, sets_as_lists: bool = False) -> Any:
+    """A schema that a grammar can hold an answer to; it takes no answer that this one does not take.
+
+    Args:
+        schema: a JSON Schema that stands alone.
+        sets_as_lists: whether ``uniqueItems`` may be left out, so that items of a list may come twice.
+
+    Raises:
+        GrammarError: no grammar can, and at which place in the schema.
+    """
+    return _Writer(schema, sets_as_lists=sets_as_lists).schema(self_contained(schema), ())
+
+
+def self_contained(schema: Any) -> Any:
+    """The schema with references into itself alone, as JSON pointers: ``$id`` and ``$anchor`` are gone.
+
+    Raises GrammarError for a reference to another document, which nobody looks up.
+    """
+    places = _Places(schema)
+    return places.rewritten(schema)
+
+
+def place_of(path: Sequence[str | int]) -> str:
+    """A place in a schema, as sentences name it: ``properties.city.items``."""
+    return ".".join(map(str, path))
+
+
+def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The schemas right inside one, each with its way from there."""
+    for key, value in schema.items():
+        if key in DATA:
+            continue
+        if key in BY_NAME and isinstance(value, Mapping):
+            yield from (((key, name), inner) for name, inner in value.items())
+        elif isinstance(value, list):
+            yield from (((key, number), inner) for number, inner in enumerate(value) if isinstance(inner, Mapping))
+        elif isinstance(value, Mapping):
+            yield (key,), value
+
+
+def referred(root: Any, reference: str) -> tuple[tuple[str, ...], Any]:
+    """The way to what a reference into a document names, and that; None where there is nothing."""
+    steps = tuple(unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:])
+    for step in steps:
+        root = root.get(step) if isinstance(root, Mapping) else None
+    return steps, root
+
+
+class _Places:
+    """Where the schemas of a document are that references name by URI or by anchor."""
+
+    def __init__(self, schema: Any) -> None:
+        self._pointers: dict[str, str] = {"": ""}  # of documents and anchors, by URI
+        self._collect(schema, "", "")
+
+    def _collect(self, schema: Any, base: str, pointer: str) -> None:
+        if not isinstance(schema, Mapping):
+            return
+        base = self._base(schema, base)
+        if isinstance(schema.get("$id"), str) or not pointer:
+            self._pointers.setdefault(base, pointer)
+        anchor = schema.get("$anchor")
+        if isinstance(anchor, str):
+            self._pointers.setdefault(f"{base}#{anchor}", pointer)
+        for path, inner in subschemas(schema):
+            self._collect(inner, base, pointer + "".join(f"/{_escaped(str(step))}" for step in path))
+
+    def rewritten(self, schema: Any, base: str = "", path: tuple[str | int, ...] = (), *, by_name: bool = False) -> Any:
+        if isinstance(schema, list):
+            return [self.rewritten(inner, base, (*path, number)) for number, inner in enumerate(schema)]
+        if not isinstance(schema, Mapping):
+            return schema
+        if by_name:
+            return {name: self.rewritten(inner, base, (*path, name)) for name, inner in schema.items()}
+        base = self._base(schema, base)
+        made = {
+            key: value
+            if key in DATA
+            else self.rewritten(value, base, (*path, key), by_name=key in BY_NAME and isinstance(value, Mapping))
+            for key, value in schema.items()
+            if key not in ("$anchor", "$id") or not isinstance(value, str)
+        }
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            made["$ref"] = self._local(reference, base, path)
+        return made
+
+    def _local(self, reference: str, base: str, path: Sequence[str | int]) -> str:
+        document, fragment = urldefrag(reference)
+        document = urldefrag(_joined(base, document))[0] if document else base
+        named = f"{document}#{fragment}"
+        if named in self._pointers:
+            pointer = self._pointers[named]
+        elif document in self._pointers and (not fragment or fragment.startswith("/")):
+            pointer = self._pointers[document] + fragment
+        else:
+            raise GrammarError(f"{_at(path)}$ref is {reference!r:.80}, which is not in the schema; put it into $defs")
+        return "#" + quote(pointer, safe="/$%~!&'()*+,;=:@")
+
+    @staticmethod
+    def _base(schema: Mapping[str, Any], base: str) -> str:
+        own = schema.get("$id")
+        if not isinstance(own, str) or own.startswith("#"):
+            return base
+        return urldefrag(_joined(base, own))[0]
+
+
+def _joined(base: str, uri: str) -> str:
+    try:
+        return urljoin(base, uri)
+    except ValueError:  # of what is no URI
+        return uri
+
+
+class _Writer:
+    """One document on its way to a schema that can be held."""
+
+    def __init__(self, root: Any, *, sets_as_lists: bool) -> None:
+        self._root = self_contained(root)
+        self._sets_as_lists = sets_as_lists
+
+    def schema(self, schema: Any, path: tuple[str | int, ...]) -> Any:
+        if isinstance(schema, list):
+            return [self.schema(inner, (*path, number)) for number, inner in enumerate(schema)]
+        if not isinstance(schema, Mapping):
+            return schema
+        made = self._without_needless(schema)
+        self._names_as_properties(made, path)
+        self._unevaluated_as_additional(made)
+        for key in made:
+            if key in _UNHELD:
+                raise GrammarError(f"{_at(path)}a grammar cannot hold an answer to {key}; {_UNHELD[key]}")
+        self._formats(made)
+        self._numbers(made, path)
+        self._counts(made, path)
+        self._pattern(made)
+        for key, value in made.items():
+            if key in DATA:
+                continue
+            if key in BY_NAME and isinstance(value, Mapping):
+                made[key] = {name: self.schema(inner, (*path, key, name)) for name, inner in value.items()}
+            elif isinstance(value, Mapping | list):
+                made[key] = self.schema(value, (*path, key))
+        if isinstance(made.get("oneOf"), list) and "anyOf" not in made and self._exclude_each_other(made["oneOf"]):
+            made["anyOf"] = made.pop("oneOf")
+        return made
+
+    def _without_needless(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The schema without keywords that ask for nothing where they stand."""
+        made = dict(schema)
+        needless = {
+            "$dynamicAnchor": True,
+            "$recursiveAnchor": True,
+            "dependencies": schema.get("dependencies") == {},
+            "dependentRequired": schema.get("dependentRequired") == {},
+            "dependentSchemas": schema.get("dependentSchemas") == {},
+            "else": "if" not in schema,
+            "if": not schema.keys() & {"then", "else"},
+            "maxContains": "contains" not in schema,
+            "minContains": "contains" not in schema,
+            "not": schema.get("not") is False,
+            "propertyNames": _asks_for_nothing(schema.get("propertyNames"), "string"),
+            "then": "if" not in schema,
+            "unevaluatedItems": _asks_for_nothing(schema.get("unevaluatedItems")),
+            "unevaluatedProperties": _asks_for_nothing(schema.get("unevaluatedProperties")),
+            "uniqueItems": schema.get("uniqueItems") is not True or self._sets_as_lists or _at_most_one(schema),
+        }
+        for key, unneeded in needless.items():
+            if unneeded:
+                made.pop(key, None)
+        if schema.get("contains") in (True, {}) and "minContains" not in schema and "maxContains" not in schema:
+            del made["contains"]  # any item is one
+            made["minItems"] = max(1, _whole(schema.get("minItems"), 0))
+        return made
+
+    def _names_as_properties(self, made: dict[str, Any], path: tuple[str | int, ...]) -> None:
+        """``propertyNames`` as properties of these names, or of these patterns."""
+        names = self._resolved(made.get("propertyNames"))
+        if not isinstance(names, Mapping) or made.keys() & {"patternProperties"}:
+            return
+        listed = [names["const"]] if "const" in names else names.get("enum")
+        further = made.get("additionalProperties", True)
+        if isinstance(listed, list):
+            if len(listed) > _MAX_NAMES:
+                raise GrammarError(f"{_at(path)}propertyNames lists more than {_MAX_NAMES} names; list fewer")
+            given = made.get("properties", {})
+            allowed = [name for name in listed if isinstance(name, str)]
+            kept = {name: value for name, value in given.items() if name in allowed}
+            if further is not False:
+                kept |= {name: further for name in allowed if name not in given}
+            made["properties"], made["additionalProperties"] = kept, False
+        elif not made.get("properties") and further is not False and (pattern := _pattern_of_names(names)):
+            made["patternProperties"], made["additionalProperties"] = {pattern: further}, False
+        else:
+            return
+        del made["propertyNames"]
+
+    @staticmethod
+    def _unevaluated_as_additional(made: dict[str, Any]) -> None:
+        if made.keys() & _APPLIED:
+            return
+        if made.get("unevaluatedProperties") is not None:
+            made.setdefault("additionalProperties", made.pop("unevaluatedProperties"))
+            made.pop("unevaluatedProperties", None)
+        if made.get("unevaluatedItems") is not None:
+            made.setdefault("items", made.pop("unevaluatedItems"))
+            made.pop("unevaluatedItems", None)
+
+    @staticmethod
+    def _formats(made: dict[str, Any]) -> None:
+        """Formats that are unknown are annotations."""
+        given = made.get("format")
+        if not isinstance(given, str) or given in _FORMATS:
+            return
+        del made["format"]
+        version = _UUID_VERSION.fullmatch(given)
+        if given in _NARROWER:
+            made["format"] = _NARROWER[given]
+        elif version is not None and "pattern" not in made:
+            made["pattern"] = f"^{_HEX}{{8}}-{_HEX}{{4}}-{version[1]}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$"
+
+    @staticmethod
+    def _numbers(made: dict[str, Any], path: tuple[str | int, ...]) -> None:
+        """Bounds that llguidance can write, on this side of those that are given."""
+        whole = made.get("type") == "integer"
+        for key, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+            given = made.get(key)
+            if not isinstance(given, int | float) or isinstance(given, bool) or not math.isfinite(given):
+                continue
+            bound = Decimal(repr(given) if isinstance(given, float) else given) * sign  # as if all were minimums
+            largest = _LARGEST_INTEGER if whole else _LARGEST_NUMBER
+            if bound > largest:
+                raise GrammarError(f"{_at((*path, key))}it is {given!r:.40}; a grammar can hold {largest:,} at most")
+            held = bound
+            if bound < -largest:
+                held = Decimal(-largest)
+            elif not whole and 0 < abs(bound) < _SMALLEST_NUMBER:
+                held = _SMALLEST_NUMBER if bound > 0 else Decimal(0)
+            if held != bound:
+                del made[key]
+                inclusive = key if not key.startswith("exclusive") else key.removeprefix("exclusive").lower()
+                made[inclusive] = _number(held * sign)
+
+    @staticmethod
+    def _counts(made: dict[str, Any], path: tuple[str | int, ...]) -> None:
+        for key in _COUNTS:
+            count = made.get(key)
+            if isinstance(count, float) and count.is_integer():
+                made[key] = count = int(count)
+            if not isinstance(count, int) or isinstance(count, bool) or count <= _LONGEST_TEXT:
+                continue
+            if key.startswith("min"):
+                raise GrammarError(f"{_at((*path, key))}it is {count}; a grammar can hold {_LONGEST_TEXT:,} at most")
+            if key == "maxLength":
+                made[key] = _LONGEST_TEXT
+
+    @staticmethod
+    def _pattern(made: dict[str, Any]) -> None:
+        given = made.get("pattern")
+        if isinstance(given, str) and given.startswith(_NOT_SIGNS_ALONE):
+            made["pattern"] = "^" + given.removeprefix(_NOT_SIGNS_ALONE)
+            made["allOf"] = [*made.get("allOf", []), _HAS_DIGIT]
+
+    def _exclude_each_other(self, alternatives: Sequence[Any]) -> bool:
+        """Whether no value fits two of these: by the values that they list, or by a property that tells them apart."""
+        resolved = [self._resolved(one) for one in alternatives]
+        if not all(isinstance(one, Mapping) for one in resolved):
+            return False
+        listed = [_listed(one) for one in resolved]
+        if all(values is not None for values in listed):
+            return _disjoint(listed)
+        required = [_names(one) for one in resolved]
+        return any(_disjoint([self._values_of(one, name) for one in resolved]) for name in set.intersection(*required))
+
+    def _values_of(self, schema: Mapping[str, Any], name: str) -> list[str] | None:
+        return _listed(self._resolved(schema["properties"].get(name)))
+
+    def _resolved(self, schema: Any) -> Any:
+        """The schema that a reference into the document leads to; another one as it is."""
+        for _ in range(8):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+                break
+            schema = referred(self._root, schema["$ref"])[1]
+        return schema
+
+
+def _asks_for_nothing(schema: Any, kind: str = "") -> bool:
+    """Whether every value fits a schema, or every value of the type that it must have in any case."""
+    if not isinstance(schema, Mapping):
+        return schema is True
+    return schema.keys() <= {"type", "title", "description"} and schema.get("type", kind) == kind
+
+
+def _at_most_one(schema: Mapping[str, Any]) -> bool:
+    return isinstance(schema.get("maxItems"), int) and schema["maxItems"] <= 1
+
+
+def _pattern_of_names(names: Mapping[str, Any]) -> str | None:
+    """The pattern of names that a schema of texts takes; None where it says more than a pattern can."""
+    asked = {key: value for key, value in names.items() if key not in ("type", "title", "description")}
+    if names.get("type", "string") != "string":
+        return None
+    if asked.keys() == {"pattern"} and isinstance(asked["pattern"], str):
+        return str(asked["pattern"])
+    if asked.keys() == {"format"}:
+        # the formats of names that are not here are annotations
+        return _NAME_PATTERNS.get(asked["format"], r"^[\s\S]*$") if isinstance(asked["format"], str) else None
+    if asked.keys() <= {"minLength", "maxLength"}:
+        longest = _whole(asked.get("maxLength"), -1)
+        return rf"^[\s\S]{{{_whole(asked.get('minLength'), 0)},{min(longest, 256) if longest >= 0 else ''}}}$"
+    return None
+
+
+def _listed(schema: Any) -> list[str] | None:
+    """The values that a schema lists, as JSON; None where it lists none."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema:
+        return [_as_json(schema["const"])]
+    values = schema.get("enum")
+    if isinstance(values, list):
+        return [_as_json(value) for value in values]
+    return ["null"] if schema.get("type") == "null" else None
+
+
+def _as_json(value: Any) -> str:
+    """Equal values as equal texts: 1 and 1.0 are one number."""
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True)
+
+
+def _disjoint(listed: Sequence[list[str] | None]) -> bool:
+    found: set[str] = set()
+    for values in listed:
+        if values is None or found & set(values):
+            return False
+        found |= set(values)
+    return True
+
+
+def _names(schema: Mapping[str, Any]) -> set[str]:
+    """The properties that every value of a schema of objects has."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if schema.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
+        return set()
+    return {name for name in required if isinstance(name, str) and name in properties}
+
+
+def _number(value: Decimal) -> int | float:
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _whole(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _escaped(step: str) -> str:
+    return step.replace("~", "~0").replace("/", "~1")
+
+
+def _at(path: Sequence[str | int]) -> str:
+    return f"at {place_of(path)}, " if path else ""
