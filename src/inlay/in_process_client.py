@@ -178,7 +178,11 @@ class InProcessClient:
         return self.call(self.engine.kv_manager.retention.modules)
 
     def evict(self, request: EncodeRequest) -> Future[int]:
-        return self.call(lambda: self.engine.kv_manager.retention.evict(request.specs))
+        return self.call(lambda: self.engine.evict(request.specs))
+
+    def evict_texts(self, salt: str) -> Future[int]:
+        """Forget the text of all requests with a salt that is no module; the tokens of that."""
+        return self.call(lambda: self.engine.evict_texts(salt))
 
     def pin(
         self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None

@@ -25,6 +25,7 @@ from inlay.engine.sampler.sampler import begin
 from inlay.engine.scheduler import Scheduler
 from inlay.engine.shadow import ShadowSampler
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
+from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
 from inlay.types import EngineStats
@@ -71,8 +72,7 @@ class Engine:
         if profiler is not None:
             self.kv_manager.profiles = profiler.profiles
         self.promoter = promoter
-        if promoter is not None:
-            self.kv_manager.when_over(promoter.forget_modules)
+        self.kv_manager.when_over(self._forget_modules)
         self.shadow = shadow
         self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
@@ -206,6 +206,24 @@ class Engine:
         self.residency.demote()
         return self._idle_time.use(whole=whole, only=only)
 
+    def evict(self, specs: Sequence[SegmentSpec]) -> int:
+        """Forget segments wherever they are; see Retention.evict. Returns how many tokens of them were stored."""
+        return self.kv_manager.retention.evict(specs, self.scheduler.oldest())
+
+    def evict_texts(self, salt: str) -> int:
+        """Forget the text of all requests with a salt that is no module. Returns how many tokens that were."""
+        if self.promoter is not None:
+            self.promoter.forget_salt(salt)
+        return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())
+
+    def _forget_modules(self, keys: frozenset[bytes]) -> None:
+        """Forget what was made of modules whose time is over, or that are evicted."""
+        if self.promoter is not None:
+            self.promoter.forget_modules(keys)
+        if self.profiler is not None:
+            self.profiler.forget(keys)
+        self.kv_manager.profiles.forget(keys)
+
     def forget(self) -> None:
         """Forget all that is stored and that no request reads, and what is asked for again."""
         if self.promoter is not None:
@@ -227,7 +245,9 @@ class Engine:
             self._learn(task)
 
     def _learn(self, request: Request) -> None:
-        """Note what of a request's prompt is worth idle time."""
+        """Note what of a request's prompt is worth idle time; nothing of what was evicted meanwhile."""
+        if self.kv_manager.retention.reads_evicted(request):
+            return
         if self.profiler is not None:
             self.profiler.add(*request.prompt.unprofiled())
         beginning = request.prompt.beginning

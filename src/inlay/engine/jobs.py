@@ -21,6 +21,7 @@ class Admission(Enum):
 class Job(Protocol):
     """A request, or an encoding, as the scheduler sees it.
 
+    sent: when it was made, on the clock of ``arrival``.
     deadline: when it ends whether or not it has its answer; None for never. tenant: whose it is; "" for nobody's in
     particular, who are one tenant. weight: how large that tenant's share is beside others'. sequences: how many of
     ``max_requests`` it is; 0 for one that computes no answer.
@@ -28,6 +29,10 @@ class Job(Protocol):
 
     priority: int
     arrival: float
+
+    @property
+    def sent(self) -> float: ...
+
     deadline: float | None
     tenant: str
     weight: float

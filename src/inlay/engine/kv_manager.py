@@ -37,7 +37,7 @@ from inlay.errors import CapacityError
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.residency import Residency
-from inlay.kv.segment import Segment
+from inlay.kv.segment import Found, Segment
 from inlay.kv.store import SegmentStore
 from inlay.prompt.contexts import in_encoding_order
 from inlay.prompt.splice import Cached, Splice
@@ -90,6 +90,7 @@ class KVCacheManager:
 
     def admit(self, task: Task) -> Admission:
         """See jobs.Memory."""
+        self._store.purge()
         self.retention.expire()
         try:
             answer = self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
@@ -141,7 +142,7 @@ class KVCacheManager:
         if allocation is None:
             return Admission.NO_ROOM
         encoding.allocation = allocation
-        self.pending.add(allocation.prefill)
+        self.pending.add(allocation.prefill, encoding)
         self.encoding = encoding
         return Admission.ADMITTED
 
@@ -200,7 +201,7 @@ class KVCacheManager:
         if request.prefill.admitted_at is None:
             request.prefill.fetch_s = time.perf_counter() - since + request.prefill.waited_s
         request.attach(allocation)
-        self.pending.add(allocation.prefill)
+        self.pending.add(allocation.prefill, request)
         if selecting:
             request.begin_selecting(lookup, misses)
         elif first:
@@ -281,7 +282,7 @@ class KVCacheManager:
         for prefill in allocation.prefill:
             begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # a failed pass would have computed some of it, and did not
-                self._store.insert(*begun)
+                self._insert(task, *begun)
         if isinstance(task, Request):
             self._keep_answer(task, allocation)
 
@@ -291,6 +292,7 @@ class KVCacheManager:
         self._store.pool.free(allocation.arrived)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
+        self._store.purge()
         if isinstance(task, Request) and task.damaged:
             for key in task.prefill.encoded:
                 self.residency.forget(key)
@@ -299,7 +301,14 @@ class KVCacheManager:
     def _keep_answer(self, request: Request, allocation: SequenceAllocation) -> None:
         kept = None if request.damaged else allocation.kept(tuple(request.token_ids[request.tokens_attached :]))
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
-            self._store.insert(*kept)
+            self._insert(request, *kept)
+
+    def _insert(self, task: Task, run: TokenRun, slots: tuple[SlotRange, ...]) -> Found:
+        """Keep a run that a task has computed, unless some of it was evicted since the task was sent."""
+        if not self.retention.may_keep(task, run):
+            return Found(())
+        of_text = isinstance(task, Request) and not isinstance(run, SegmentSpec)
+        return self._store.insert(run, slots, origin=task.prompt.origin(run.end) if of_text else None)
 
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
         """Those segments that lie in chunks of the request's own: they were computed there, and kept by the store."""
@@ -319,9 +328,10 @@ class KVCacheManager:
             self.encoded_tokens += 0 if prefill.pending is None else len(prefill.pending.ids)
         if prefill.keep is not None:
             self.pending.remove(prefill)
-            kept = self._store.insert(prefill.keep, prefill.slots)
-            self._lower.write_behind(task, prefill.keep)
-            if isinstance(prefill.keep, SegmentSpec):
+            kept = self._insert(task, prefill.keep, prefill.slots)
+            if kept.ranges:
+                self._lower.write_behind(task, prefill.keep)
+            if kept.ranges and isinstance(prefill.keep, SegmentSpec):
                 self.retention.pins.stored(prefill.keep)
             own = self._own(allocation, kept.segments)
             for each in kept.ranges:
@@ -369,10 +379,11 @@ class KVCacheManager:
         for prefill in shared:
             begun = prefill.begun()
             if begun is not None and prefill.keep is not None:
-                self._store.insert(*begun)
+                owner = self.pending.owner(prefill)
+                self._insert(owner, *begun)
                 self.pending.remove(prefill)
                 prefill.pending = prefill.keep.rest(len(begun[0].ids))
-                self.pending.add([prefill])
+                self.pending.add([prefill], owner)
         return bool(shared)
 
     def _room(self, splice: Splice, lookup: Lookup) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from inlay.engine.allocation import Prefill
 from inlay.kv.identity import TokenRun
 from inlay.kv.index import shared_length
 from inlay.kv.store import SegmentStore
+
+if TYPE_CHECKING:
+    from inlay.engine.encoder import Task
 
 #: So many tokens of what somebody else is computing are worth waiting for.
 _WORTH_WAITING = 16
@@ -32,14 +36,20 @@ class PendingPrefills:
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
         self._by_first: dict[int, list[Prefill]] = {}  # by the first token that they compute
+        self._owners: dict[Prefill, Task] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_first.values()))
 
-    def add(self, prefills: Iterable[Prefill]) -> None:
-        """Let others wait for what these compute, as far as the store is to keep it."""
+    def owner(self, prefill: Prefill) -> Task:
+        """The task that computes it."""
+        return self._owners[prefill]
+
+    def add(self, prefills: Iterable[Prefill], owner: Task) -> None:
+        """Let others wait for what a task computes with these, as far as the store is to keep it."""
         for prefill in prefills:
             if prefill.pending is not None:
+                self._owners[prefill] = owner
                 self._by_first.setdefault(prefill.pending.ids[0], []).append(prefill)
 
     def remove(self, prefill: Prefill) -> None:
@@ -47,6 +57,7 @@ class PendingPrefills:
         first = None if prefill.pending is None else prefill.pending.ids[0]
         if first is not None and prefill in self._by_first.get(first, ()):
             self._by_first[first].remove(prefill)
+            del self._owners[prefill]
             if not self._by_first[first]:
                 del self._by_first[first]
 

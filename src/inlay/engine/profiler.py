@@ -100,6 +100,12 @@ class Profiler(IdleWorker):
                 break
             self._stop_waiting(key)
 
+    def forget(self, keys: frozenset[bytes]) -> None:
+        """Make no profiles of these segments. What is begun, maybe behind one of them, begins again later."""
+        self.give_up()
+        for key in keys & self._waiting.keys():
+            self._stop_waiting(key)
+
     def give_up(self) -> None:
         """Give back what the pool has lent, since others need the time; what was begun is begun again later.
 

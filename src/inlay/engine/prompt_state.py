@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from inlay.engine.order import OrderChooser, Orders, Work
 from inlay.engine.profiles import KnownProfiles
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.segment import Origin
 from inlay.prompt.beginning import beginning_of
 from inlay.prompt.repair import Choice, Profiles, Scores, choose_tokens
 from inlay.prompt.request import FORMS, EngineRequest
@@ -40,6 +41,7 @@ class PromptState:
         "_in_place",
         "_known",
         "_open",
+        "_origins",
         "_public",
         "_settled",
         "_splice",
@@ -72,6 +74,7 @@ class PromptState:
         # What was stored, of which version profiles were, and how much of its beginning is stored.
         self._known: tuple[frozenset[bytes], int, int] | None = None
         self._public: frozenset[bytes] | None = None
+        self._origins: dict[int, Origin] = {}  # by how many modules it follows
         self._splice: Splice | None = None
         self.repaired = Choice({})
         if self._settled:
@@ -98,6 +101,15 @@ class PromptState:
                         at = at.parent
             self._public = frozenset(spec.key for spec in seen)
         return self._public
+
+    def origin(self, end: float) -> Origin:
+        """Where its text up to position ``end`` comes from."""
+        modules = [part.candidates for part in self.request.parts if part.candidates and part.start < end]
+        found = self._origins.get(len(modules))
+        if found is None:
+            keys = frozenset(spec.key for candidates in modules for spec in candidates)
+            found = self._origins[len(modules)] = Origin(self.request.salt, keys)
+        return found
 
     def choose(
         self,
@@ -129,6 +141,7 @@ class PromptState:
     def _order(self, orders: Orders) -> None:
         if orders != self.orders:
             self.orders, self.request, self._known = orders, self._asked.ordered(orders), None
+            self._origins.clear()
             self.beginning = beginning_of(self.request)
 
     def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:

@@ -70,6 +70,10 @@ class Scheduler(Generic[J]):
         """Whether there is anything to decide."""
         return bool(self.running or self.waiting or self._refused)
 
+    def oldest(self) -> float | None:
+        """When the oldest of all jobs was sent; None without any."""
+        return min((job.sent for job in self._line), default=None)
+
     def add(self, job: J) -> None:
         """Let a job stand in line. Raises QueueFullError."""
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting and not self._put_out_for(job):
