@@ -158,10 +158,15 @@ class Engine:
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
         self.residency.poll()
+        due = self._idle_time.due and bool(self.scheduler.running)
+        self._idle_time.give_up(wanted=not self.scheduler.running or self.kv_manager.short_of_room)
         began = time.perf_counter()
-        self._idle_time.give_up()
-        step = self._again(began)
+        step = None if due else self._again(began)
         settled = self._settle(interruptible) if step is None else []
+        if due:
+            self._idle_time.use_share()
+            began = time.perf_counter()
+        self.kv_manager.short_of_room = False
         step = step or self.scheduler.step(began, self._most_prefill())
         self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
         self.residency.demote()
@@ -180,6 +185,7 @@ class Engine:
             return ended + settled + self._fail(made.owners, error, interruptible)
         seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
+        self._idle_time.busy_for(seconds)
         for observer in self.observers:
             observer.stepped(seconds)
         return ended + settled + advanced
@@ -249,7 +255,7 @@ class Engine:
         if self.kv_manager.retention.reads_evicted(request):
             return
         if self.profiler is not None:
-            self.profiler.add(*request.prompt.unprofiled())
+            self.profiler.miss(*request.prompt.unprofiled())
         beginning = request.prompt.beginning
         if self.promoter is not None and beginning is not None and request.leader is None:
             self.promoter.asked(request.prompt.request.salt, beginning)

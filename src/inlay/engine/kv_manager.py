@@ -59,7 +59,7 @@ class KVCacheManager:
     encoding: the one that has slots, as only one has at a time.
     encoded_tokens: how many tokens of modules were computed since the start. retention: what stays, and what goes,
     because somebody said so; pin_share: see there. prefetcher: brings up what will be read; prefetch_likely: also what
-    is likely to be.
+    is likely to be. short_of_room: whether a task found no room in the last step.
     alone: whether who is admitted now may wait in its pass, for what comes up layer by layer: others there would, too.
     """
 
@@ -77,11 +77,12 @@ class KVCacheManager:
         self._lower = LowerTiers(store, residency, private=private)
         self.prefetcher = Prefetcher(store, residency, self._lower, likely=prefetch_likely)
         self.retention = Retention(store, residency, private=private, pin_share=pin_share)
-        self.pending = PendingPrefills(store)
+        self.pending: PendingPrefills[Task] = PendingPrefills(store)
         self.profiles = KnownProfiles()
         self.orders = OrderChooser(store)
         self.encoding: Encoding | None = None
         self.encoded_tokens = 0
+        self.short_of_room = False
         self.alone: Callable[[], bool] = _never
 
     def when_over(self, listener: Callable[[frozenset[bytes]], None]) -> None:
@@ -97,8 +98,11 @@ class KVCacheManager:
         except BaseException:
             self.release(task)  # what it was given before the fault
             raise
-        # What is on its way holds room for a moment, for which nobody is turned away.
-        return Admission.FREEING if answer is Admission.NO_ROOM and self.residency.moving else answer
+        if answer is Admission.NO_ROOM:
+            self.short_of_room = True
+            # What is on its way, or lent to idle work, comes back: no task is turned away for lack of that.
+            return Admission.FREEING if self.residency.moving or self._store.lent else answer
+        return answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored, in whatever form."""
@@ -250,6 +254,7 @@ class KVCacheManager:
         try:
             allocation.extend(self._store.allocate(1, after=allocation.tail[-1], urgent=True))
         except CapacityError:
+            self.short_of_room = True
             return False
         return True
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from inlay.engine.allocation import Prefill
 from inlay.kv.identity import TokenRun
 from inlay.kv.index import shared_length
 from inlay.kv.store import SegmentStore
 
-if TYPE_CHECKING:
-    from inlay.engine.encoder import Task
+T = TypeVar("T")
 
 #: So many tokens of what somebody else is computing are worth waiting for.
 _WORTH_WAITING = 16
@@ -30,22 +29,22 @@ class Wait:
     tokens: int
 
 
-class PendingPrefills:
+class PendingPrefills(Generic[T]):
     """The prefills of one store's requests and encodings that others may wait for."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
         self._by_first: dict[int, list[Prefill]] = {}  # by the first token that they compute
-        self._owners: dict[Prefill, Task] = {}
+        self._owners: dict[Prefill, T] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_first.values()))
 
-    def owner(self, prefill: Prefill) -> Task:
+    def owner(self, prefill: Prefill) -> T:
         """The task that computes it."""
         return self._owners[prefill]
 
-    def add(self, prefills: Iterable[Prefill], owner: Task) -> None:
+    def add(self, prefills: Iterable[Prefill], owner: T) -> None:
         """Let others wait for what a task computes with these, as far as the store is to keep it."""
         for prefill in prefills:
             if prefill.pending is not None:

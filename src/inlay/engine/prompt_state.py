@@ -151,7 +151,8 @@ class PromptState:
         """
         if not self.request.policy.profiled or not self.repaired.unprofiled:
             return [], []
-        parts = [part for part in self.splice if isinstance(part, Cached)]
+        plain = splice_of(self.request, self._stored, in_place=self._in_place)  # some may be computed anew whole
+        parts = [part for part in plain if isinstance(part, Cached)]
         own = [part for part in parts if part.spec.before.private or not self.request.salt]
         return [part.spec.lossless for part in own if not part.exact], [part.spec.lossless for part in own]
 
@@ -167,7 +168,7 @@ class PromptState:
         a conversation keeps its repaired tokens, and with them all that was said."""
         repair, by_profile, splice = self.request.policy.repair, self.repaired, self._splice
         plain = splice_of(self.request, self._stored, in_place=self._in_place)
-        before = choose_tokens(repair, plain, {})
+        before = choose_tokens(repair, plain, {}, unprofiled=self.request.policy.unprofiled)
         if before.offsets == by_profile.offsets or splice is None:
             return
         other = splice_of(self.request, self._stored, before.offsets, self._in_place)
@@ -180,7 +181,8 @@ class PromptState:
         self._repair(profiles, scores)
 
     def _repair(self, profiles: Profiles, scores: Scores | None = None) -> None:
-        self.repaired = choose_tokens(self.request.policy.repair, self.splice, profiles, scores)
+        policy = self.request.policy
+        self.repaired = choose_tokens(policy.repair, self.splice, profiles, scores, policy.unprofiled)
         if self.repaired.tokens:
             self._splice = splice_of(self.request, self._stored, self.repaired.offsets, self._in_place)
 

@@ -158,7 +158,8 @@ class Retention:
     def look(self, specs: Sequence[SegmentSpec], owner: str) -> list[SegmentState | None]:
         """Of each segment or form of one, where it lies and what is said of it.
 
-        What is left of a segment in the pool counts where requests would read it. None where there is nothing, unless the owner has pinned the segment and no form of it is anywhere either.
+        What is left of a segment in the pool counts where requests would read it. None where there is nothing, unless
+        the owner has pinned the segment and no form of it is anywhere either.
         """
         now = time.monotonic()
         return [self._state(spec, owner, now) for spec in specs]

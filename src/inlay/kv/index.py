@@ -172,7 +172,7 @@ class PrefixIndex:
         self._pool.free(segment.slots)
 
     def _forget_modules(self, segment: Segment, end: int) -> None:
-        """Note that modules which go on behind the token ``end``, counted from the first of all, are no longer whole."""
+        """Note that modules which go on behind token ``end`` of all are no longer whole."""
         for key, spec in list(segment.specs.items()):
             if _end(spec) > end:
                 del segment.specs[key]

@@ -47,6 +47,7 @@ class SegmentStore:
         self.keys = keys
         self.demotion: Demotion | None = None
         self.allocated_chunks = 0  # since the start
+        self.lent = 0  # tokens of the pool that work nobody waits for holds between two steps of requests
         self._index = PrefixIndex(pool, keys, policy, cost)
 
     def __len__(self) -> int:

@@ -131,7 +131,7 @@ class CacheView:
         return await asyncio.wrap_future(self._llm.schemas.evict(self._request([segment.spec])))
 
     async def evict_all(self, tenant: Tenant) -> Evicted:
-        """Forget all segments that are a tenant's own and all text of its requests; for an admin what is public, too."""
+        """Forget all segments that are a tenant's own, with all text of its requests; for an admin public ones, too."""
         segments = tokens = size = left = 0
         for _ in range(_MOST_ROUNDS):  # requests that come meanwhile store more
             found = await self.segments(tenant)
@@ -216,7 +216,7 @@ class CacheView:
         return found
 
     def _own(self, pool: Sequence[SegmentSpec], pinned: Sequence[SegmentSpec], tenant: Tenant) -> list[SegmentSpec]:
-        """Of the pool and what lies below it, those that are a tenant's, and for an admin or where there are no keys, those that are nobody's.
+        """Of the pool and below it, a tenant's segments; for an admin or without keys also those that are nobody's.
 
         Of what it has pinned, those that are nobody's, too.
         """
