@@ -23,7 +23,20 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class InlayError(Exception):
+class PortableError(Exception):
+    """An exception that can be pickled and copied, whatever its constructor takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[PortableError], args: tuple[Any, ...], state: dict[str, Any]) -> PortableError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class InlayError(PortableError):
     """The base of all errors that inlay raises on purpose.
 
     outputs: where one of several prompts that were given together failed, what the others came to: a RequestOutput

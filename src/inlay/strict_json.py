@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from inlay.errors import PortableError
+
 Pairs = list[tuple[str, Any]]
 
 _LONG = b"0" * 400  # digits of a number that takes a while to convert
@@ -52,7 +54,7 @@ class Fault(Enum):
     VALUES = "there are too many values"
 
 
-class JSONError(Exception):
+class JSONError(PortableError):
     """JSON that is not taken. Who reads it says so in a sentence of its own.
 
     fault: what is wrong.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from inlay.errors import PortableError
 from inlay.kv.codecs.codec import Slab
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.types import TierStats
@@ -21,7 +22,7 @@ class Miss(Enum):
     FAILED = "failed"  # the system refused
 
 
-class TierMissError(Exception):
+class TierMissError(PortableError):
     """A tier could not give a segment; that is for the tier's own neighbours, who compute it instead."""
 
     def __init__(self, reason: Miss, message: str = "") -> None:
