@@ -14,6 +14,7 @@ from inlay.kv.tiers.tier import Miss, TierMissError
 from tests.kv.tiers.segments import KEYS, read, record_of, same, slabs_of, spec_of
 
 ONE, TWO, THREE, LONG = (spec_of(number, tokens) for number, tokens in ((1, 40), (2, 50), (3, 30), (4, 200)))
+FOUR, WHOLE = spec_of(6, 40), spec_of(9, 120)  # of one page, and of three
 
 
 def filled(*specs, pages: int = 64, **settings) -> HostTier:
@@ -145,6 +146,21 @@ def test_what_is_read_keeps_its_pages_until_it_is_over():
     go_on.set()
     thread.join()
     assert same(taken, slabs_of(ONE))
+    assert tier.memory.free_bytes == tier.quota - tier.stats().bytes
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_nothing_goes_for_what_is_refused_since_the_rest_is_read(above):
+    tier = filled(ONE, TWO, THREE, pages=3)
+    tier.note_above(ONE.key, above)
+    with tier.reading(record_of(ONE)):
+        assert not tier.put(record_of(WHOLE), slabs_of(WHOLE))
+        assert [tier.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, True, True]
+        assert (tier.stats().refused, tier.stats().evictions) == (1, 0)
+        assert tier.put(record_of(FOUR), slabs_of(FOUR)), "what is not read goes"
+        assert [tier.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, False, True]
+        tier.delete(ONE.key)
+    assert tier.put(record_of(WHOLE), slabs_of(WHOLE))
     assert tier.memory.free_bytes == tier.quota - tier.stats().bytes
 
 
