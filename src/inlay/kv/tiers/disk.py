@@ -57,7 +57,8 @@ class DiskTier:
         self._uses: list[tuple[bytes, float]] = []  # that have no row yet
         self._counts = TierCounts()
         self._no_writes_until = 0.0
-        self._seen = (0.0, -1)  # when others' changes were looked for, and the number of the last one
+        self._seen = (0.0, -1)  # when others' changes were looked for, and SQLite's number of what it saw
+        self._last_change = 0  # of a row, that was taken note of
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.listdir(self.folder)
@@ -212,6 +213,8 @@ class DiskTier:
         sizes = self._files()
         with suppress(OSError):
             remove_drafts(self.folder)
+        self._index.forget_changes()
+        self._last_change = self._index.last_change()
         rows = {entry.key: entry for entry in self._index.entries()}
         self._index.remove([key for key in rows if key not in sizes])
         found: list[TierEntry] = []
@@ -245,12 +248,21 @@ class DiskTier:
         self._look()
 
     def _look(self) -> bool:
-        """Take note of what other processes have changed; returns whether they have."""
+        """Take note of what other processes have changed; returns whether they have.
+
+        What that costs follows from what has changed. Their uses are looked up when something is to go (``_victims``).
+        """
         changes = self._index.changes()
         changed = changes != self._seen[1]
         if changed:
             with self._lock:  # what is put meanwhile has its row already, or is noted behind this
-                self._worth.replace(self._index.entries())
+                found = self._index.changed_since(self._last_change)
+                if found is None:
+                    self._last_change = self._index.last_change()
+                    self._worth.replace(self._index.entries())
+                else:
+                    self._last_change, rows = found
+                    self._worth.update(rows)
         self._seen = (time.monotonic(), changes)
         return changed
 

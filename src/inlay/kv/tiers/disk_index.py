@@ -43,6 +43,18 @@ _HELD = (
     """CREATE TRIGGER IF NOT EXISTS held_other AFTER UPDATE OF size ON segments
     BEGIN UPDATE held SET bytes = bytes + new.size - old.size; END""",
 )
+#: The keys of rows that were written or removed, each with the number of its last change; uses are no change.
+_CHANGES = (
+    "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE)",
+    """CREATE TRIGGER IF NOT EXISTS change_added AFTER INSERT ON segments
+    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (new.key); END""",
+    """CREATE TRIGGER IF NOT EXISTS change_removed AFTER DELETE ON segments
+    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (old.key); END""",
+    """CREATE TRIGGER IF NOT EXISTS change_other AFTER UPDATE OF size, pinned, tokens, model, codec ON segments
+    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (new.key); END""",
+)
+#: So many changes are remembered; a process that has missed more reads all rows.
+MOST_CHANGES = 2**18
 #: Lifetimes that are kept of segments without a file; of more, those that end first are forgotten.
 MOST_AWAITED = 65_536
 _NAMES = [field.name for field in fields(TierEntry)]
@@ -125,6 +137,31 @@ class DiskIndex:
         )
         return [bytes(row[0]) for row in self._ask("SELECT key FROM lifetimes WHERE ends <= ?", (now,))]
 
+    def last_change(self) -> int:
+        """The number of the last change of a row."""
+        rows = self._ask("SELECT coalesce(max(number), 0) FROM changes")
+        return int(rows[0][0]) if rows else 0
+
+    def changed_since(self, number: int) -> tuple[int, dict[bytes, TierEntry | None]] | None:
+        """The rows that were changed behind a change: the last number, and each row by key, None where it is gone.
+
+        None where it has to be read from all rows.
+        """
+        last = self.last_change()
+        if last - number > MOST_CHANGES:
+            return None
+        names = ", ".join(f"segments.{name}" for name in _NAMES[1:])
+        rows = self._ask(
+            f"SELECT changes.key, {names} FROM changes LEFT JOIN segments ON segments.key = changes.key "
+            "WHERE number > ? AND number <= ?",
+            (number, last),
+        )
+        return last, {bytes(row["key"]): None if row["size"] is None else _entry(row) for row in rows}
+
+    def forget_changes(self) -> None:
+        """Forget changes that are more than MOST_CHANGES behind."""
+        self._tell("DELETE FROM changes WHERE number <= ?", [(self.last_change() - MOST_CHANGES,)])
+
     def changes(self) -> int:
         """A number that is another one when another process has changed a row."""
         rows = self._ask("PRAGMA data_version")
@@ -167,7 +204,7 @@ class DiskIndex:
                 cursor.execute(_TABLE)
                 cursor.execute(_LIFETIMES)
                 cursor.execute("BEGIN IMMEDIATE")
-                for statement in _HELD:
+                for statement in (*_HELD, *_CHANGES):
                     cursor.execute(statement)
                 cursor.execute("COMMIT")
                 cursor.execute(f"PRAGMA user_version = {_VERSION}")

@@ -58,6 +58,14 @@ class Worth:
             if self._entries.get(entry.key) != entry:
                 self.note(entry)
 
+    def update(self, changed: Mapping[bytes, TierEntry | None]) -> None:
+        """What there is now under these keys; None for nothing."""
+        for key, entry in changed.items():
+            if entry is None:
+                self.remove(key)
+            elif self._entries.get(key) != entry:
+                self.note(entry)
+
     def note(self, entry: TierEntry) -> None:
         """There is an entry, or another is said of one that is known."""
         key, before = entry.key, self._entries.get(entry.key)
