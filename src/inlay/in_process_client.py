@@ -21,6 +21,7 @@ from inlay.engine.core import Engine
 from inlay.engine.drift import DriftLog
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
+from inlay.engine.forks import ThisProcess
 from inlay.engine.forward import StepObserver
 from inlay.engine.idle import IdleWorker
 from inlay.engine.pass_cost import measured_cost
@@ -78,6 +79,7 @@ class InProcessClient:
         seed: int | None = None,
         adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
+        self._process = ThisProcess()
         device = loaded.model.device
         backend = get_backend(config.attention_backend, device)
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
@@ -249,6 +251,8 @@ class InProcessClient:
 
     def shutdown(self) -> None:
         """What is to be written is, where that takes no longer than _FLUSH_S."""
+        if self._process.left:  # the engine's threads are in another process, which ends them
+            return
         with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
             if not self.residency.settled:
                 self.thread.run(self.residency.poll)

@@ -31,6 +31,7 @@ from typing import TypeVar
 from inlay.engine.core import Engine
 from inlay.engine.encoder import Task
 from inlay.engine.faults import fault_of
+from inlay.engine.forks import ThisProcess
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.listeners import Listener, Listeners
 from inlay.errors import AbortedError, EngineDeadError, InlayError
@@ -60,6 +61,7 @@ class EngineThread:
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._process = ThisProcess()
 
     @property
     def listeners(self) -> int:
@@ -104,6 +106,7 @@ class EngineThread:
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function between two steps, and wait for what it returns. Raises InlayError inside a step."""
+        self._process.check()
         if not self._own:
             return self._at_work(function)
         if threading.current_thread() is self._thread:
@@ -120,7 +123,9 @@ class EngineThread:
             self._engine.residency.wait(_STALLED_S)
 
     def stop(self) -> None:
-        """End the engine behind its current step; requests under way end with an error."""
+        """End the engine behind its current step; requests under way end with an error. Nothing in a forked process."""
+        if self._process.left:
+            return
         if not self._stopping:
             self._stopping = True
             self._inbox.refuse(_was_shut_down)
@@ -139,6 +144,7 @@ class EngineThread:
 
     def check_open(self) -> None:
         """Raises InlayError, with the reason, where nothing is done any more."""
+        self._process.check()
         self._inbox.check_open()
 
     # Posting: on any thread, at any moment
@@ -179,6 +185,7 @@ class EngineThread:
 
     def _at_work(self, work: Callable[[], T]) -> T:
         """Take the turn, carry out what is posted, and work."""
+        self._process.check()
         try:
             with self._turn:
                 if self._inside:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from inlay.engine.forks import ThisProcess
 from inlay.engine.pacing import LONGEST_S, Pacer
 from inlay.errors import DeadlineError, InlayError, QueueFullError
 
@@ -79,13 +80,16 @@ class WorkPool:
         self._idle = 0
         self._begun_at = clock()  # when a job last began
         self._closed = False
+        self._process = ThisProcess()
 
     def submit(self, function: Callable[..., T], *args: Any, owner: str | None = None) -> Future[T]:
         """Have a function called on one of the threads; cancelling the future takes it out of the line.
 
         owner: whose work it is, who shares; None for work without an owner, which may take all threads.
-        Raises QueueFullError where the owner has too much in line, and InlayError once the pool is closed.
+        Raises QueueFullError where the owner has too much in line, and InlayError once the pool is closed, or in a
+        process that was forked from its own.
         """
+        self._process.check()
         future: Future[T] = Future()
         with self._wake:
             if self._closed:
@@ -143,6 +147,8 @@ class WorkPool:
 
     def close(self) -> None:
         """Refuse further work, and fail what is in line; what has begun goes on for nobody."""
+        if self._process.left:  # a thread that is not here may have the lock
+            return
         with self._wake:
             self._closed = True
             waiting = [job for line in self._lines.values() for job in line.values()]
