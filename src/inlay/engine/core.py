@@ -76,7 +76,7 @@ class Engine:
         self.shadow = shadow
         self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
-            max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
+            max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager, self.kv_manager.waits
         )
         self.kv_manager.alone = lambda: not self.scheduler.running
         self.observers: list[StepObserver] = []
@@ -146,7 +146,7 @@ class Engine:
     @property
     def stalled(self) -> bool:
         """Whether the last step found that all who are under way wait for what is read from a lower tier."""
-        return self._idle and self.busy and self.residency.moving
+        return self._idle and self.busy and (self.residency.moving or self.residency.holding)
 
     def step(self, *, on_leave: Callable[[Task], None] | None = None, interruptible: bool = True) -> list[Task]:
         """Schedule, run one forward pass, sample.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -33,6 +33,7 @@ from inlay.engine.prefetch import Prefetcher
 from inlay.engine.profiles import KnownProfiles
 from inlay.engine.request import Request
 from inlay.engine.retention import Retention
+from inlay.engine.waits import AdmissionWaits
 from inlay.errors import CapacityError
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
@@ -77,13 +78,15 @@ class KVCacheManager:
         self._lower = LowerTiers(store, residency, private=private)
         self.prefetcher = Prefetcher(store, residency, self._lower, likely=prefetch_likely)
         self.retention = Retention(store, residency, private=private, pin_share=pin_share)
-        self.pending: PendingPrefills[Task] = PendingPrefills(store)
+        self.pending = PendingPrefills(store)
+        self._computing: dict[Prefill, Task] = {}
         self.profiles = KnownProfiles()
         self.orders = OrderChooser(store)
         self.encoding: Encoding | None = None
         self.encoded_tokens = 0
         self.short_of_room = False
         self.alone: Callable[[], bool] = _never
+        self.waits = AdmissionWaits(store, residency, self.pending, lambda: self.alone())
 
     def when_over(self, listener: Callable[[frozenset[bytes]], None]) -> None:
         """Have somebody told of the segments whose time is over, or that are evicted, by their keys."""
@@ -101,7 +104,8 @@ class KVCacheManager:
         if answer is Admission.NO_ROOM:
             self.short_of_room = True
             # What is on its way, or lent to idle work, comes back: no task is turned away for lack of that.
-            return Admission.FREEING if self.residency.moving or self._store.lent else answer
+            comes_back = self.residency.moving or self.residency.holding or self._store.lent
+            return Admission.FREEING if comes_back else answer
         return answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
@@ -122,7 +126,9 @@ class KVCacheManager:
 
     def _admit_encoding(self, encoding: Encoding) -> Admission:
         """Room for the next batch. One encoding at a time has some, so that all of them together hold no more."""
-        if self.encoding is not None or self._still_waits(encoding):
+        if self.encoding is not None:
+            return Admission.TAKEN
+        if self._still_waits(encoding):
             return Admission.LATER
         pool = self._store.pool
         batch = encoding.batch(self._lower.is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
@@ -146,7 +152,7 @@ class KVCacheManager:
         if allocation is None:
             return Admission.NO_ROOM
         encoding.allocation = allocation
-        self.pending.add(allocation.prefill, encoding)
+        self._begin(encoding, allocation.prefill)
         self.encoding = encoding
         return Admission.ADMITTED
 
@@ -205,7 +211,7 @@ class KVCacheManager:
         if request.prefill.admitted_at is None:
             request.prefill.fetch_s = time.perf_counter() - since + request.prefill.waited_s
         request.attach(allocation)
-        self.pending.add(allocation.prefill, request)
+        self._begin(request, allocation.prefill)
         if selecting:
             request.begin_selecting(lookup, misses)
         elif first:
@@ -217,6 +223,10 @@ class KVCacheManager:
             self.retention.claim(request)
             self.prefetcher.admitted(request, read)
         return Admission.ADMITTED
+
+    def _begin(self, task: Task, prefills: Sequence[Prefill]) -> None:
+        self._computing.update(dict.fromkeys(prefills, task))
+        self.pending.add(prefills)
 
     def _may_wait_in_pass(self, request: Request) -> bool:
         """Whether a request may read what comes up layer by layer: where it waits alone, for nothing but a token."""
@@ -274,6 +284,7 @@ class KVCacheManager:
             self.retention.claim_encoded(task)
         for prefill in allocation.prefill:
             self.pending.remove(prefill)
+            self._computing.pop(prefill, None)
         try:
             if not any(arrival.failed for arrival in allocation.arrivals):
                 self._keep(task, allocation)
@@ -329,6 +340,7 @@ class KVCacheManager:
         """
         allocation = task.allocation
         allocation.prefill.remove(prefill)
+        self._computing.pop(prefill, None)
         if prefill.module:
             self.encoded_tokens += 0 if prefill.pending is None else len(prefill.pending.ids)
         if prefill.keep is not None:
@@ -364,8 +376,7 @@ class KVCacheManager:
         return False
 
     def _still_waits(self, task: Task) -> bool:
-        """Whether what a task was told to wait for goes on: all who wait are asked at every step, and to look for a
-        long prompt in the store and among those that are computed takes time."""
+        """Whether what a task was told to wait for goes on."""
         if task.waits_for is not None and not self.pending.goes_on(task.waits_for):
             task.waits_for = None
         return task.waits_for is not None
@@ -384,11 +395,10 @@ class KVCacheManager:
         for prefill in shared:
             begun = prefill.begun()
             if begun is not None and prefill.keep is not None:
-                owner = self.pending.owner(prefill)
-                self._insert(owner, *begun)
+                self._insert(self._computing[prefill], *begun)
                 self.pending.remove(prefill)
                 prefill.pending = prefill.keep.rest(len(begun[0].ids))
-                self.pending.add([prefill], owner)
+                self.pending.add([prefill])
         return bool(shared)
 
     def _room(self, splice: Splice, lookup: Lookup) -> tuple[tuple[SlotRange, ...], tuple[SlotRange, ...]] | None:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from inlay.engine.allocation import Prefill
 from inlay.kv.identity import TokenRun
 from inlay.kv.index import shared_length
 from inlay.kv.store import SegmentStore
-
-T = TypeVar("T")
 
 #: So many tokens of what somebody else is computing are worth waiting for.
 _WORTH_WAITING = 16
@@ -29,26 +26,20 @@ class Wait:
     tokens: int
 
 
-class PendingPrefills(Generic[T]):
+class PendingPrefills:
     """The prefills of one store's requests and encodings that others may wait for."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
         self._by_first: dict[int, list[Prefill]] = {}  # by the first token that they compute
-        self._owners: dict[Prefill, T] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_first.values()))
 
-    def owner(self, prefill: Prefill) -> T:
-        """The task that computes it."""
-        return self._owners[prefill]
-
-    def add(self, prefills: Iterable[Prefill], owner: T) -> None:
-        """Let others wait for what a task computes with these, as far as the store is to keep it."""
+    def add(self, prefills: Iterable[Prefill]) -> None:
+        """Let others wait for what these compute, as far as the store is to keep it."""
         for prefill in prefills:
             if prefill.pending is not None:
-                self._owners[prefill] = owner
                 self._by_first.setdefault(prefill.pending.ids[0], []).append(prefill)
 
     def remove(self, prefill: Prefill) -> None:
@@ -56,7 +47,6 @@ class PendingPrefills(Generic[T]):
         first = None if prefill.pending is None else prefill.pending.ids[0]
         if first is not None and prefill in self._by_first.get(first, ()):
             self._by_first[first].remove(prefill)
-            del self._owners[prefill]
             if not self._by_first[first]:
                 del self._by_first[first]
 

@@ -204,8 +204,8 @@ class PrefillRecord:
     admitted_at: when the request first had a place in the pool, on the clock of its arrival. fetch_s: how long that
     took. encode_s: how long modules took that it missed. awaited: the keys of segments that came up from a lower tier
     while it waited for them, and waited_since: from when on. encoded: the keys of modules that it computed and lower
-    tiers were given, and of their forms. ahead: how many tokens were brought up before its turn; None while nobody has
-    looked.
+    tiers were given, and of their forms. ahead: how many tokens were brought up before its turn; None while they
+    are not. looked: the version of the residency when they last could not be.
 
     Of a pass that chooses what is repaired: found says of the modules (by key) and runs (by digest and start) that it
     has looked up how many tokens were stored, misses why others were not; selecting_tokens: see Usage.
@@ -219,6 +219,7 @@ class PrefillRecord:
     waited_since: float | None = None
     encoded: list[bytes] = field(default_factory=list)
     ahead: int | None = None
+    looked: object = None
     found: dict[object, int] = field(default_factory=dict)
     misses: Mapping[str, int] = field(default_factory=dict)
     selecting_tokens: int = 0

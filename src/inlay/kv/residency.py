@@ -68,6 +68,7 @@ class Residency:
         self._known: OrderedDict[bytes, SegmentSpec] = OrderedDict()  # what was written or read below, the latest last
         self._known_tokens = 0
         self._knowing = threading.Lock()
+        self._told: object = None  # another one for all that was told
         self._news = threading.Event()  # a read or a write has come further since the last poll
         self._arrived: Callable[[SegmentSpec, float | None], object] = _nobody_hears
         self._demoter: Demoter | None = None
@@ -117,6 +118,21 @@ class Residency:
         """Whether anything is on its way that gives back room in the pool before long, or is waited for."""
         copying = self._saver.copying or (self._demoter is not None and self._demoter.moving)
         return copying or self._loader.moving
+
+    @property
+    def holding(self) -> bool:
+        """Whether reads or copies hold room in the pool, also those that are late and not waited for."""
+        return self._saver.copying or self._loader.holding or (self._demoter is not None and self._demoter.copying)
+
+    @property
+    def version(self) -> object:
+        """Another value whenever something has come up or was found, or is late."""
+        return self._loader.version
+
+    @property
+    def room_version(self) -> object:
+        """Another value whenever room may have come back that a read or a copy held."""
+        return self._told, self._loader.version, self.moving
 
     @property
     def waiting(self) -> int:
@@ -291,6 +307,7 @@ class Residency:
         self._arrived(spec, left_s)
 
     def _tell(self) -> None:
+        self._told = object()
         self._news.set()
         self.wake()
 
