@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
 
-from inlay import LLM, Prompt, Schema
+from inlay import LLM, Prompt, SamplingParams, Schema
 from inlay.config import EngineConfig
 from inlay.measured import AutoReuse, Measurements
 from inlay.policy import ReusePolicy
@@ -184,3 +185,44 @@ def test_what_was_measured_does_not_hold_for_other_approximations(caplog, tmp_pa
         assert str(llm.policy()) == "exact"
         assert said(caplog) == [f"reuse 'auto:0.05' is 'exact': what is measured on a model does not hold with {named}"]
         llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("rows", "unprofiled"),
+    [
+        ([row("modular", 2.0)], "linked:2147483647"),
+        ([row("modular", 2.0), row("modular+linked:16", 0.04, recomputed=0.5)], "linked:16"),
+        ([row("modular+linked:16", 0.2), row("anchored+linked:16", 0.04, recomputed=0.5)], "linked:2147483647"),
+    ],
+)
+def test_auto_without_profiles_takes_what_was_measured_without_them_or_exact(rows, unprofiled):
+    """An engine that makes none takes another policy; one that makes them answers modules without one so."""
+    Measurements.of(tiny("llama").fingerprint).keep(None, [*rows, row("modular+profiled:0.1", 0.04, recomputed=0.1)])
+    llm = LLM(tiny("llama"), kv_memory="4MiB", reuse="auto", tolerance=0.05)
+    assert (str(llm.policy()), str(llm.policy().unprofiled)) == ("modular+profiled:0.1", unprofiled)
+    llm.shutdown()
+    without = LLM(tiny("llama"), kv_memory="4MiB", reuse="auto", tolerance=0.05, profile="off")
+    within = [each.policy for each in rows if each.kl_high <= 0.05]
+    assert str(without.policy()) == (within[0] if within else "exact")
+    assert without.policy().unprofiled is None
+    without.shutdown()
+
+
+def test_under_auto_a_message_part_is_exact_until_it_has_a_profile():
+    """From its second request on it is encoded and profiled, where the engine finds time."""
+    Measurements.of(tiny("llama").fingerprint).keep(None, [row("modular+profiled:0.1", 0.04, recomputed=0.1)])
+    llm = LLM(tiny("llama"), kv_memory="8MiB", chunk_size=4, reuse="auto", tolerance=0.05, promotion_memory=0, seed=0)
+    mark = {"cache_control": {"type": "ephemeral"}}
+    texts = ("The first document says some words. ", "A second one has others. ", "And here is a third one. ")
+    usages = []
+    for number, order in enumerate(permutations(texts)):
+        parts = [{"type": "text", "text": text} | mark for text in order]
+        asked = {"role": "user", "content": [*parts, {"type": "text", "text": f"{number}?"}]}
+        params = SamplingParams(temperature=0, max_tokens=1)
+        (made,) = llm.generate([[asked]], params)
+        usages.append(made.usage)
+    assert [usage.module_tokens for usage in usages[:2]] == [0, 0]
+    assert llm.stats().profiled_tokens > 0
+    assert usages[-1].module_tokens > 0
+    assert usages[-1].linked_tokens == 0, "it repairs by profiles"
+    llm.shutdown()

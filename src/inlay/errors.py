@@ -13,32 +13,31 @@ InlayError
 ├── DeadlineError     a request had no answer by its deadline
 ├── AbortedError      a request was given up while somebody waited for it
 ├── EngineDeadError   the engine has ended by a fault of its own, and answers nobody any more
-├── ForkedError       an engine is used in a process that was forked from the one that made it
 ├── BatchError        a file of requests cannot be run (inlay.batch)
 └── LogError          a log of prompts cannot be read, or a line of it is no request (inlay.advice.extract)
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
-def reduce_error(error: Exception) -> tuple[Any, ...]:
-    """``__reduce__`` of errors whose constructor takes other arguments than the message, for pickle and copy."""
-    return _remade, (type(error), error.args, error.__dict__)
+class PortableError(Exception):
+    """An exception that can be pickled and copied, whatever its constructor takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
 
 
-def _remade(kind: type[Exception], args: tuple[Any, ...], state: Mapping[str, Any]) -> Exception:
+def _restored(kind: type[PortableError], args: tuple[Any, ...], state: dict[str, Any]) -> PortableError:
     error = kind.__new__(kind, *args)
-    error.args = args
     error.__dict__.update(state)
     return error
 
 
-class InlayError(Exception):
+class InlayError(PortableError):
     """The base of all errors that inlay raises on purpose.
 
     outputs: where one of several prompts that were given together failed, what the others came to: a RequestOutput
@@ -46,8 +45,6 @@ class InlayError(Exception):
     """
 
     outputs: Sequence[Any] = ()
-
-    __reduce__ = reduce_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +92,6 @@ class AbortedError(InlayError):
 
 class EngineDeadError(InlayError):
     """The engine has ended by a fault of its own, and answers nobody any more; its log has the fault."""
-
-
-class ForkedError(InlayError):
-    """An engine is used in a process that was forked from the one that made it."""
-
-    @classmethod
-    def check(cls, pid: int) -> None:
-        """Raise unless ``pid`` is this process. Threads do not survive a fork, so a child would wait for ever."""
-        if os.getpid() != pid:
-            raise cls(
-                f"this engine was made by process {pid}, and process {os.getpid()} was forked from it; make a new LLM "
-                "behind the fork, or start processes with multiprocessing's 'spawn'"
-            )
 
 
 class DeadlineError(InlayError):

@@ -23,6 +23,7 @@ from inlay.engine.core import Engine
 from inlay.engine.drift import DriftLog
 from inlay.engine.encoder import Encoding
 from inlay.engine.factory import RequestFactory
+from inlay.engine.forks import ThisProcess
 from inlay.engine.forward import StepObserver
 from inlay.engine.idle import IdleWorker
 from inlay.engine.pass_cost import measured_cost
@@ -81,6 +82,7 @@ class InProcessClient:
         seed: int | None = None,
         adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
+        self._process = ThisProcess()
         device = loaded.model.device
         backend = get_backend(config.attention_backend, device)
         self._adapters = Adapters(loaded.model, (adapters or {}).values())
@@ -181,7 +183,11 @@ class InProcessClient:
         return self.call(self.engine.kv_manager.retention.modules)
 
     def evict(self, request: EncodeRequest) -> Future[int]:
-        return self.call(lambda: self.engine.kv_manager.retention.evict(request.specs))
+        return self.call(lambda: self.engine.evict(request.specs))
+
+    def evict_texts(self, salt: str) -> Future[int]:
+        """Forget the text of all requests with a salt that is no module; the tokens of that."""
+        return self.call(lambda: self.engine.evict_texts(salt))
 
     def pin(
         self, request: EncodeRequest, owner: str, reason: str, budget: int | None = None, *, instead: str | None = None
@@ -248,6 +254,8 @@ class InProcessClient:
 
     def shutdown(self) -> None:
         """What is to be written is, where that takes no longer than _FLUSH_S."""
+        if self._process.left:  # the engine's threads are in another process, which ends them
+            return
         with suppress(InlayError):  # inside a step it could not come further, and closed nothing does
             if not self.residency.settled:
                 self.thread.run(self.residency.poll)

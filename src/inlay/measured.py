@@ -118,7 +118,8 @@ class AutoReuse:
 
     def rows(self, schema: Schema | None = None, adapter: str | None = None) -> tuple[Measured, ...]:
         """What is known of a schema's prompts, or else of the model's, as this engine is set up."""
-        return () if self._differs() else self._measured(adapter).about(schema)
+        rows = () if self._differs() else self._measured(adapter).about(schema)
+        return rows if self._config.profile == "auto" else tuple(row for row in rows if not _profiled(row))
 
     def tolerating(self, policy: ReusePolicy) -> ReusePolicy:
         """The policy, with the engine's tolerance where it is ``auto`` and has none of its own."""
@@ -191,6 +192,12 @@ class AutoReuse:
             if self._config.store_codec == EngineConfig.store_codec
             else f"store_codec '{self._config.store_codec}'"
         )
+
+
+def _profiled(row: Measured) -> bool:
+    """Whether a row is of a policy that chooses tokens by profiles, which it was measured with."""
+    policy = ReusePolicy.named(row.policy)
+    return policy is not None and policy.profiled
 
 
 class _NewerError(ValueError):

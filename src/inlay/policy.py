@@ -55,6 +55,9 @@ CEILINGS = ("off", "exact", _AUTO, "modular")
 _LIKE_ACROSS = "write it like anchored+across, or anchored+across+linked:16"
 
 
+#: All of a module, however long it is.
+WHOLE = Repair("linked", 2**31 - 1)
+
 #: What a policy is repaired by where it is found to go too far from full prefill (docs/quality.md).
 _SAFER = Repair("profiled", 0.15)
 
@@ -70,6 +73,8 @@ class ReusePolicy:
     best: whether a module is read in the most exact form that is stored, not as ``context`` has it alone.
     healing: of ``best``: whether what others leave in the store may make a form more exact; else it depends on the
         request alone which form is read.
+    unprofiled: of a profiled repair: what is computed anew of modules that have no profile yet; None for as many first
+        tokens as the share says. It is not written.
     tolerance: of ``auto``, which no engine takes: what has been measured says which policy it is (``resolved``). None
         for every other policy.
     """
@@ -82,6 +87,7 @@ class ReusePolicy:
     best: bool = False
     healing: bool = True
     tolerance: Tolerance | None = None
+    unprofiled: Repair | None = None
 
     @classmethod
     def parse(cls, reuse: object, positions: object = None) -> ReusePolicy:
@@ -237,7 +243,8 @@ class ReusePolicy:
 
     def resolved(self, measured: Sequence[Measured], why_not_shift: str | None) -> ReusePolicy:
         """The policy that ``auto`` is: the one that computes least of those that are within its tolerance, ``exact``
-        where none is. Any other policy is itself.
+        where none is. Any other policy is itself. Modules without a profile get what was measured to be within it
+        without profiles: the same policy with a ``linked`` repair, or else they are computed anew whole.
 
         measured: what is known of the model and what is asked of it. why_not_shift: see ``settled``.
         """
@@ -248,6 +255,13 @@ class ReusePolicy:
         found = [(row.recomputed, row.kl, policy) for row in rows if (policy := self.named(row.policy)) is not None]
         modular = [each for each in found if each[2].modular and not each[2].auto]
         taken = min(modular, key=lambda each: each[:2])[2] if modular else EXACT
+        if taken.profiled:
+            base = replace(taken, repair=None)
+            alike = [policy.repair for _, _, policy in modular if replace(policy, repair=None) == base]
+            linked = [repair for repair in alike if repair is not None and repair.kind == "linked"]
+            if None in alike:
+                linked.append(Repair("linked", 0))
+            taken = replace(taken, unprofiled=min(linked, key=lambda repair: repair.amount, default=WHOLE))
         return replace(taken, positions=self.positions)
 
     def row(self, measured: Sequence[Measured]) -> Measured | None:
@@ -287,7 +301,8 @@ class ReusePolicy:
 
     def alone(self) -> ReusePolicy:
         """This policy for a prompt of which everything is computed: it stands where it did, and nothing is reused."""
-        return replace(self, level="off", context=None, repair=None, across=False, best=False, healing=True)
+        plain = replace(self, repair=None, across=False, best=False, healing=True, unprofiled=None)
+        return replace(plain, level="off", context=None)
 
     def safer(self, *, profiles: bool) -> ReusePolicy:
         """The next policy on the way to full prefill: the same with more repair, then ``exact``, where that way ends.
@@ -304,7 +319,7 @@ class ReusePolicy:
 
     def unrepaired(self) -> ReusePolicy:
         """This policy as far as it says what modules are encoded as, and where they stand."""
-        return replace(self, repair=None, across=False, best=False, healing=True)
+        return replace(self, repair=None, across=False, best=False, healing=True, unprofiled=None)
 
     @property
     def _rank(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from inlay.errors import reduce_error
+from inlay.errors import PortableError
 
 Pairs = list[tuple[str, Any]]
 
@@ -54,7 +54,7 @@ class Fault(Enum):
     VALUES = "there are too many values"
 
 
-class JSONError(Exception):
+class JSONError(PortableError):
     """JSON that is not taken. Who reads it says so in a sentence of its own.
 
     fault: what is wrong.
@@ -63,8 +63,6 @@ class JSONError(Exception):
     line, column: the same, from 1; columns in characters.
     bound: the reader's own one that there is more than; None where it is Python's, or the fault is another.
     """
-
-    __reduce__ = reduce_error
 
     def __init__(
         self, fault: Fault, detail: str = "", text: str = "", index: int | None = None, *, bound: int | None = None

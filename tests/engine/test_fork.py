@@ -46,7 +46,7 @@ def test_a_forked_child_gets_an_error_from_llm():
     llm = LLM(tiny("llama"), kv_memory="4MiB")
     before = llm.generate("Once", PARAMS)[0].outputs[0].token_ids
     for call in (lambda: llm.generate("Once", PARAMS), lambda: llm.client.reset_prefix_cache().result()):
-        assert f"made by process {os.getpid()}" in in_child(call)
+        assert f"made in process {os.getpid()}" in in_child(call)
     assert in_child(llm.shutdown) == "nothing was raised"
     assert llm.generate("Once", PARAMS)[0].outputs[0].token_ids == before
     llm.shutdown()
@@ -55,11 +55,11 @@ def test_a_forked_child_gets_an_error_from_llm():
 def test_a_forked_child_gets_an_error_from_async_llm():
     llm = AsyncLLM(tiny("llama"), kv_memory="4MiB")
     before = asyncio.run(ask(llm))
-    assert f"made by process {os.getpid()}" in in_child(lambda: asyncio.run(ask(llm)))
+    assert f"made in process {os.getpid()}" in in_child(lambda: asyncio.run(ask(llm)))
     assert asyncio.run(ask(llm)) == before
 
 
 def test_the_error_is_one_of_inlay():
     llm = LLM(tiny("llama"), kv_memory="4MiB")
-    assert in_child(lambda: llm.generate("Once", PARAMS)).startswith("ForkedError")
+    assert in_child(lambda: llm.generate("Once", PARAMS)).startswith("EngineDeadError")
     llm.shutdown()

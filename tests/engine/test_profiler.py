@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from inlay import LLM, AsyncLLM, ParameterError, SamplingParams, Schema
+from inlay.engine import core, idle
 from inlay.engine import profiler as profiler_module
 
 from ..conftest import tiny
@@ -326,3 +328,55 @@ def test_who_combines_public_modules_leaves_no_profile_of_them():
             assert not known
     assert known
     assert output.usage.linked_tokens == 0
+
+
+def test_profiles_that_requests_would_use_are_made_beside_requests_in_a_share_of_the_time(monkeypatch):
+    """Each pass of requests takes a second of this clock, and so does each pass for a profile."""
+    driver = driver_for(record=False, promotion_memory=0)
+    clock = [0.0]
+    monkeypatch.setattr(idle, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(core, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    ran, busy, run = [], [], driver.engine.runner.run
+
+    def timed(*args, **kwargs):
+        clock[0] += 1.0
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(driver.engine.runner, "run", timed)
+    step = driver.engine.profiler.step
+    monkeypatch.setattr(driver.engine.profiler, "step", lambda tokens: ran.append(tokens) or step(tokens))
+    running = driver.request("Once", 400, reuse="off")
+    driver.add(running)
+    for _ in range(10):
+        driver.engine.step()
+    assert not ran, "nobody has asked for any yet"
+    driver.add(driver.request(prompt(), 1, reuse="anchored+profiled:0.3"))
+    while len(profiles_of(driver.llm)) < 2:  # the first of all stands where it was encoded
+        driver.engine.step()
+        busy.append(1)
+    assert not running.finished
+    saved_s, ahead_s = 0.5, 1.0  # what a busy engine saves up at most, and the pass that may begin with any of it
+    assert len(ran) <= saved_s + ahead_s + len(busy) * idle.BUSY_SHARE / (1 - idle.BUSY_SHARE)
+    asked = driver.request(prompt("And?"), 1, reuse="anchored+profiled:0.3")
+    driver.add(asked)
+    while not asked.finished:
+        driver.engine.step()
+    assert (asked.usage.linked_tokens, running.finished) == (0, False)
+    driver.finish()
+    assert driver.store.lent == 0
+    assert driver.all_free()
+
+
+def test_a_request_that_needs_the_room_of_a_profile_gets_it():
+    driver = driver_for(record=False, kv_tokens=400, promotion_memory=0)
+    driver.engine.profiler.miss(*[[spec for segment in driver.store for spec in segment.specs.values()]] * 2)
+    running = driver.request("Once", 60, reuse="off")
+    driver.add(running)
+    driver.engine.step()
+    assert driver.engine.profiler.step(3)
+    assert driver.store.lent > 0
+    large = driver.request("x" * 300, 4, reuse="off")
+    driver.add(large)
+    while not large.finished:
+        driver.engine.step()
+    assert (large.error, len(large.token_ids)) == (None, 4)

@@ -14,7 +14,7 @@ from inlay.engine.jobs import Admission, Step
 from inlay.engine.scheduler import Scheduler
 from inlay.errors import QueueFullError
 
-from .fakes import FakeJob, make, run
+from .fakes import FakeJob, FakeMemory, make, run
 
 
 class Machine(RuleBasedStateMachine):
@@ -240,6 +240,62 @@ def test_who_waits_for_what_somebody_computes_is_overtaken():
     assert answers.index((other, Admission.ADMITTED)) < answers.index((alike, Admission.ADMITTED))
 
 
+@pytest.mark.parametrize("answer", [Admission.LATER, Admission.COMING])
+def test_who_waits_takes_no_place_and_is_asked_when_something_has_changed(answer):
+    class Waits:
+        room = 0
+
+        def __init__(self) -> None:
+            self.told, self.woken = [], []
+
+        def begun(self, job, said):
+            self.told.append((job, said))
+
+        def over(self):
+            woken, self.woken = self.woken, []
+            return woken
+
+    memory, waits = FakeMemory(1000), Waits()
+    scheduler = Scheduler(4, 64, 64, None, memory, waits)
+    first, *waiting = jobs((4, 50), *[(4, 5)] * 6)
+    say, told = memory.admit, set(waiting)
+    memory.admit = lambda job: answer if job in told else say(job)
+    add(scheduler, first, *waiting)
+    for _ in range(10):
+        run(scheduler, memory, scheduler.step(0))
+    assert sorted(job.number for job, _ in waits.told) == [1, 2, 3, 4, 5, 6], "each once"
+    (other,) = jobs((4, 1))
+    other.number, other.tenant = 9, "other"
+    add(scheduler, other)
+    run(scheduler, memory, scheduler.step(0))
+    assert other.said == 1
+    told.clear()
+    waits.woken = [*waiting]
+    run(scheduler, memory, scheduler.step(0))
+    assert [job.admitted for job in waiting] == [1, 1, 1, 0, 0, 0], "three places are left, in the order of the line"
+    scheduler.remove(waiting[5])
+    while scheduler.busy:
+        run(scheduler, memory, scheduler.step(0))
+    assert [job.said for job in waiting] == [5] * 5 + [0]
+
+
+@pytest.mark.parametrize("sequences", [0, 1])
+def test_a_step_looks_at_few_of_many_tenants_that_wait(sequences, monkeypatch):
+    scheduler, memory = make(chunks=10**6, requests=2, tokens=64, prefill=64)
+    say = memory.admit
+    memory.admit = lambda job: Admission.TAKEN if not job.sequences else say(job)
+    add(scheduler, *jobs((4, 1000), (4, 1000)))
+    run(scheduler, memory, scheduler.step(0))
+    add(scheduler, *(FakeJob(10 + n, 4, 1, tenant=f"t{n}", sequences=sequences, priority=1) for n in range(5000)))
+    looked: list[object] = []
+    turn = Scheduler.turn
+    monkeypatch.setattr(Scheduler, "turn", lambda *at: looked.append(at) or turn(*at))
+    monkeypatch.setattr("inlay.engine.scheduler.crowded_out", lambda *_: None)
+    for _ in range(10):
+        run(scheduler, memory, scheduler.step(0))
+    assert len(looked) < 100
+
+
 def test_one_that_can_never_fit_fails_and_the_others_go_on():
     scheduler, _ = make(chunks=10)
     never, small = jobs((50, 1), (2, 1))
@@ -361,10 +417,10 @@ class Timed(FakeJob):
 def test_a_step_does_not_look_at_all_tenants_for_each_of_their_jobs(monkeypatch, topic):
     """Whether they get their places, or wait for what one of them computes."""
     scheduler, _ = make(chunks=10**6, requests=100, tokens=100, prefill=100)
-    add(scheduler, *(FakeJob(number, 1000, 2, tenant=f"t{number}", topic=topic) for number in range(400)))
     looked: list[object] = []
     turn = Scheduler.turn
     monkeypatch.setattr(Scheduler, "turn", lambda *at: looked.append(at) or turn(*at))
+    add(scheduler, *(FakeJob(number, 1000, 2, tenant=f"t{number}", topic=topic) for number in range(400)))
     scheduler.step(0)
     assert len(scheduler.running) == (100 if topic is None else 1)
     assert 400 <= len(looked) < 1000

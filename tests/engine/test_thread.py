@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import signal
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inlay import LLM, InlayError, SamplingParams, Schema
+from inlay import LLM, AsyncLLM, EngineDeadError, InlayError, SamplingParams, Schema
 from inlay.engine import core as engine_module
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.kv_manager import KVCacheManager
@@ -352,3 +355,39 @@ def test_a_listener_that_fails_before_a_pass_ends_nobody_who_is_in_it(monkeypatc
     assert [len(member.token_ids) for member in request.family[:2]] == [12, 12]
     assert [event.index for event in heard if event.error] == [2]
     assert driver.all_free()
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_an_engine_says_so_in_a_process_that_was_forked_from_its_own(kind):
+    """Its threads are not there, and whoever waits for one would wait for ever; nothing hangs at the end either."""
+    llm = kind(tiny("llama"), kv_memory="4MiB")
+
+    async def last() -> None:
+        async for _ in llm.generate("Once", SamplingParams(max_tokens=1)):
+            pass
+
+    def ask() -> None:
+        if kind is LLM:
+            llm.generate("Once", SamplingParams(max_tokens=1))
+        else:
+            asyncio.run(last())
+
+    ask()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            ask()
+        except EngineDeadError as error:
+            llm.shutdown()
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+    said = os.read(reading, 1000).decode()
+    assert f"made in process {os.getpid()}" in said
+    assert f"process {child} is a fork of that" in said
+    ask()
+    llm.shutdown()

@@ -13,8 +13,10 @@ from inlay.attention.kernel import kernel
 from inlay.models.compiled_weight import can_compile
 from inlay.models.few_rows import MOST_ROWS, FewRows
 from inlay.models.interface import attention_implementation
+from inlay.models.lora import Adapters, load_adapter
 from inlay.models.weights import WeightForm
 
+from ..adapters import write_adapter
 from .prepared import prepared
 
 pytestmark = pytest.mark.skipif(
@@ -97,6 +99,19 @@ def test_who_hangs_on_to_a_module_sees_what_it_is_given(calls):
     handle.remove()
     assert torch.equal(logits_of(model, IDS[:5]), before)
     assert len(seen) == 1
+
+
+def test_an_adapter_that_no_row_names_leaves_layers_their_fast_way(calls, tmp_path):
+    loaded = made("llama")
+    adapters = Adapters(
+        loaded.model, [load_adapter(loaded.model, "a", write_adapter(tmp_path / "a", prepared("llama")))]
+    )
+    for work, fast in (([(b"", 5)], True), ([(b"", 4), (next(iter(adapters._digests)), 1)], False)):
+        calls.clear()
+        with adapters.applied(work, [4]):
+            logits_of(loaded.model, IDS[:5])
+        assert (calls == ["before", "behind"] * 3) == fast
+    adapters.remove()
 
 
 def test_many_rows_batches_and_other_dtypes_go_the_layers_own_way(calls):

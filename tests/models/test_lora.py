@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inlay import LLM
 from inlay.errors import ModelError, ParameterError
+from inlay.models.few_rows import _acts
 from inlay.models.linear import joined, packed
 from inlay.models.lora import Adapters, load_adapter, load_adapters, size_of
 from inlay.models.lora.config import read_config
@@ -299,6 +300,25 @@ def test_an_idle_adapter_adds_no_operation_to_a_pass(folder):
     with adapters.applied([(b"", 4), (adapter.digest, 1)], [4]):
         assert operations(model, ids).total() > alone.total()
     adapters.remove()
+
+
+def test_hooks_of_an_adapter_act_in_passes_that_have_rows_of_it_alone(folder):
+    """Layers of few rows go the fast way elsewhere, also those of another engine over the same model."""
+    model = prepared("llama").model
+    adapter = load_adapter(model, "a", folder)
+    mine, others = Adapters(model, [adapter]), Adapters(model, [adapter])
+    adapted = [module for module in model.modules() if module._forward_hooks]
+
+    def acting() -> int:
+        return sum(hook.acts for module in adapted for hook in module._forward_hooks.values())
+
+    assert (acting(), any(map(_acts, adapted))) == (0, False)
+    with mine.applied([(b"", 5)], [4]):
+        assert (acting(), any(map(_acts, adapted))) == (0, False)
+    with mine.applied([(b"", 4), (adapter.digest, 1)], [4]):
+        assert (acting(), all(map(_acts, adapted))) == (len(adapted), True), "the other engine's do not"
+    mine.remove()
+    others.remove()
 
 
 def operations(model, ids) -> Counter[str]:

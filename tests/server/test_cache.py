@@ -29,6 +29,7 @@ from .site import CHAT, SCHEMAS, Site, refused, serving_app
 
 SEGMENTS = "/v1/cache/segments"
 TRIP = '<schema name="trip">You plan. <module name="lima">Go to Lima, by the sea.</module></schema>'
+NAMES = ("first", "second", "third")
 OPEN = '<schema name="open">All may read. <module name="oslo">Go to Oslo, to the north.</module></schema>'
 
 
@@ -315,3 +316,24 @@ def test_a_disk_that_takes_no_file_is_told_in_a_sentence(
     assert {path.name for path in (tmp_path / "store" / "v1").iterdir()} == before, "no draft stays"
     assert os.strerror(number) in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_parts_that_begin_alike_are_all_listed_and_all_of_a_tenant_is_evicted_at_once(capsys, site):
+    mark = {"cache_control": {"type": "ephemeral"}}
+    parts = [{"type": "text", "text": f"The {name} is a document of some length. " * 2} | mark for name in NAMES]
+    body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}], "max_tokens": 1}
+    for _ in range(2):
+        assert site.call("POST", CHAT, body, key="bob")[0] == 200
+    own = [row for row in listed(site, "bob") if row["private"]]
+    assert len(own) >= len(NAMES)
+    public = [row for row in listed(site, "bob") if not row["private"]]
+    anns = listed(site, "ann")
+    done, out, err = run(
+        capsys, "cache", "evict", "--all", "--url", f"http://127.0.0.1:{site.port}", "--api-key", site.keys["bob"]
+    )
+    assert (done, f"evicted {len(own)} segments" in out) == (0, True), out + err
+    assert f"{len(public)} segments of public schemas stay" in err
+    assert [row["key"] for row in listed(site, "bob")] == [row["key"] for row in public]
+    assert [row["key"] for row in listed(site, "ann")] == [row["key"] for row in anns]
+    usage = site.call("POST", CHAT, body, key="bob")[2]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0

@@ -44,6 +44,7 @@ OPERATIONS = (
     "GET /v1/schemas/{name}/versions/{version}",
     "GET /v1/cache",
     "GET /v1/cache/segments",
+    "DELETE /v1/cache/segments",
     "GET /v1/cache/segments/{key}",
     "DELETE /v1/cache/segments/{key}",
     "PUT /v1/cache/segments/{key}/pin",

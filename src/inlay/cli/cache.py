@@ -99,10 +99,16 @@ def evict(
 ) -> None:
     """Remove segments, pinned ones too: of a folder, what a process has in its memory stays; of a server, all goes."""
     with _opened(store, url, api_key) as cache:
-        rows = cache.chosen(keys, every=every)
-        for row in rows:
-            cache.evict(row)
-    print(f"evicted {len(rows):,} segments, {sum(row['bytes'] for row in rows) / 2**20:,.1f} MiB")
+        if every and not keys:
+            segments, size, left = cache.evict_all()
+        else:
+            rows = cache.chosen(keys, every=every)
+            segments, size, left = len(rows), sum(row["bytes"] for row in rows), 0
+            for row in rows:
+                cache.evict(row)
+    print(f"evicted {segments:,} segments, {size / 2**20:,.1f} MiB")
+    if left:
+        print(f"{left:,} segments of public schemas stay: only an admin may evict them", file=sys.stderr)
 
 
 @app.command()

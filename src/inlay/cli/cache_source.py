@@ -44,6 +44,13 @@ class CacheSource(ABC):
     def evict(self, row: Row) -> None:
         """Remove a segment, pinned or not."""
 
+    def evict_all(self) -> tuple[int, int, int]:
+        """Remove all segments; returns how many, their bytes, and how many the caller may not remove."""
+        rows = self.rows()
+        for row in rows:
+            self.evict(row)
+        return len(rows), sum(row["bytes"] for row in rows), 0
+
     @abstractmethod
     def verify(self, tell: Callable[[str], object]) -> tuple[int, int]:
         """Read every file and remove damaged ones, telling of each; returns how many are whole, and were damaged."""

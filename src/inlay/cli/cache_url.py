@@ -66,6 +66,10 @@ class RunningCache(CacheSource):
     def evict(self, row: Row) -> None:
         self._ask("DELETE", f"{_SEGMENTS}/{row['key']}")
 
+    def evict_all(self) -> tuple[int, int, int]:
+        gone = self._ask("DELETE", _SEGMENTS)
+        return gone["evicted_segments"], gone["evicted_bytes"], gone["public_segments_left"]
+
     def verify(self, tell: Callable[[str], object]) -> tuple[int, int]:
         found = self._ask("POST", "/v1/cache/verify", {})
         for problem in found["problems"]:

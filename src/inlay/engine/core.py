@@ -25,6 +25,7 @@ from inlay.engine.sampler.sampler import begin
 from inlay.engine.scheduler import Scheduler
 from inlay.engine.shadow import ShadowSampler
 from inlay.errors import AbortedError, DeadlineError, QueueFullError
+from inlay.kv.identity import SegmentSpec
 from inlay.kv.residency import Residency
 from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.tier import Kept
@@ -72,12 +73,11 @@ class Engine:
         if profiler is not None:
             self.kv_manager.profiles = profiler.profiles
         self.promoter = promoter
-        if promoter is not None:
-            self.kv_manager.when_over(promoter.forget_modules)
+        self.kv_manager.when_over(self._forget_modules)
         self.shadow = shadow
         self._idle_time = IdleTime((profiler, promoter, shadow), self._budget, max_tokens)
         self.scheduler: Scheduler[Task] = Scheduler(
-            max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager
+            max_requests, max_tokens, prefill_chunk, max_waiting, self.kv_manager, self.kv_manager.waits
         )
         self.kv_manager.alone = lambda: not self.scheduler.running
         self.observers: list[StepObserver] = []
@@ -147,7 +147,7 @@ class Engine:
     @property
     def stalled(self) -> bool:
         """Whether the last step found that all who are under way wait for what is read from a lower tier."""
-        return self._idle and self.busy and self.residency.moving
+        return self._idle and self.busy and (self.residency.moving or self.residency.holding)
 
     def step(self, *, on_leave: Callable[[Task], None] | None = None, interruptible: bool = True) -> list[Task]:
         """Schedule, run one forward pass, sample.
@@ -159,10 +159,15 @@ class Engine:
             pass have been ended; False on a thread where nobody sends that, so that it is a fault like others.
         """
         self.residency.poll()
+        due = self._idle_time.due and bool(self.scheduler.running)
+        self._idle_time.give_up(wanted=not self.scheduler.running or self.kv_manager.short_of_room)
         began = time.perf_counter()
-        self._idle_time.give_up()
-        step = self._again(began)
+        step = None if due else self._again(began)
         settled = self._settle(interruptible) if step is None else []
+        if due:
+            self._idle_time.use_share()
+            began = time.perf_counter()
+        self.kv_manager.short_of_room = False
         step = step or self.scheduler.step(began, self._most_prefill())
         self.kv_manager.prefetcher.look_ahead(self.scheduler.waiting)
         self.residency.demote()
@@ -181,6 +186,7 @@ class Engine:
             return ended + settled + self._fail(made.owners, error, interruptible)
         seconds = time.perf_counter() - began - made.waited_s
         self._budget.took(sum(tokens for _, tokens in step.prefill) - self._unrun(made), seconds)
+        self._idle_time.busy_for(seconds)
         for observer in self.observers:
             observer.stepped(seconds)
         return ended + settled + advanced
@@ -207,6 +213,24 @@ class Engine:
         self.residency.demote()
         return self._idle_time.use(whole=whole, only=only)
 
+    def evict(self, specs: Sequence[SegmentSpec]) -> int:
+        """Forget segments wherever they are; see Retention.evict. Returns how many tokens of them were stored."""
+        return self.kv_manager.retention.evict(specs, self.scheduler.oldest())
+
+    def evict_texts(self, salt: str) -> int:
+        """Forget the text of all requests with a salt that is no module. Returns how many tokens that were."""
+        if self.promoter is not None:
+            self.promoter.forget_salt(salt)
+        return self.kv_manager.retention.evict_texts(salt, self.scheduler.oldest())
+
+    def _forget_modules(self, keys: frozenset[bytes]) -> None:
+        """Forget what was made of modules whose time is over, or that are evicted."""
+        if self.promoter is not None:
+            self.promoter.forget_modules(keys)
+        if self.profiler is not None:
+            self.profiler.forget(keys)
+        self.kv_manager.profiles.forget(keys)
+
     def forget(self) -> None:
         """Forget all that is stored and that no request reads, and what is asked for again."""
         if self.promoter is not None:
@@ -228,9 +252,11 @@ class Engine:
             self._learn(task)
 
     def _learn(self, request: Request) -> None:
-        """Note what of a request's prompt is worth idle time."""
+        """Note what of a request's prompt is worth idle time; nothing of what was evicted meanwhile."""
+        if self.kv_manager.retention.reads_evicted(request):
+            return
         if self.profiler is not None:
-            self.profiler.add(*request.prompt.unprofiled())
+            self.profiler.miss(*request.prompt.unprofiled())
         beginning = request.prompt.beginning
         if self.promoter is not None and beginning is not None and request.leader is None:
             self.promoter.asked(request.prompt.request.salt, beginning)

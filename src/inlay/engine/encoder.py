@@ -26,6 +26,7 @@ class Encoding:
     """Segments that are to be stored, with what the missing ones attend to.
 
     name: what messages call it. specs: the segments; context may be left out. id: what events call it.
+    sent: when it was made, on the clock of ``arrival``, which is later for each further batch.
     tenant, weight, sequences: see jobs.Job. left: what is not known to be stored, by key. complete: whether all
     has been. error: what ended it before its time. waits_for: see Request.
     ttl_s: for how many seconds the segments are to be found from when they are stored; None for as long as there is
@@ -39,6 +40,7 @@ class Encoding:
     weight: float = 1.0
     priority: int = 0
     arrival: float = field(default_factory=time.perf_counter)
+    sent: float = field(default_factory=time.perf_counter)
     deadline: float | None = None
     sequences: int = 0
     allocation: SequenceAllocation = field(default_factory=SequenceAllocation)

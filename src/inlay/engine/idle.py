@@ -22,6 +22,9 @@ from inlay.kv.store import SegmentStore
 logger = logging.getLogger(__name__)
 
 _LEAST = 8 * FLOOR  # tokens, as a pass of requests has them
+#: The share of a busy engine's time that workers may take for what requests have asked for, and the most seconds of it
+#: that are saved up.
+BUSY_SHARE, _MOST_SAVED_S = 1 / 16, 0.5
 
 
 class IdleWorker(ABC):
@@ -30,6 +33,7 @@ class IdleWorker(ABC):
     failure: what the log says where a fault ends what was begun.
     share: of the tokens that a pass of requests may have, its own have one in so many.
     like_prompts: whether its passes take as long as those of so many prompt tokens do.
+    wanted: whether it has something to do that requests under way would have used.
     """
 
     failure: ClassVar[str]
@@ -57,6 +61,10 @@ class IdleWorker(ABC):
         finally:
             self.seconds += time.perf_counter() - began
         return True
+
+    @property
+    def wanted(self) -> bool:
+        return False
 
     @abstractmethod
     def give_up(self) -> None:
@@ -91,6 +99,26 @@ class IdleTime:
         self._workers = [worker for worker in workers if worker is not None]
         self._budget = budget
         self._most = most
+        self._saved_s = 0.0  # of a busy engine's time, for work that is wanted; below 0 where too much was taken
+
+    @property
+    def due(self) -> bool:
+        """Whether a busy engine is to run one pass of work that requests want."""
+        return self._saved_s > 0 and any(worker.wanted for worker in self._workers)
+
+    def busy_for(self, seconds: float) -> None:
+        """Note that a pass of requests has taken so long; a share of that time goes to work that is wanted."""
+        self._saved_s = min(self._saved_s + seconds * BUSY_SHARE / (1 - BUSY_SHARE), _MOST_SAVED_S)
+
+    def use_share(self) -> None:
+        """Run one short pass of work that requests want, on their time."""
+        began = time.perf_counter()
+        for worker in self._workers:
+            if worker.wanted and self._use(worker, whole=False):
+                break
+        else:
+            self._saved_s = 0.0  # there is no room for any: look again when some time has gone by
+        self._saved_s -= time.perf_counter() - began
 
     def use(self, *, whole: bool = False, only: Collection[IdleWorker | None] | None = None) -> bool:
         """Have one pass computed; returns whether there was any use for it.
@@ -99,10 +127,11 @@ class IdleTime:
         """
         return any(self._use(worker, whole) for worker in self._workers if only is None or worker in only)
 
-    def give_up(self) -> None:
-        """Let others have the time and the room."""
+    def give_up(self, *, wanted: bool = True) -> None:
+        """Let others have the time and the room. wanted: also give up work that requests want."""
         for worker in self._workers:
-            worker.give_up()
+            if wanted or not worker.wanted:
+                worker.give_up()
 
     def _use(self, worker: IdleWorker, whole: bool) -> bool:
         most = self._budget.tokens(self._most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
@@ -15,12 +16,14 @@ class Admission(Enum):
     LATER = "later"  # somebody is computing what it could share
     COMING = "coming"  # what it reads is on its way from a lower tier
     FREEING = "freeing"  # no room, but what is on its way between the tiers gives some back before long
+    TAKEN = "taken"  # as many jobs of its kind run as may: no other of that many sequences is asked in this step
     DONE = "done"  # there is nothing left to compute
 
 
 class Job(Protocol):
     """A request, or an encoding, as the scheduler sees it.
 
+    sent: when it was made, on the clock of ``arrival``.
     deadline: when it ends whether or not it has its answer; None for never. tenant: whose it is; "" for nobody's in
     particular, who are one tenant. weight: how large that tenant's share is beside others'. sequences: how many of
     ``max_requests`` it is; 0 for one that computes no answer.
@@ -28,6 +31,10 @@ class Job(Protocol):
 
     priority: int
     arrival: float
+
+    @property
+    def sent(self) -> float: ...
+
     deadline: float | None
     tenant: str
     weight: float
@@ -41,6 +48,7 @@ class Job(Protocol):
 
 J = TypeVar("J", bound=Job)
 K = TypeVar("K", bound=Job, contravariant=True)
+L = TypeVar("L", bound=Job)
 
 
 class Memory(Protocol[K]):
@@ -56,6 +64,23 @@ class Memory(Protocol[K]):
 
     def release(self, job: K) -> None:
         """Take back what a job has."""
+        ...
+
+
+class Waits(Protocol[L]):
+    """Says when what a memory has said may have changed, so that jobs which wait need not be asked at every step."""
+
+    def begun(self, job: L, answer: Admission) -> None:
+        """Note that a job was told LATER or COMING."""
+        ...
+
+    def over(self) -> Iterable[L]:
+        """The jobs that may be asked again. Each is named once; some may have left meanwhile."""
+        ...
+
+    @property
+    def room(self) -> object:
+        """Another value whenever a job that was told FREEING may find room."""
         ...
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -33,11 +33,12 @@ from inlay.engine.prefetch import Prefetcher
 from inlay.engine.profiles import KnownProfiles
 from inlay.engine.request import Request
 from inlay.engine.retention import Retention
+from inlay.engine.waits import AdmissionWaits
 from inlay.errors import CapacityError
 from inlay.kv.arrivals import Arrival
 from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.residency import Residency
-from inlay.kv.segment import Segment
+from inlay.kv.segment import Found, Segment
 from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.tier import Kept
 from inlay.prompt.contexts import in_encoding_order
@@ -60,7 +61,7 @@ class KVCacheManager:
     encoding: the one that has slots, as only one has at a time.
     encoded_tokens: how many tokens of modules were computed since the start. retention: what stays, and what goes,
     because somebody said so; pin_share: see there. prefetcher: brings up what will be read; prefetch_likely: also what
-    is likely to be.
+    is likely to be. short_of_room: whether a task found no room in the last step.
     alone: whether who is admitted now may wait in its pass, for what comes up layer by layer: others there would, too.
     """
 
@@ -79,11 +80,14 @@ class KVCacheManager:
         self.prefetcher = Prefetcher(store, residency, self._lower, likely=prefetch_likely)
         self.retention = Retention(store, residency, kept=kept, pin_share=pin_share)
         self.pending = PendingPrefills(store)
+        self._computing: dict[Prefill, Task] = {}
         self.profiles = KnownProfiles()
         self.orders = OrderChooser(store)
         self.encoding: Encoding | None = None
         self.encoded_tokens = 0
+        self.short_of_room = False
         self.alone: Callable[[], bool] = _never
+        self.waits = AdmissionWaits(store, residency, self.pending, lambda: self.alone())
 
     def when_over(self, listener: Callable[[frozenset[bytes]], None]) -> None:
         """Have somebody told of the segments whose time is over, or that are evicted, by their keys."""
@@ -91,14 +95,19 @@ class KVCacheManager:
 
     def admit(self, task: Task) -> Admission:
         """See jobs.Memory."""
+        self._store.purge()
         self.retention.expire()
         try:
             answer = self._admit_encoding(task) if isinstance(task, Encoding) else self._admit_request(task)
         except BaseException:
             self.release(task)  # what it was given before the fault
             raise
-        # What is on its way holds room for a moment, for which nobody is turned away.
-        return Admission.FREEING if answer is Admission.NO_ROOM and self.residency.moving else answer
+        if answer is Admission.NO_ROOM:
+            self.short_of_room = True
+            # What is on its way, or lent to idle work, comes back: no task is turned away for lack of that.
+            comes_back = self.residency.moving or self.residency.holding or self._store.lent
+            return Admission.FREEING if comes_back else answer
+        return answer
 
     def stored(self, specs: Iterable[SegmentSpec]) -> frozenset[bytes]:
         """The keys of those segments that are stored, in whatever form."""
@@ -118,7 +127,9 @@ class KVCacheManager:
 
     def _admit_encoding(self, encoding: Encoding) -> Admission:
         """Room for the next batch. One encoding at a time has some, so that all of them together hold no more."""
-        if self.encoding is not None or self._still_waits(encoding):
+        if self.encoding is not None:
+            return Admission.TAKEN
+        if self._still_waits(encoding):
             return Admission.LATER
         pool = self._store.pool
         batch = encoding.batch(self._lower.is_whole, int(pool.chunks * _ENCODING_SHARE) * pool.chunk_size)
@@ -142,7 +153,7 @@ class KVCacheManager:
         if allocation is None:
             return Admission.NO_ROOM
         encoding.allocation = allocation
-        self.pending.add(allocation.prefill)
+        self._begin(encoding, allocation.prefill)
         self.encoding = encoding
         return Admission.ADMITTED
 
@@ -201,7 +212,7 @@ class KVCacheManager:
         if request.prefill.admitted_at is None:
             request.prefill.fetch_s = time.perf_counter() - since + request.prefill.waited_s
         request.attach(allocation)
-        self.pending.add(allocation.prefill)
+        self._begin(request, allocation.prefill)
         if selecting:
             request.begin_selecting(lookup, misses)
         elif first:
@@ -213,6 +224,10 @@ class KVCacheManager:
             self.retention.claim(request)
             self.prefetcher.admitted(request, read)
         return Admission.ADMITTED
+
+    def _begin(self, task: Task, prefills: Sequence[Prefill]) -> None:
+        self._computing.update(dict.fromkeys(prefills, task))
+        self.pending.add(prefills)
 
     def _may_wait_in_pass(self, request: Request) -> bool:
         """Whether a request may read what comes up layer by layer: where it waits alone, for nothing but a token."""
@@ -250,6 +265,7 @@ class KVCacheManager:
         try:
             allocation.extend(self._store.allocate(1, after=allocation.tail[-1], urgent=True))
         except CapacityError:
+            self.short_of_room = True
             return False
         return True
 
@@ -269,6 +285,7 @@ class KVCacheManager:
             self.retention.claim_encoded(task)
         for prefill in allocation.prefill:
             self.pending.remove(prefill)
+            self._computing.pop(prefill, None)
         try:
             if not any(arrival.failed for arrival in allocation.arrivals):
                 self._keep(task, allocation)
@@ -282,7 +299,7 @@ class KVCacheManager:
         for prefill in allocation.prefill:
             begun = None if task.error is not None or prefill.module else prefill.begun()
             if begun is not None:  # a failed pass would have computed some of it, and did not
-                self._store.insert(*begun)
+                self._insert(task, *begun)
         if isinstance(task, Request):
             self._keep_answer(task, allocation)
 
@@ -292,6 +309,7 @@ class KVCacheManager:
         self._store.pool.free(allocation.arrived)
         suspect = self._own(allocation, allocation.hold.tokens) if isinstance(task, Request) and task.damaged else []
         allocation.hold.release()
+        self._store.purge()
         if isinstance(task, Request) and task.damaged:
             for key in task.prefill.encoded:
                 self.residency.forget(key)
@@ -300,7 +318,14 @@ class KVCacheManager:
     def _keep_answer(self, request: Request, allocation: SequenceAllocation) -> None:
         kept = None if request.damaged else allocation.kept(tuple(request.token_ids[request.tokens_attached :]))
         if kept is not None and self._is_stored(kept[0], len(kept[0].ids) - allocation.decoded):
-            self._store.insert(*kept)
+            self._insert(request, *kept)
+
+    def _insert(self, task: Task, run: TokenRun, slots: tuple[SlotRange, ...]) -> Found:
+        """Keep a run that a task has computed, unless some of it was evicted since the task was sent."""
+        if not self.retention.may_keep(task, run):
+            return Found(())
+        of_text = isinstance(task, Request) and not isinstance(run, SegmentSpec)
+        return self._store.insert(run, slots, origin=task.prompt.origin(run.end) if of_text else None)
 
     def _own(self, allocation: SequenceAllocation, segments: Iterable[Segment]) -> set[Segment]:
         """Those segments that lie in chunks of the request's own: they were computed there, and kept by the store."""
@@ -316,13 +341,15 @@ class KVCacheManager:
         """
         allocation = task.allocation
         allocation.prefill.remove(prefill)
+        self._computing.pop(prefill, None)
         if prefill.module:
             self.encoded_tokens += 0 if prefill.pending is None else len(prefill.pending.ids)
         if prefill.keep is not None:
             self.pending.remove(prefill)
-            kept = self._store.insert(prefill.keep, prefill.slots)
-            self._lower.write_behind(task, prefill.keep)
-            if isinstance(prefill.keep, SegmentSpec):
+            kept = self._insert(task, prefill.keep, prefill.slots)
+            if kept.ranges:
+                self._lower.write_behind(task, prefill.keep)
+            if kept.ranges and isinstance(prefill.keep, SegmentSpec):
                 self.retention.pins.stored(prefill.keep)
             own = self._own(allocation, kept.segments)
             for each in kept.ranges:
@@ -350,8 +377,7 @@ class KVCacheManager:
         return False
 
     def _still_waits(self, task: Task) -> bool:
-        """Whether what a task was told to wait for goes on: all who wait are asked at every step, and to look for a
-        long prompt in the store and among those that are computed takes time."""
+        """Whether what a task was told to wait for goes on."""
         if task.waits_for is not None and not self.pending.goes_on(task.waits_for):
             task.waits_for = None
         return task.waits_for is not None
@@ -370,7 +396,7 @@ class KVCacheManager:
         for prefill in shared:
             begun = prefill.begun()
             if begun is not None and prefill.keep is not None:
-                self._store.insert(*begun)
+                self._insert(self._computing[prefill], *begun)
                 self.pending.remove(prefill)
                 prefill.pending = prefill.keep.rest(len(begun[0].ids))
                 self.pending.add([prefill])

@@ -56,12 +56,12 @@ def look_up_modules(store: SegmentStore, specs: Sequence[SegmentSpec], *, find: 
     """What is stored of modules, and of what the missing ones attend to."""
     wanted = {spec.key for spec in specs}
     ordered = in_encoding_order(specs)
-    lookup = Lookup({spec.key: (spec, _begun(store, spec) if find else Found(())) for spec in ordered}, ())
+    lookup = Lookup({spec.key: (spec, begun(store, spec) if find else Found(())) for spec in ordered}, ())
     needed = {spec.key for spec in in_encoding_order(spec for spec, _ in lookup.missing if spec.key in wanted)}
     return Lookup({key: entry for key, entry in lookup.modules.items() if key in wanted | needed}, ())
 
 
-def _begun(store: SegmentStore, spec: SegmentSpec) -> Found:
+def begun(store: SegmentStore, spec: SegmentSpec) -> Found:
     """What is stored of a module; not a few tokens of it, for which a chunk would be held that others share."""
     found = store.longest(spec)
     return found if found.tokens >= min(store.pool.chunk_size, len(spec.ids)) else Found(())

@@ -171,6 +171,10 @@ class Popularity:
                 if not self._is_stored(each.node.run):  # it stood behind one of them
                     self._unmark(table, each.node.key)
 
+    def forget_salt(self, salt: str) -> None:
+        """Forget what is known of a salt; what was encoded may have gone."""
+        self._tables.pop(salt, None)
+
     def clear(self) -> None:
         """Forget all of it; what was encoded may have gone."""
         self._tables.clear()

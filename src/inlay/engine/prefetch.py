@@ -54,11 +54,14 @@ class Prefetcher:
         """
         if not self._residency.tiers:
             return
-        room = int(self._store.pool.slots * _SHARE)
+        room, version = int(self._store.pool.slots * _SHARE), self._residency.version
         for task in islice(waiting, _AHEAD):
             if not isinstance(task, Request):
                 continue
             if task.prefill.ahead is None:
+                if task.prefill.looked == version:  # nothing has come up since it was looked up in vain
+                    return
+                task.prefill.looked = version
                 if self._lower.is_sought(
                     task, (spec for part in task.prompt.request.parts for spec in part.candidates)
                 ):

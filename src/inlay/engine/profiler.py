@@ -5,9 +5,10 @@ profile takes as many tokens as its module has. What is kept of it is how far ea
 segment, the mean over the later half of the layers, each by how large values are there. Keys, which are turned by where
 they stand, say no more than values do; earlier layers and further samples add little.
 
-Nobody waits for a profile: where a request comes, what is begun is given up and begun again later. In a full pool, as
+No request waits for a profile: when one comes, a profile that is begun is given up and begun again later. Profiles that
+a request would have used go on beside requests, in a bounded share of the engine's time (idle.py). In a full pool, as
 any is in the end, what was unused for longest goes for it, up to an eighth of the pool; a module that is longer than
-that waits until there is room.
+that waits until there is room. A module that was asked for twice and is not stored is encoded first.
 """
 
 from __future__ import annotations
@@ -55,10 +56,13 @@ class _Group:
 
 @dataclass(eq=False, slots=True)
 class _Begun:
-    """A module of which a part is computed behind its sample. found: where its segment lies. slots: the new one."""
+    """A module of which a part is computed behind its sample, or alone where it is to be stored.
+
+    found: where its segment lies; None where it is to be stored. slots: the new one.
+    """
 
     spec: SegmentSpec
-    found: Found
+    found: Found | None
     hold: Hold
     slots: tuple[SlotRange, ...]
     left: Work | None
@@ -83,6 +87,29 @@ class Profiler(IdleWorker):
         self._waiting: OrderedDict[bytes, tuple[SegmentSpec, _Group]] = OrderedDict()
         self._waiting_tokens = 0
         self._begun: _Begun | None = None
+        self._wanted: set[bytes] = set()  # those that wait and that requests would have used
+        self._asked: OrderedDict[bytes, None] = OrderedDict()  # the keys of segments that requests missed, once each
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._wanted)
+
+    def miss(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec]) -> None:
+        """Note that a request would have used profiles of these segments, which it read together with the others.
+
+        A segment that is not stored is encoded from the second time on.
+        """
+        again = [spec for spec in specs if spec.key in self._asked or self._store.get(spec) is not None]
+        for spec in specs:
+            self._asked[spec.key] = None
+            self._asked.move_to_end(spec.key)
+        while len(self._asked) > _MOST_WAITING:
+            self._asked.popitem(last=False)
+        self.add(again, others)
+        for spec in again:
+            if spec.key in self._waiting:
+                self._wanted.add(spec.key)
+                self._waiting.move_to_end(spec.key, last=False)
 
     def add(self, specs: Sequence[SegmentSpec], others: Sequence[SegmentSpec] | None = None) -> None:
         """Make profiles of these segments, each behind some of the others; None for some of these."""
@@ -100,6 +127,14 @@ class Profiler(IdleWorker):
                 break
             self._stop_waiting(key)
 
+    def forget(self, keys: frozenset[bytes]) -> None:
+        """Make no profiles of these segments. What is begun, maybe behind one of them, begins again later."""
+        self.give_up()
+        for key in keys:
+            self._asked.pop(key, None)
+            if key in self._waiting:
+                self._stop_waiting(key)
+
     def give_up(self) -> None:
         """Give back what the pool has lent, since others need the time; what was begun is begun again later.
 
@@ -111,8 +146,10 @@ class Profiler(IdleWorker):
                 self._waiting.move_to_end(begun.spec.key)
             begun.hold.release()
             self._store.pool.free(begun.slots)
+            self._store.lent -= len(begun.spec.ids)
 
     def _stop_waiting(self, key: bytes) -> None:
+        self._wanted.discard(key)
         _, group = self._waiting.pop(key)
         group.waiting -= 1
         self._waiting_tokens -= 0 if group.waiting else group.tokens
@@ -124,11 +161,21 @@ class Profiler(IdleWorker):
         turned_away = 0
         while self._waiting and turned_away < min(len(self._waiting), _MOST_TURNED_AWAY):
             key, (spec, group) = next(iter(self._waiting.items()))
-            found = None if key in self.profiles else self._found([*spec.context, spec])
-            sample = [] if found is None else self._sample(spec, group.specs)
-            if found is None or not sample:  # with nothing to stand before it, nothing can be told
+            context_found = None if key in self.profiles else self._found(spec.context)
+            if context_found is None:
                 self._stop_waiting(key)
                 continue
+            own = self._store.get(spec)
+            sample = [] if own is None else self._sample(spec, group.specs)
+            if own is not None and not sample and self._are_encoded_soon(group.specs):
+                self._waiting.move_to_end(key)
+                turned_away += 1
+                continue
+            # With nothing to stand before it, nothing can be told.
+            if (own is None and key not in self._wanted) or (own is not None and not sample):
+                self._stop_waiting(key)
+                continue
+            found = context_found if own is None else [*context_found, own]
             context = self._context(spec, found, sample)
             start = spec.start + (sum(each.tokens for _, each in sample) if self._movable else 0)
             with ExitStack() as undo:
@@ -141,10 +188,15 @@ class Profiler(IdleWorker):
                 undo.callback(self._store.pool.free, slots)
                 part = Part.of(start, len(spec.ids), context, slots)
                 work = Work(spec.ids, part, adapter=spec.before.adapter)
-                self._begun = _Begun(spec, found[-1], hold, slots, work)
+                self._begun = _Begun(spec, own, hold, slots, work)
+                self._store.lent += len(spec.ids)
                 undo.pop_all()
             return True
         return False
+
+    def _are_encoded_soon(self, specs: Sequence[SegmentSpec]) -> bool:
+        """Whether some of these segments are not stored and wait to be encoded."""
+        return any(spec.key in self._wanted and self._store.get(spec) is None for spec in specs)
 
     def _room(self, tokens: int) -> tuple[SlotRange, ...] | None:
         """Slots for a module; None where there are none now."""
@@ -205,6 +257,10 @@ class Profiler(IdleWorker):
         self._run([work])
         if begun.left is None:
             new = cut(begun.slots, 0, len(begun.spec.ids))
+            if begun.found is None:
+                self._store.insert(begun.spec, new)
+                self.give_up()
+                return
             self.profiles.add(begun.spec.key, deviation(self._runner.storage, begun.found.slots, new))
             if begun.spec.key in self._waiting:  # it may have waited too long meanwhile
                 self._stop_waiting(begun.spec.key)

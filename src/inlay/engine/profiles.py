@@ -5,7 +5,7 @@ A profile is kept beside its segment, under the segment's key, whose KV may go a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,12 @@ class KnownProfiles(Mapping[bytes, Profile]):
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Forget profiles."""
+        gone = [self._by_key.pop(key) for key in keys if key in self._by_key]
+        self.tokens -= sum(profile.size for profile in gone)
+        self.version += bool(gone)
 
     def add(self, key: bytes, profile: Profile) -> None:
         """Keep a profile, and let others go where there are too many."""

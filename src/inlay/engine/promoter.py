@@ -10,6 +10,7 @@ chunks counted, for which what was unused for longest goes, as for a request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from inlay.engine.popularity import Popularity, Target
 from inlay.engine.runner import Runner
 from inlay.errors import CapacityError
 from inlay.kv.identity import TokenRun
+from inlay.kv.segment import Found, Origin
 from inlay.kv.store import SegmentStore
 from inlay.prompt.beginning import Beginning, Node
 from inlay.slots import SlotRange, cut
@@ -79,6 +81,13 @@ class Promoter(IdleWorker):
         self.give_up()
         self.popularity.forget_modules(keys)
 
+    def forget_salt(self, salt: str) -> None:
+        """Forget what was asked for with a salt."""
+        if self._begun is not None and self._begun.target.salt == salt:
+            self._give_back()
+        self.give_up()
+        self.popularity.forget_salt(salt)
+
     def clear(self) -> None:
         """Forget what was asked for, as the store forgets what it has."""
         self.give_up()
@@ -90,7 +99,7 @@ class Promoter(IdleWorker):
             for prefill in self._begun.allocation.prefill:
                 computed = prefill.begun()
                 if computed is not None:
-                    self._store.insert(*computed)
+                    self._insert(self._begun.target, *computed)
         self._give_back()
 
     def _drop(self) -> None:
@@ -169,7 +178,7 @@ class Promoter(IdleWorker):
         work, _ = begun.allocation.take(tokens)
         self._run(work)
         while (computed := begun.next()) is not None:
-            found = self._store.insert(*computed)
+            found = self._insert(begun.target, *computed)
             if found.tokens == len(computed[0].ids):
                 padding = 0 if begun.kept else begun.padding
                 self.popularity.promoted(begun.target, begun.nodes[begun.kept], padding)
@@ -177,6 +186,10 @@ class Promoter(IdleWorker):
         if not begun.allocation.prompt_left:
             self._give_back()
             self._done = begun.nodes[0]
+
+    def _insert(self, target: Target, run: TokenRun, slots: Sequence[SlotRange]) -> Found:
+        modules = target.beginning.modules(run.end)
+        return self._store.insert(run, slots, origin=Origin(target.salt, modules))
 
     def _is_stored(self, run: TokenRun) -> bool:
         return self._store.longest(run).tokens == len(run.ids)

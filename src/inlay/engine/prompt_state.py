@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from inlay.engine.order import OrderChooser, Orders, Work
 from inlay.engine.profiles import KnownProfiles
 from inlay.kv.identity import SegmentSpec, TokenRun
+from inlay.kv.segment import Origin
 from inlay.prompt.beginning import beginning_of
 from inlay.prompt.repair import Choice, Profiles, Scores, choose_tokens
 from inlay.prompt.request import FORMS, EngineRequest
@@ -40,6 +41,7 @@ class PromptState:
         "_in_place",
         "_known",
         "_open",
+        "_origins",
         "_public",
         "_settled",
         "_splice",
@@ -72,6 +74,7 @@ class PromptState:
         # What was stored, of which version profiles were, and how much of its beginning is stored.
         self._known: tuple[frozenset[bytes], int, int] | None = None
         self._public: frozenset[bytes] | None = None
+        self._origins: dict[int, Origin] = {}  # by how many modules it follows
         self._splice: Splice | None = None
         self.repaired = Choice({})
         if self._settled:
@@ -98,6 +101,15 @@ class PromptState:
                         at = at.parent
             self._public = frozenset(spec.key for spec in seen)
         return self._public
+
+    def origin(self, end: float) -> Origin:
+        """Where its text up to position ``end`` comes from."""
+        modules = [part.candidates for part in self.request.parts if part.candidates and part.start < end]
+        found = self._origins.get(len(modules))
+        if found is None:
+            keys = frozenset(spec.key for candidates in modules for spec in candidates)
+            found = self._origins[len(modules)] = Origin(self.request.salt, keys)
+        return found
 
     def choose(
         self,
@@ -129,6 +141,7 @@ class PromptState:
     def _order(self, orders: Orders) -> None:
         if orders != self.orders:
             self.orders, self.request, self._known = orders, self._asked.ordered(orders), None
+            self._origins.clear()
             self.beginning = beginning_of(self.request)
 
     def unprofiled(self) -> tuple[list[SegmentSpec], list[SegmentSpec]]:
@@ -138,7 +151,8 @@ class PromptState:
         """
         if not self.request.policy.profiled or not self.repaired.unprofiled:
             return [], []
-        parts = [part for part in self.splice if isinstance(part, Cached)]
+        plain = splice_of(self.request, self._stored, in_place=self._in_place)  # some may be computed anew whole
+        parts = [part for part in plain if isinstance(part, Cached)]
         own = [part for part in parts if part.spec.before.private or not self.request.salt]
         return [part.spec.lossless for part in own if not part.exact], [part.spec.lossless for part in own]
 
@@ -154,7 +168,7 @@ class PromptState:
         a conversation keeps its repaired tokens, and with them all that was said."""
         repair, by_profile, splice = self.request.policy.repair, self.repaired, self._splice
         plain = splice_of(self.request, self._stored, in_place=self._in_place)
-        before = choose_tokens(repair, plain, {})
+        before = choose_tokens(repair, plain, {}, unprofiled=self.request.policy.unprofiled)
         if before.offsets == by_profile.offsets or splice is None:
             return
         other = splice_of(self.request, self._stored, before.offsets, self._in_place)
@@ -167,7 +181,8 @@ class PromptState:
         self._repair(profiles, scores)
 
     def _repair(self, profiles: Profiles, scores: Scores | None = None) -> None:
-        self.repaired = choose_tokens(self.request.policy.repair, self.splice, profiles, scores)
+        policy = self.request.policy
+        self.repaired = choose_tokens(policy.repair, self.splice, profiles, scores, policy.unprofiled)
         if self.repaired.tokens:
             self._splice = splice_of(self.request, self._stored, self.repaired.offsets, self._in_place)
 
@@ -189,8 +204,8 @@ class PrefillRecord:
     admitted_at: when the request first had a place in the pool, on the clock of its arrival. fetch_s: how long that
     took. encode_s: how long modules took that it missed. awaited: the keys of segments that came up from a lower tier
     while it waited for them, and waited_since: from when on. encoded: the keys of modules that it computed and lower
-    tiers were given, and of their forms. ahead: how many tokens were brought up before its turn; None while nobody has
-    looked.
+    tiers were given, and of their forms. ahead: how many tokens were brought up before its turn; None while they
+    are not. looked: the version of the residency when they last could not be.
 
     Of a pass that chooses what is repaired: found says of the modules (by key) and runs (by digest and start) that it
     has looked up how many tokens were stored, misses why others were not; selecting_tokens: see Usage.
@@ -204,6 +219,7 @@ class PrefillRecord:
     waited_since: float | None = None
     encoded: list[bytes] = field(default_factory=list)
     ahead: int | None = None
+    looked: object = None
     found: dict[object, int] = field(default_factory=dict)
     misses: Mapping[str, int] = field(default_factory=dict)
     selecting_tokens: int = 0

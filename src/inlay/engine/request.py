@@ -69,6 +69,11 @@ class Request:
     reported: tuple[Usage | None, float, float | None] | None = None
 
     @property
+    def sent(self) -> float:
+        """When it was made, on the clock of ``arrival``."""
+        return self.arrival
+
+    @property
     def ids(self) -> tuple[int, ...]:
         """The prompt's."""
         return self.prompt.request.ids

@@ -7,10 +7,13 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from inlay.engine.encoder import Encoding
+from inlay.engine.lookup import begun
 from inlay.engine.request import Request
-from inlay.kv.identity import SegmentSpec
+from inlay.kv.codecs import CODECS
+from inlay.kv.identity import SegmentSpec, TokenRun
 from inlay.kv.lifetimes import Claim, Lifetimes, Passage
 from inlay.kv.misses import EVICTED, EXPIRED
 from inlay.kv.pins import Pins
@@ -19,6 +22,8 @@ from inlay.kv.store import SegmentStore
 from inlay.kv.tiers.tier import Kept
 from inlay.prompt.splice import Fresh, Repaired
 from inlay.types import SegmentState
+
+T = TypeVar("T", bytes, str)
 
 _EXPIRED_AT_ONCE = 64  # segments that are forgotten before somebody is admitted; others wait for that
 
@@ -37,6 +42,9 @@ class Retention:
         self._residency = residency
         self._kept = kept
         self._lifetimes = Lifetimes()
+        # What was evicted, and when on the clock of arrivals: requests sent before that leave nothing of it.
+        self._evicted: dict[bytes, float] = {}
+        self._evicted_texts: dict[str, float] = {}  # the same of all text of a salt
         self.pins = Pins(store, residency.forms, pin_share)
         residency.on_arrival(self._arrived)
 
@@ -72,7 +80,7 @@ class Retention:
             elif self.pins.is_pinned(thing):
                 self._lifetimes.again(thing, now, salt)
             else:
-                self._forget(thing, EXPIRED, now, salt)
+                self._expire(thing, now, salt)
 
     def pin(
         self, specs: Sequence[SegmentSpec], owner: str, reason: str, budget: int | None, instead: str | None
@@ -90,34 +98,77 @@ class Retention:
         """What an owner has pinned; for None, what anybody has pinned by key."""
         return self.pins.by_key() if owner is None else self.pins.of(owner)
 
-    def evict(self, specs: Sequence[SegmentSpec]) -> int:
-        """Forget segments, pinned ones too, here and below, and all that was said behind them.
+    def evict(self, specs: Sequence[SegmentSpec], oldest: float | None = None) -> int:
+        """Forget segments, pinned ones too, here and below, and all text that contains or follows them.
 
-        What is still read goes as soon as it no longer is. Returns how many tokens of them were here or below.
+        What a request still reads goes when the request ends. Requests that were sent before store none of it again.
+
+        Args:
+            specs: The segments.
+            oldest: When the oldest request under way was sent; None without one.
+
+        Returns:
+            How many tokens of the segments were in the pool or below.
         """
-        now, tokens = time.monotonic(), 0
-        self.over(frozenset(form.key for spec in specs for form in self._residency.forms(spec)))
-        for spec in sorted(specs, key=lambda spec: spec.before.tokens, reverse=True):
-            for form in self._residency.forms(spec):
-                found = self._store.longest(form).tokens
-                tokens += len(form.ids) if self._residency.holders(form.key) else found
-            self.pins.release(spec)
-            for form in self._residency.forms(spec):
-                self._lifetimes.forget(form)
-                self._forget(form, EVICTED, now)
+        tokens = 0
+        for form in (form for spec in specs for form in self._residency.forms(spec)):
+            below = bool(self._residency.holders(form.key))
+            tokens += len(form.ids) if below else self._store.longest(form).tokens
+        forms = [form for spec in specs for form in self._every_form(spec)]
+        keys = frozenset(form.key for form in forms)
+        _note(self._evicted, keys, oldest)
+        self.over(keys)
+        for form in forms:
+            self.pins.release(form)
+            self._lifetimes.forget(form)
+        self._store.evict_modules(forms)
+        for form in forms:
+            self._residency.misses.failed(form, EVICTED)
+            self._residency.forget(form.key)
         return tokens
+
+    def evict_texts(self, salt: str, oldest: float | None = None) -> int:
+        """Forget the text of all requests with a salt that is no module. Returns its tokens. oldest: see ``evict``."""
+        _note(self._evicted_texts, [salt], oldest)
+        found = self._store.texts(salt)
+        self._store.evict(found)
+        return sum(segment.tokens for segment in found)
+
+    def may_keep(self, task: Request | Encoding, run: TokenRun) -> bool:
+        """Whether nothing of a run that a task has computed was evicted since the task was sent."""
+        if not self._evicted and not self._evicted_texts:
+            return True
+        if isinstance(run, SegmentSpec):
+            return self._evicted.get(run.key, -math.inf) < task.sent
+        return not isinstance(task, Request) or not self.reads_evicted(task, run.end)
+
+    def reads_evicted(self, request: Request, end: float = math.inf) -> bool:
+        """Whether any of a prompt up to position ``end`` was evicted since the request was sent."""
+        if not self._evicted and not self._evicted_texts:
+            return False
+        origin = request.prompt.origin(end)
+        evicted_at = [self._evicted[key] for key in self._evicted.keys() & origin.modules]
+        evicted_at.append(self._evicted_texts.get(origin.salt, -math.inf))
+        return max(evicted_at) >= request.sent
+
+    def _every_form(self, spec: SegmentSpec) -> list[SegmentSpec]:
+        """A segment and its forms through all codecs: files of an earlier setting may lie in the tiers."""
+        plain = spec.lossless
+        return [plain, *(plain.through(codec, self._store.keys) for codec in CODECS if codec != plain.codec)]
 
     def look(self, specs: Sequence[SegmentSpec], owner: str) -> list[SegmentState | None]:
         """Of each segment or form of one, where it lies and what is said of it.
 
-        None where it is nowhere, unless the owner has pinned the segment and no form of it is anywhere either.
+        What is left of a segment in the pool counts where requests would read it. None where there is nothing, unless
+        the owner has pinned the segment and no form of it is anywhere either.
         """
         now = time.monotonic()
         return [self._state(spec, owner, now) for spec in specs]
 
     def _state(self, spec: SegmentSpec, owner: str, now: float) -> SegmentState | None:
-        found = self._store.get(spec)
-        tiers = self._residency.holders(spec.key)
+        found, tiers, tokens = self._store.get(spec), self._residency.holders(spec.key), len(spec.ids)
+        if found is None and not tiers and (part := begun(self._store, spec)).tokens:
+            found, tokens = part, part.tokens
         if found is None and not tiers:
             if spec.source is not None or not self.pins.is_pinned(spec, owner):
                 return None
@@ -128,7 +179,7 @@ class Retention:
         return SegmentState(
             key=spec.key,
             codec=spec.codec,
-            tokens=len(spec.ids),
+            tokens=tokens,
             tiers=(*(("pool",) if found is not None else ()), *tiers),
             uses=0 if found is None else min(segment.use.frequency for segment in found.segments),
             pinned=self.pins.is_pinned(spec, owner),
@@ -136,9 +187,9 @@ class Retention:
         )
 
     def modules(self) -> tuple[SegmentSpec, ...]:
-        """The segments in the pool that were stored as modules, as they are computed."""
-        specs = (segment.run.lossless for segment in self._store if isinstance(segment.run, SegmentSpec))
-        return tuple({spec.key: spec for spec in specs}.values())
+        """The modules of which tokens are in the pool, or that this process has put below it, as they are computed."""
+        found = (*self._residency.below_pool(), *self._store.modules().values())
+        return tuple({spec.lossless.key: spec.lossless for spec in found}.values())
 
     def _arrived(self, spec: SegmentSpec, left_s: float | None) -> None:
         """Another process, which has ended, may have said how long a segment is to be found."""
@@ -188,14 +239,21 @@ class Retention:
             for claim in claims:
                 self._lifetimes.again(claim.thing, now, claim.salt)
 
-    def _forget(self, spec: SegmentSpec, reason: str, now: float, salt: str = "") -> None:
+    def _expire(self, spec: SegmentSpec, now: float, salt: str) -> None:
         self._store.forget_module(spec)
         if self._store.get(spec) is not None and self._store.held(spec):
             self._lifetimes.again(spec, now, salt)
-            if reason == EXPIRED:
-                return
-        self._residency.misses.failed(spec, reason)
+            return
+        self._residency.misses.failed(spec, EXPIRED)
         self._residency.forget(spec.key)
+
+
+def _note(evicted: dict[T, float], things: Iterable[T], oldest: float | None) -> None:
+    """Note that things are evicted now, and forget evictions that are older than all requests under way."""
+    for thing in [thing for thing, at in evicted.items() if oldest is None or at < oldest]:
+        del evicted[thing]
+    if oldest is not None:
+        evicted.update(dict.fromkeys(things, time.perf_counter()))
 
 
 def _nobody(keys: frozenset[bytes]) -> None:

@@ -13,7 +13,10 @@ Pure logic: jobs say what they still need, a memory says whether there is room, 
 
 Jobs stand in line by priority (a lower number first), then by arrival. Of several tenants the one with the fewest
 running jobs for its weight is admitted from first. One that has no room waits for it, and all of its tenant behind it;
-of other tenants, as many as run at once may go before it. The line is shared, too: where it is full, a tenant with
+of other tenants, as many as run at once may go before it. One that waits for a lower tier, or for what another job
+computes, takes no place and holds up nobody; it is asked again when that is over.
+
+The line is shared, too: where it is full, a tenant with
 fewer jobs in it than its share puts out the last job of the tenant that has most, which ends with QueueFullError.
 """
 
@@ -21,16 +24,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection
-from heapq import heapify, heappop, heappush
+from collections.abc import Collection, Container, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic
 from weakref import ReferenceType, ref
 
 from inlay.engine.fairness import Shares, crowded_out
-from inlay.engine.jobs import Admission, J, Memory, Step
+from inlay.engine.jobs import Admission, J, Memory, Step, Waits
 from inlay.errors import CapacityError, QueueFullError
 
+#: Of a queue, whose and of how many sequences; of a job, the lower the earlier it is admitted.
+_Key = tuple[str, int]
+_Turn = tuple[float, float, tuple[int, float, int]]
+
 _FEW = 64  # deadlines that are never worth looking through
+_STALE = 64  # entries of a heap of queues that are never worth dropping
 _STUCK = 4  # so many tenants are told in a step that there is no room, at most
 _ALONE = "the KV pool has no room for this request beside what is held in it; give a larger kv_memory"
 
@@ -42,24 +50,40 @@ class Scheduler(Generic[J]):
     max_tokens: the most tokens of one step.
     prefill_chunk: the most prompt tokens of a step in which others answer.
     max_waiting: the most that wait; None for no bound.
+    waits: says when jobs that wait are to be asked again; None where that is at every step.
     """
 
     def __init__(
-        self, max_requests: int, max_tokens: int, prefill_chunk: int, max_waiting: int | None, memory: Memory[J]
+        self,
+        max_requests: int,
+        max_tokens: int,
+        prefill_chunk: int,
+        max_waiting: int | None,
+        memory: Memory[J],
+        waits: Waits[J] | None = None,
     ) -> None:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._prefill_chunk = prefill_chunk
         self._max_waiting = max_waiting
         self._memory = memory
+        self._waits = waits
         self._shares = Shares()
         self._line: dict[J, tuple[int, float, int]] = {}  # every job with its place in line
         self._count = 0
         self._jobs: Counter[str] = Counter()  # of every tenant that has any
-        self._queues: dict[tuple[str, int], list[J]] = {}  # who waits, by tenant and sequences, in line
+        self._queues: dict[_Key, list[J]] = {}  # who may be asked, by tenant and sequences, in line
+        # By sequences, the queues by the turn of their first job. A turn that has risen is corrected when its entry
+        # comes first; where one may have fallen, an entry is added.
+        self._heads: dict[int, list[tuple[_Turn, _Key]]] = {}
+        self._parked: dict[J, None] = {}  # who waits for a lower tier or another job, and is not asked
+        self._asked: set[J] = set()  # who was parked once
+        self._places: dict[str, tuple[int, float]] = {}  # of every tenant that runs, how many it has, and its weight
         self._begun: set[J] = set()  # who was admitted once
         self._refused: list[tuple[J, Exception]] = []  # who was put out of the line since the last step
         self._no_room: set[J] = set()  # who was told so since somebody left: until then they need not ask again
+        self._freeing: set[J] = set()  # the same of those for whom room comes back
+        self._room: object = None  # of ``waits``, when these were told
         self._overtaken: dict[J, int] = {}  # of those who were told so and wait: by how many of other tenants
         self._deadlines: list[tuple[float, int, ReferenceType[J]]] = []  # a heap, with those who left; it keeps nobody
         self.waiting: list[J] = []
@@ -69,6 +93,10 @@ class Scheduler(Generic[J]):
     def busy(self) -> bool:
         """Whether there is anything to decide."""
         return bool(self.running or self.waiting or self._refused)
+
+    def oldest(self) -> float | None:
+        """When the oldest of all jobs was sent; None without any."""
+        return min((job.sent for job in self._line), default=None)
 
     def add(self, job: J) -> None:
         """Let a job stand in line. Raises QueueFullError."""
@@ -91,11 +119,12 @@ class Scheduler(Generic[J]):
                 self._leave(job)
             else:
                 self._unqueue(job)
-                self._no_room.clear()
+                self._may_have_room()
                 self._overtaken.pop(job, None)
         finally:  # a fault of the memory's must not leave half a job behind
             del self._line[job]
             self._begun.discard(job)
+            self._asked.discard(job)
             self._jobs[job.tenant] -= 1
             if not self._jobs[job.tenant]:
                 del self._jobs[job.tenant]
@@ -142,6 +171,7 @@ class Scheduler(Generic[J]):
 
         None where somebody could join, leaves otherwise, or has a prompt to compute, and where the pool is full.
         """
+        self._wake()
         decode = [job for job in self.running if job not in leaving]
         places = max(0, self._max_requests - sum(job.sequences for job in self.running))
         if (
@@ -149,7 +179,7 @@ class Scheduler(Generic[J]):
             or self._refused
             or (self._deadlines and self._deadlines[0][0] <= now)
             or any(job.prompt_left for job in self.running)
-            or any(sequences <= places for _, sequences in self._queues)
+            or any(sequences <= places and self._first(sequences) for sequences in self._heads)
             or self._crowded_out() is not None
             or not all(self._memory.grow(job) for job in decode)
         ):
@@ -179,19 +209,13 @@ class Scheduler(Generic[J]):
 
     def _crowded_out(self) -> str | None:
         """The tenant that has to give up a place; None for nobody."""
-        counts = self._running_by_tenant()
-        heads = [queue[0] for (_, sequences), queue in self._queues.items() if sequences]
-        if not heads or sum(count for count, _ in counts.values()) < self._max_requests:
+        if sum(count for count, _ in self._places.values()) < self._max_requests:
             return None
-        head = min(heads, key=lambda job: self.turn(job, counts))
-        return crowded_out(counts, head.tenant, head.weight)
-
-    def _running_by_tenant(self) -> dict[str, tuple[int, float]]:
-        counts: dict[str, tuple[int, float]] = {}
-        for job in self.running:
-            if job.sequences:
-                counts[job.tenant] = counts.get(job.tenant, (0, 0.0))[0] + job.sequences, job.weight
-        return counts
+        found = [first for sequences in self._heads if sequences and (first := self._first(sequences)) is not None]
+        if not found:
+            return None
+        head = self._queues[min(found)[1]][0]
+        return crowded_out(self._places, head.tenant, head.weight)
 
     def _decode(self, step: Step[J]) -> None:
         gone: set[J] = set()
@@ -216,45 +240,95 @@ class Scheduler(Generic[J]):
         step.prefill = [(job, tokens[job]) for job in prompts if tokens.get(job)]
 
     def _admit(self, step: Step[J]) -> None:
+        self._wake()
         places = self._max_requests - sum(job.sequences for job in self.running)
-        counts = self._running_by_tenant()
+        looks = max(1, self._max_requests - 1)  # at jobs that then wait: a long line is not looked through at once
         stuck: dict[str, J] = {}  # who has no room, by tenant
-        asked = dict.fromkeys(self._queues, 0)  # how many of each queue wait for somebody
-        heads = [(self.turn(queue[0], counts), key) for key, queue in self._queues.items()]
-        heapify(heads)
-        while heads:
-            turn, key = heappop(heads)
-            if key[1] > max(0, places) or key[0] in stuck:
-                continue
-            job = self._queues[key][asked[key]]
-            later = self.turn(job, counts)
-            if later != turn:  # its tenant has got a place meanwhile
-                heappush(heads, (later, key))
-                continue
-            answer = Admission.NO_ROOM if job in self._no_room else self._ask(job, step)
-            if answer is Admission.NO_ROOM:
-                self._no_room.add(job)
-            if answer in (Admission.NO_ROOM, Admission.FREEING):
+        taken: set[int] = set()  # of how many sequences no more may run
+        aside: list[tuple[_Turn, _Key]] = []  # queues of tenants that are stuck
+        while looks and (key := self._next(places, stuck, taken, aside)) is not None:
+            job = self._queues[key][0]
+            known = Admission.NO_ROOM if job in self._no_room else Admission.FREEING if job in self._freeing else None
+            answer = known or self._ask(job, step)
+            if answer is Admission.TAKEN:
+                taken.add(job.sequences)
+            elif answer in (Admission.NO_ROOM, Admission.FREEING):
+                (self._no_room if answer is Admission.NO_ROOM else self._freeing).add(job)
                 stuck[job.tenant] = job
                 if not self._may_overtake(stuck):
-                    return
-            if answer is Admission.LATER:
-                assert self.running, "a job waits for what nobody computes"
-            if answer in (Admission.LATER, Admission.COMING):
-                asked[key] += 1
-            if answer is not None:
-                # One that waits for somebody keeps its place: a long line is not asked through at every step.
+                    break
+            elif answer in (Admission.LATER, Admission.COMING):
+                assert answer is Admission.COMING or self.running, "a job waits for what nobody computes"
+                looks -= job not in self._asked
+                self._park(job, answer)
+            elif answer is Admission.ADMITTED:
                 places -= job.sequences
-            if answer is Admission.ADMITTED:
-                count = counts.get(job.tenant, (0, 0.0))[0]
-                counts[job.tenant] = count + job.sequences, job.weight
                 for other in stuck.values():
                     self._overtaken[other] += 1
                 if not self._may_overtake(stuck):
-                    return
-            queue = self._queues.get(key, ())
-            if asked[key] < len(queue):
-                heappush(heads, (self.turn(queue[asked[key]], counts), key))
+                    break
+        for turn, key in aside:
+            heappush(self._heads[key[1]], (turn, key))
+
+    def _next(
+        self, places: int, stuck: Container[str], taken: Container[int], aside: list[tuple[_Turn, _Key]]
+    ) -> _Key | None:
+        """The queue whose first job is asked next; None for nobody. aside: takes entries that are passed over."""
+        found: list[tuple[_Turn, _Key]] = []
+        for sequences, heap in self._heads.items():
+            if sequences > max(0, places) or sequences in taken:
+                continue
+            while (first := self._first(sequences)) is not None and first[1][0] in stuck:
+                aside.append(heappop(heap))
+            if first is not None:
+                found.append(first)
+        return min(found)[1] if found else None
+
+    def _first(self, sequences: int) -> tuple[_Turn, _Key] | None:
+        """The queue of jobs of so many sequences whose first job has its turn next."""
+        heap = self._heads[sequences]
+        while heap:
+            turn, key = heap[0]
+            queue = self._queues.get(key)
+            if queue is None:
+                heappop(heap)
+                continue
+            now = self.turn(queue[0])
+            if now == turn:
+                return turn, key
+            heapreplace(heap, (now, key))
+        return None
+
+    def _note_turn(self, key: _Key) -> None:
+        """Note that the turn of a queue's first job may be an earlier one than before."""
+        heap = self._heads.setdefault(key[1], [])
+        heappush(heap, (self.turn(self._queues[key][0]), key))
+        if len(heap) > _STALE + 4 * len(self._queues):
+            heap[:] = [(self.turn(queue[0]), each) for each, queue in self._queues.items() if each[1] == key[1]]
+            heapify(heap)
+
+    def _park(self, job: J, answer: Admission) -> None:
+        """Ask a job that waits for a lower tier, or another job, no more until that is over."""
+        self._leave_queue(job)
+        self._parked[job] = None
+        self._asked.add(job)
+        if self._waits is not None:
+            self._waits.begun(job, answer)
+
+    def _wake(self) -> None:
+        """Let those be asked again for whom something may have changed."""
+        for job in list(self._parked) if self._waits is None else self._waits.over():
+            if job in self._parked:
+                del self._parked[job]
+                self._join_queue(job)
+        room = object() if self._waits is None else self._waits.room
+        if room != self._room:
+            self._room = room
+            self._freeing.clear()
+
+    def _may_have_room(self) -> None:
+        self._no_room.clear()
+        self._freeing.clear()
 
     def _may_overtake(self, stuck: dict[str, J]) -> bool:
         """Whether jobs of further tenants may go before those that have no room. stuck: them, by tenant.
@@ -290,6 +364,7 @@ class Scheduler(Generic[J]):
         """Let a job that was admitted run. Where that fails, it waits as before and has nothing of the pool."""
         try:
             insort(self.running, job, key=self._line.__getitem__)
+            self._take_places(job, job.sequences)
             self._unqueue(job)
             self._overtaken.pop(job, None)
             self._begun.add(job)
@@ -299,22 +374,23 @@ class Scheduler(Generic[J]):
             finally:
                 if job in self.running:
                     self.running.remove(job)
+                    self._take_places(job, -job.sequences)
                 self._queue(job)
             raise
 
-    def turn(self, job: J, counts: dict[str, tuple[int, float]]) -> tuple[float, float, tuple[int, float, int]]:
-        """The lower, the earlier it is admitted. counts: of each tenant that runs, how many sequences."""
-        running = counts.get(job.tenant, (0, 0.0))[0]
+    def turn(self, job: J) -> _Turn:
+        """The lower, the earlier it is admitted."""
+        running = self._places.get(job.tenant, (0, 0.0))[0]
         return running / job.weight, self._shares.of(job.tenant), self._line[job]
 
     def _put_out_for(self, job: J) -> bool:
         """Make room in a full line for a tenant that has less than its share of it. Returns whether there is now."""
         counts: dict[str, tuple[int, float]] = {}
-        for (name, _), queue in self._queues.items():
-            counts[name] = counts.get(name, (0, 0.0))[0] + len(queue), queue[0].weight
+        for other in self.waiting:
+            counts[other.tenant] = counts.get(other.tenant, (0, 0.0))[0] + 1, other.weight
         tenant = crowded_out(counts, job.tenant, job.weight)
-        mine = [] if tenant is None else self._queues.get((tenant, 1), [])
-        last = next((other for other in reversed(mine) if other not in self._begun), None)
+        mine = (other for other in reversed(self.waiting) if other.tenant == tenant and other.sequences == 1)
+        last = next((other for other in mine if other not in self._begun), None)
         if last is None:
             return False
         self.remove(last)
@@ -324,8 +400,21 @@ class Scheduler(Generic[J]):
 
     def _leave(self, job: J) -> None:
         self.running.remove(job)
-        self._no_room.clear()
+        self._take_places(job, -job.sequences)
+        self._may_have_room()
         self._memory.release(job)
+
+    def _take_places(self, job: J, places: int) -> None:
+        """Count places of a job's tenant in the batch; below 0 where it gives them back."""
+        count = self._places.get(job.tenant, (0, 0.0))[0] + places
+        if count:
+            self._places[job.tenant] = count, job.weight
+        else:
+            self._places.pop(job.tenant, None)
+        if places < 0:
+            for sequences in self._heads:
+                if (job.tenant, sequences) in self._queues:
+                    self._note_turn((job.tenant, sequences))
 
     def _line_up(self, job: J) -> None:
         """Give a job its place in line, and let it wait."""
@@ -334,14 +423,33 @@ class Scheduler(Generic[J]):
         self._queue(job)
 
     def _queue(self, job: J) -> None:
-        for line in (self.waiting, self._queues.setdefault((job.tenant, job.sequences), [])):
-            at = bisect_left(line, self._line[job], key=self._line.__getitem__)
-            if at == len(line) or line[at] is not job:  # a start that failed may have left it there
-                line.insert(at, job)
+        _insert(self.waiting, job, self._line)
+        self._join_queue(job)
+
+    def _join_queue(self, job: J) -> None:
+        key = job.tenant, job.sequences
+        queue = self._queues.setdefault(key, [])
+        _insert(queue, job, self._line)
+        if queue[0] is job:
+            self._note_turn(key)
 
     def _unqueue(self, job: J) -> None:
+        del self.waiting[bisect_left(self.waiting, self._line[job], key=self._line.__getitem__)]
+        if job in self._parked:
+            del self._parked[job]
+        else:
+            self._leave_queue(job)
+
+    def _leave_queue(self, job: J) -> None:
         key = job.tenant, job.sequences
-        for line in (self.waiting, self._queues[key]):
-            del line[bisect_left(line, self._line[job], key=self._line.__getitem__)]
-        if not self._queues[key]:
+        queue = self._queues[key]
+        del queue[bisect_left(queue, self._line[job], key=self._line.__getitem__)]
+        if not queue:
             del self._queues[key]
+
+
+def _insert(line: list[J], job: J, places: Mapping[J, tuple[int, float, int]]) -> None:
+    """Let a job stand at its place in a line, unless it does already, as after a start that failed."""
+    at = bisect_left(line, places[job], key=places.__getitem__)
+    if at == len(line) or line[at] is not job:
+        line.insert(at, job)

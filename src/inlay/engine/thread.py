@@ -21,7 +21,6 @@ carried out or fails, and whatever comes later is refused with the reason.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -32,9 +31,10 @@ from typing import TypeVar
 from inlay.engine.core import Engine
 from inlay.engine.encoder import Task
 from inlay.engine.faults import fault_of
+from inlay.engine.forks import ThisProcess
 from inlay.engine.inbox import Command, Inbox
 from inlay.engine.listeners import Listener, Listeners
-from inlay.errors import AbortedError, EngineDeadError, ForkedError, InlayError
+from inlay.errors import AbortedError, EngineDeadError, InlayError
 from inlay.wording import fault_in_words
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ class EngineThread:
     def __init__(self, engine: Engine, *, own: bool) -> None:
         self._engine = engine
         self._own = own
-        self._pid = os.getpid()
         self._inbox = Inbox(interruptible=not own)
         self._turn = threading.RLock()  # among callers' threads
         self._inside = False  # whether who has the turn is at work: a call from inside a step finds it set
@@ -63,6 +62,7 @@ class EngineThread:
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._process = ThisProcess()
 
     @property
     def listeners(self) -> int:
@@ -107,6 +107,7 @@ class EngineThread:
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function between two steps, and wait for what it returns. Raises InlayError inside a step."""
+        self._process.check()
         if not self._own:
             return self._at_work(function)
         if threading.current_thread() is self._thread:
@@ -123,9 +124,9 @@ class EngineThread:
             self._engine.residency.wait(_STALLED_S)
 
     def stop(self) -> None:
-        """End the engine behind its current step; requests under way end with an error."""
-        if os.getpid() != self._pid:
-            return  # the engine is the parent's: its threads are not here, and its locks may be held for ever
+        """End the engine behind its current step; requests under way end with an error. Nothing in a forked process."""
+        if self._process.left:
+            return
         if not self._stopping:
             self._stopping = True
             self._inbox.refuse(_was_shut_down)
@@ -143,8 +144,8 @@ class EngineThread:
             thread.join()
 
     def check_open(self) -> None:
-        """Raises InlayError, with the reason, if the engine has ended or belongs to the process before a fork."""
-        ForkedError.check(self._pid)
+        """Raises InlayError, with the reason, where nothing is done any more."""
+        self._process.check()
         self._inbox.check_open()
 
     # Posting: on any thread, at any moment
@@ -185,7 +186,7 @@ class EngineThread:
 
     def _at_work(self, work: Callable[[], T]) -> T:
         """Take the turn, carry out what is posted, and work."""
-        ForkedError.check(self._pid)
+        self._process.check()
         try:
             with self._turn:
                 if self._inside:

@@ -9,7 +9,6 @@ waits for it: a client that hangs up and comes again gets no second thread.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import Counter
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from inlay.engine.forks import ThisProcess
 from inlay.engine.pacing import LONGEST_S, Pacer
-from inlay.errors import DeadlineError, ForkedError, InlayError, QueueFullError
+from inlay.errors import DeadlineError, InlayError, QueueFullError
 
 T = TypeVar("T")
 
@@ -68,7 +68,6 @@ class WorkPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._pid = os.getpid()
         self._threads = threads
         self._most_waiting = most_waiting
         self._pacer = pacer or Pacer()
@@ -81,14 +80,16 @@ class WorkPool:
         self._idle = 0
         self._begun_at = clock()  # when a job last began
         self._closed = False
+        self._process = ThisProcess()
 
     def submit(self, function: Callable[..., T], *args: Any, owner: str | None = None) -> Future[T]:
         """Have a function called on one of the threads; cancelling the future takes it out of the line.
 
         owner: whose work it is, who shares; None for work without an owner, which may take all threads.
-        Raises QueueFullError where the owner has too much in line, and InlayError once the pool is closed.
+        Raises QueueFullError where the owner has too much in line, and InlayError once the pool is closed, or in a
+        process that was forked from its own.
         """
-        ForkedError.check(self._pid)
+        self._process.check()
         future: Future[T] = Future()
         with self._wake:
             if self._closed:
@@ -146,6 +147,8 @@ class WorkPool:
 
     def close(self) -> None:
         """Refuse further work, and fail what is in line; what has begun goes on for nobody."""
+        if self._process.left:  # a thread that is not here may have the lock
+            return
         with self._wake:
             self._closed = True
             waiting = [job for line in self._lines.values() for job in line.values()]

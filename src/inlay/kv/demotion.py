@@ -109,6 +109,11 @@ class Demoter:
         return self._batch is not None and time.monotonic() < self._batch.deadline
 
     @property
+    def copying(self) -> bool:
+        """Whether anything is being copied, also what is not waited for any more."""
+        return self._batch is not None
+
+    @property
     def settled(self) -> bool:
         """Whether nothing is copied, or waits for that."""
         return self._batch is None and not self._waiting

@@ -18,7 +18,7 @@ from typing import Protocol
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.policies import PassCost, Policy, Use, lru
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Found, Segment, SegmentRange
+from inlay.kv.segment import Found, Origin, Segment, SegmentRange
 from inlay.kv.use_order import UseOrder
 from inlay.slots import SlotRange, cut
 
@@ -60,6 +60,7 @@ class PrefixIndex:
         self.listener: IndexListener | None = None
         self.segments = 0
         self.tokens = 0  # of all segments
+        self.evicted: set[Segment] = set()  # held segments that go when their last hold is released
 
     def __iter__(self) -> Iterator[Segment]:
         return (segment for branches in self._places.values() for segment in branches.values())
@@ -117,11 +118,13 @@ class PrefixIndex:
             place, segment, into = segment.behind, None, 0
         return at, Cursor(place, segment, into)
 
-    def insert(self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False) -> Found:
+    def insert(
+        self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False, origin: Origin | None = None
+    ) -> Found:
         """Keep the KV of a run, which lies in ``slots``, as far as it is not kept yet; returns what is kept of it now.
 
         That is all of it, but where two held segments stand in each other's way; see ``_cut``.
-        returns: whether it comes back from a lower tier, which is no use of it.
+        returns: whether it comes back from a lower tier, which is no use of it. origin: see Segment.
         """
         found = self.longest(run)
         while found.tokens < len(run.ids) and found.ends_within:
@@ -135,9 +138,11 @@ class PrefixIndex:
             new = self._add(rest, own, module=isinstance(run, SegmentSpec), returns=returns)
             self._touch(found.segments)
             found = Found((*found.ranges, SegmentRange(new, 0, new.tokens)))
-        if isinstance(run, SegmentSpec):
-            for segment in found.segments:
-                segment.specs[run.key] = run
+        for segment in found.segments:
+            if isinstance(run, SegmentSpec):
+                segment.specs[run.key] = segment.parts[run.key] = run
+            elif origin is not None:
+                segment.origin = origin if segment.origin is None else segment.origin | origin
         return found
 
     def shorten(self, segment: Segment, tokens: int) -> None:
@@ -146,14 +151,15 @@ class PrefixIndex:
         if tokens == 0:
             self.remove(segment)
         elif tokens < segment.tokens:
-            self._forget_modules(segment)
+            self._forget_modules(segment, segment.run.before.tokens + tokens)
             self.tokens -= segment.tokens - tokens
             self._keep_beginning(segment, tokens)
 
     def remove(self, segment: Segment) -> None:
         """Forget a segment that nobody holds, and give its chunks back."""
         assert not segment.holds, "a held segment cannot be removed"
-        self._forget_modules(segment)
+        self.evicted.discard(segment)
+        self._forget_modules(segment, segment.run.before.tokens)
         branches = self._places[segment.place]
         del branches[segment.run.ids[0]]
         if not branches:
@@ -165,12 +171,13 @@ class PrefixIndex:
         self.tokens -= segment.tokens
         self._pool.free(segment.slots)
 
-    def _forget_modules(self, segment: Segment) -> None:
-        """Note that the modules in a segment are stored as a whole no more, also where they share it with others."""
-        specs, segment.specs = segment.specs, {}
-        for key, spec in specs.items():
-            for other in self.longest(spec, touch=False).segments:
-                other.specs.pop(key, None)
+    def _forget_modules(self, segment: Segment, end: int) -> None:
+        """Note that modules which go on behind token ``end`` of all are no longer whole."""
+        for key, spec in list(segment.specs.items()):
+            if _end(spec) > end:
+                del segment.specs[key]
+                for other in self.longest(spec, touch=False).segments:
+                    other.specs.pop(key, None)
 
     def _cut(self, segment: Segment, tokens: int) -> bool:
         """Cut a segment in two, the first part of that many tokens. Everyone who held it holds both, as far as before.
@@ -186,7 +193,12 @@ class PrefixIndex:
             self.remove(other)
         slots = cut(segment.slots, tokens, len(rest.ids))
         behind = self._add(rest, slots, module=segment.module, part_of=segment)
-        behind.specs.update(segment.specs)
+        end = rest.before.tokens
+        behind.specs.update({key: spec for key, spec in segment.specs.items() if _end(spec) > end})
+        behind.parts.update({key: spec for key, spec in segment.parts.items() if _end(spec) > end})
+        behind.origin, behind.evicted = segment.origin, segment.evicted
+        if segment.evicted:
+            self.evicted.add(behind)
         self.tokens -= len(rest.ids)
         self._keep_beginning(segment, tokens)
         for hold in segment.holds:
@@ -238,6 +250,11 @@ class PrefixIndex:
         """Note a use. The first of a path counts as used last, so that a path loses its end before its beginning."""
         for segment in reversed(list(segments)):
             self.by_use.touch(segment)
+
+
+def _end(spec: SegmentSpec) -> int:
+    """How many tokens there are up to the last one of a module, with all that it attends to."""
+    return spec.before.tokens + len(spec.ids)
 
 
 def _without(runs: Sequence[SlotRange], chunk: int, size: int) -> list[SlotRange]:

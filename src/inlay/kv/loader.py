@@ -118,12 +118,14 @@ class Loader:
         self._promote = promote
         self._nearest = nearest
         self._host = host
-        self._tell = tell
+        self._told = tell
+        self._version: object = None  # another one for all that has come further
         self._timeout_s = timeout_s
         self._reader, self._near_reader = Worker("inlay-reader"), Worker("inlay-host-reader")
         self._seeker = Worker("inlay-seeker")
         self._counting = threading.Lock()  # of what two readers have loaded
         self._sought: dict[bytes, float] = {}  # keys that tiers are asked for, until when it is waited for that
+        self._seeks: dict[bytes, float] = {}  # the same of each time that tiers are asked, by the first of its keys
         self._came_from: OrderedDict[bytes, str] = OrderedDict()  # the tier, by key
         self._loads: list[_Load] = []
         self._by_key: dict[bytes, _Load] = {}
@@ -134,6 +136,18 @@ class Loader:
     def moving(self) -> bool:
         """Whether anything is on its way up, or is sought, that can be waited for."""
         return any(not load.late for load in self._loads) or self.seeking(self._sought)
+
+    @property
+    def holding(self) -> bool:
+        """Whether reads hold room in the pool, also those that are late."""
+        return bool(self._loads)
+
+    @property
+    def version(self) -> object:
+        """Another value whenever something has come up, or was found, or is late."""
+        now = time.monotonic()
+        late = sum(load.late for load in self._loads), sum(until <= now for until in list(self._seeks.values()))
+        return self._version, *late
 
     def may_read(self, key: bytes) -> bool:
         """Whether a segment may be asked for now, wherever it is."""
@@ -183,6 +197,7 @@ class Loader:
         if new:
             until = time.monotonic() + min(SEEK_S, self._timeout_s)
             self._sought.update((spec.key, until) for spec in new)
+            self._seeks[new[0].key] = until
             self._seeker.submit(partial(self._seek, new))
         return self.seeking(spec.key for spec in specs)
 
@@ -244,6 +259,7 @@ class Loader:
         return any(tier.holds(key) for tier in self._tiers[: self._nearest])
 
     def _arrive(self, load: _Load) -> None:
+        self._version = object()
         self._loads.remove(load)
         for each in load.wanted:
             del self._by_key[each.spec.key]
@@ -305,6 +321,7 @@ class Loader:
         finally:
             for key in keys:
                 self._sought.pop(key, None)
+            self._seeks.pop(keys[0], None)
             self._tell()
 
     def _read_by_layer(self, load: _Load) -> None:
@@ -356,6 +373,10 @@ class Loader:
             away = any(not tier.stats().up for tier in self._tiers)
             self._misses.failed(wanted.spec, LATE if load.late else Miss.FAILED.value if away else EVICTED)
         return None
+
+    def _tell(self) -> None:
+        self._version = object()
+        self._told()
 
     def _refresh(self) -> None:
         try:

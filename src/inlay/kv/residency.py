@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from inlay.kv.arrivals import Arrival
@@ -28,6 +29,8 @@ from inlay.kv.tiers.record import SegmentRecord, SlabMemory
 from inlay.kv.tiers.tier import Tier
 from inlay.types import TierStats
 
+#: Tokens of segments below the pool that are remembered, so that they can be listed and evicted.
+_MOST_KNOWN = 4 * 2**20
 _CLOSE_S = 5.0  # for the reads and writes under way
 
 
@@ -62,6 +65,10 @@ class Residency:
         self._store = store
         self._memory = memory
         self._model = model
+        self._known: OrderedDict[bytes, SegmentSpec] = OrderedDict()  # what was written or read below, the latest last
+        self._known_tokens = 0
+        self._knowing = threading.Lock()
+        self._told: object = None  # another one for all that was told
         self._news = threading.Event()  # a read or a write has come further since the last poll
         self._arrived: Callable[[SegmentSpec, float | None], object] = _nobody_hears
         self._demoter: Demoter | None = None
@@ -116,6 +123,21 @@ class Residency:
         """Whether anything is on its way that gives back room in the pool before long, or is waited for."""
         copying = self._saver.copying or (self._demoter is not None and self._demoter.moving)
         return copying or self._loader.moving
+
+    @property
+    def holding(self) -> bool:
+        """Whether reads or copies hold room in the pool, also those that are late and not waited for."""
+        return self._saver.copying or self._loader.holding or (self._demoter is not None and self._demoter.copying)
+
+    @property
+    def version(self) -> object:
+        """Another value whenever something has come up or was found, or is late."""
+        return self._loader.version
+
+    @property
+    def room_version(self) -> object:
+        """Another value whenever room may have come back that a read or a copy held."""
+        return self._told, self._loader.version, self.moving
 
     @property
     def waiting(self) -> int:
@@ -266,8 +288,23 @@ class Residency:
             for tier in self.tiers:
                 tier.close()
 
+    def below_pool(self) -> list[SegmentSpec]:
+        """The segments that this process has written to the tiers or read from there, those that some tier has."""
+        with self._knowing:
+            known = list(self._known.values())
+        return [spec for spec in known if any(self.holders(form.key) for form in self.forms(spec))]
+
     def _record(self, spec: SegmentSpec) -> SegmentRecord:
+        self._know(spec.lossless)
         return SegmentRecord.of(spec, self._store.keys, self._memory.layers, self._model)
+
+    def _know(self, spec: SegmentSpec) -> None:
+        with self._knowing:
+            if self._known.pop(spec.key, None) is None:
+                self._known_tokens += len(spec.ids)
+            self._known[spec.key] = spec
+            while self._known_tokens > _MOST_KNOWN:
+                self._known_tokens -= len(self._known.popitem(last=False)[1].ids)
 
     def _has_arrived(self, spec: SegmentSpec, left_s: float | None) -> None:
         if self._demoter is not None:
@@ -275,6 +312,7 @@ class Residency:
         self._arrived(spec, left_s)
 
     def _tell(self) -> None:
+        self._told = object()
         self._news.set()
         self.wake()
 

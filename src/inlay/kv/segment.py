@@ -9,6 +9,20 @@ from inlay.kv.policies import Use
 from inlay.slots import SlotRange, cut
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where text of a request comes from.
+
+    salt: the cache salt of the request; "" for none. modules: keys of the segments that the text contains or follows.
+    """
+
+    salt: str
+    modules: frozenset[bytes] = frozenset()
+
+    def __or__(self, other: Origin) -> Origin:
+        return self if other.modules <= self.modules else Origin(self.salt, self.modules | other.modules)
+
+
 @dataclass(eq=False, slots=True)
 class Segment:
     """An immutable run of tokens with their KV in the pool.
@@ -19,6 +33,9 @@ class Segment:
     keys: what names places.
     holds: who needs it, or its beginning, to stay.
     specs: the modules that it holds, or a part of, by key, while the whole of them is stored.
+    parts: all modules that it holds tokens of, by key, whether or not the rest of them is stored.
+    origin: whose text it is, and which modules that text contains or follows.
+    evicted: whether it goes when its last hold is released; new requests do not find it.
     use, listed: how it was used, and its entry in the order of eviction; see use_order.py.
     """
 
@@ -29,6 +46,9 @@ class Segment:
     use: Use
     holds: set[Hold] = field(default_factory=set)
     specs: dict[bytes, SegmentSpec] = field(default_factory=dict)
+    parts: dict[bytes, SegmentSpec] = field(default_factory=dict)
+    origin: Origin | None = None
+    evicted: bool = False
     listed: int | None = None
     _behind: tuple[int, bytes] | None = None  # as many tokens as it had then, and the place behind them
 

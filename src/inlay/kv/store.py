@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from inlay.errors import CapacityError
@@ -11,7 +12,7 @@ from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 from inlay.kv.index import Cursor, IndexListener, PrefixIndex
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.pool import KVPool
-from inlay.kv.segment import Found, Hold, Segment
+from inlay.kv.segment import Found, Hold, Origin, Segment
 from inlay.slots import SlotRange
 
 
@@ -46,6 +47,7 @@ class SegmentStore:
         self.keys = keys
         self.demotion: Demotion | None = None
         self.allocated_chunks = 0  # since the start
+        self.lent = 0  # tokens of the pool that work nobody waits for holds between two steps of requests
         self._index = PrefixIndex(pool, keys, policy, cost)
 
     def __len__(self) -> int:
@@ -67,12 +69,12 @@ class SegmentStore:
 
     def get(self, spec: SegmentSpec) -> Found | None:
         """Where the segment that a spec asks for lies, if all of it is stored."""
-        found = self._index.longest(spec)
+        found = self.longest(spec)
         return found if found.tokens == len(spec.ids) else None
 
     def peek(self, spec: SegmentSpec) -> Found | None:
         """As ``get``, without counting as having been asked for."""
-        found = self._index.longest(spec, touch=False)
+        found = self._readable(self._index.longest(spec, touch=False))
         return found if found.tokens == len(spec.ids) else None
 
     def place(self, run: TokenRun) -> bytes:
@@ -80,8 +82,8 @@ class SegmentStore:
         return self._index.place(run)
 
     def longest(self, run: TokenRun, *, most: int | None = None) -> Found:
-        """The longest stored beginning of a run, of at most ``most`` tokens."""
-        return self._index.longest(run, most=most)
+        """The longest stored beginning of a run, of at most ``most`` tokens. Evicted segments are not found."""
+        return self._readable(self._index.longest(run, most=most))
 
     def cursor(self, run: TokenRun) -> Cursor:
         """The start of a run, from which ``follow`` goes on."""
@@ -91,12 +93,15 @@ class SegmentStore:
         """How many of the next tokens are stored behind a cursor, and where one is behind these."""
         return self._index.follow(cursor, ids)
 
-    def insert(self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False) -> Found:
+    def insert(
+        self, run: TokenRun, slots: Sequence[SlotRange], *, returns: bool = False, origin: Origin | None = None
+    ) -> Found:
         """Keep a run whose KV has been written to ``slots``. What is kept already stays where it is.
 
-        returns: whether it comes back from a lower tier, which is no use of it.
+        returns: whether it comes back from a lower tier, which is no use of it. origin: where the text of a request
+            comes from; None for a module.
         """
-        return self._index.insert(run, slots, returns=returns)
+        return self._index.insert(run, slots, returns=returns, origin=origin)
 
     def allocate(self, tokens: int, *, after: SlotRange | None = None, urgent: bool = False) -> tuple[SlotRange, ...]:
         """Slots for tokens, evicting segments that nobody holds if need be. Raises CapacityError.
@@ -188,11 +193,82 @@ class SegmentStore:
         """Whether somebody needs any of what is stored of a segment."""
         return any(segment.held for segment in self.longest(spec).segments)
 
+    def modules(self) -> dict[bytes, SegmentSpec]:
+        """The modules of which tokens are stored, by key, also those that share all of their segments with others."""
+        return {key: spec for segment in self._index for key, spec in segment.parts.items() if not segment.evicted}
+
+    def texts(self, salt: str) -> list[Segment]:
+        """The stored text of requests with a salt that is no module."""
+        return [segment for segment in self._index if segment.origin is not None and segment.origin.salt == salt]
+
     def forget_module(self, spec: SegmentSpec) -> None:
         """Forget a module and all that was said behind it, but for what somebody holds or other text shares."""
-        self.discard(self.own_ends(spec))
+        self.discard(self._ends_of_module(spec))
         for segment in self._index.longest(spec, touch=False).segments:
             segment.specs.pop(spec.key, None)
+            segment.parts.pop(spec.key, None)
+
+    def evict_modules(self, specs: Sequence[SegmentSpec]) -> None:
+        """Forget modules with all text that contains or follows them, but for what other modules or texts share.
+
+        New requests find nothing of it. What is held goes when it is released; see ``purge``.
+        """
+        keys = frozenset(spec.key for spec in specs)
+        for spec in specs:
+            self.evict(self._ends_of_module(spec))
+        self.evict(segment for segment in self._index if segment.origin and not keys.isdisjoint(segment.origin.modules))
+        for segment in [segment for segment in self._index if not keys.isdisjoint(segment.parts)]:
+            for key in keys:
+                segment.parts.pop(key, None)
+                segment.specs.pop(key, None)
+            # Where its beginning is gone, it would be found again as soon as that is recomputed.
+            if not segment.parts and segment.origin is None:
+                self.evict([segment])
+
+    def evict(self, segments: Iterable[Segment]) -> None:
+        """Forget segments: at once where nobody holds them, else when they are released."""
+        for segment in list(segments):
+            segment.evicted = True
+            self._index.evicted.add(segment)
+        self.purge()
+
+    def purge(self) -> None:
+        """Forget the evicted segments that have been released meanwhile."""
+        for segment in [segment for segment in self._index.evicted if not segment.holds]:
+            self._index.remove(segment)
+
+    def _readable(self, found: Found) -> Found:
+        """What was found up to the first evicted segment."""
+        if not self._index.evicted:
+            return found
+        return Found(tuple(takewhile(lambda each: not each.segment.evicted, found.ranges)))
+
+    def _ends_of_module(self, spec: SegmentSpec) -> list[Segment]:
+        """What is stored of a module and the text behind it, ends first, but for a beginning that others share.
+
+        Modules that are encoded behind it do not share it: they are found without it.
+        """
+        found = self._index.longest(spec, touch=False)
+        whole, ends = found.tokens == len(spec.ids), dict[Segment, None]()
+        for number, each in enumerate(reversed(found.ranges)):
+            segment = each.segment
+            behind, said_behind = self._text_behind(segment), number == 0 and whole
+            if segment.parts.keys() - {spec.key}:
+                break
+            if not said_behind and (each.end < segment.tokens or any(other not in ends for other in behind)):
+                break
+            ends |= dict.fromkeys([*reversed(behind), segment])
+        return list(ends)
+
+    def _text_behind(self, segment: Segment) -> list[Segment]:
+        """The text that may be found only through a segment, without modules and what stands behind these."""
+        found: dict[Segment, None] = {}
+        todo = [segment]
+        while todo:
+            behind = [each for each in self._index.behind(todo.pop()) if each not in found and not each.parts]
+            found.update(dict.fromkeys(behind))
+            todo += behind
+        return list(found)
 
     def discard(self, segments: Iterable[Segment]) -> None:
         """Forget segments, but for what somebody holds of them."""

@@ -3,8 +3,8 @@
 Where answers are decoded, what Python and PyTorch do between the ten products and steps of a layer takes a third as
 long as the products themselves. Over few rows the kernel takes all of a layer in one call, or, where attention is not
 its own, what stands before it and what is behind it (csrc/decoder.cpp). The numbers are the same bits as those of the
-layer's own modules, which still run for many rows, for other caches and where something hangs on to one of them, such
-as an adapter.
+layer's own modules, which still run for many rows, for other caches and where a hook of one of them acts, such as that
+of an adapter in a pass that has rows of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import weakref
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inlay.attention.backend import AttentionOptions
 from inlay.attention.cpu import CpuBackend
@@ -78,7 +78,7 @@ class FewRows:
             and x.is_contiguous()
             and cos.is_contiguous()
             and sin.is_contiguous()
-            and not any(module._forward_hooks or module._forward_pre_hooks for module in self._watched)
+            and not any(map(_acts, self._watched))
         )
 
     def _run(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any) -> Tensor:
@@ -124,6 +124,15 @@ class FewRows:
         y = torch.empty_like(x)
         self._steps.behind(x.data_ptr(), attended.data_ptr(), y.data_ptr(), x.shape[1], torch.get_num_threads())
         return y
+
+
+def _acts(module: nn.Module) -> bool:
+    """Whether a hook of a module has something to do in this pass; a hook may say that it has not."""
+    if module._forward_pre_hooks:
+        return True
+    return bool(module._forward_hooks) and any(
+        getattr(hook, "acts", True) for hook in tuple(module._forward_hooks.values())
+    )
 
 
 def _made(layer: Any) -> tuple[Any, list[Tensor]] | None:

@@ -68,6 +68,10 @@ class Beginning:
         """The salt under which what is read in place of modules is kept."""
         return self._whose.salt
 
+    def modules(self, end: int) -> frozenset[bytes]:
+        """The keys of the segments that its parts up to position ``end`` may be read from."""
+        return frozenset(spec.key for part in self._parts if part.start < end for spec in part.candidates)
+
     def stored(self, longest: Callable[[TokenRun], int]) -> int:
         """How many nodes are stored, from the first on. longest: how many tokens of a run are."""
         tokens = 0

@@ -44,25 +44,32 @@ class Choice:
     unprofiled: bool = False
 
 
-def choose_tokens(repair: Repair | None, splice: Splice, profiles: Profiles, scores: Scores | None = None) -> Choice:
+def choose_tokens(
+    repair: Repair | None,
+    splice: Splice,
+    profiles: Profiles,
+    scores: Scores | None = None,
+    unprofiled: Repair | None = None,
+) -> Choice:
     """What of a splice a policy has computed anew. splice: without any repair; its last token is computed in any case.
 
     A share is one of all tokens that are read from modules under another context than theirs here.
-    scores: what a pass has found out, where the policy needs one; it covers all of these.
+    scores: what a pass has found out, where the policy needs one; it covers all of these. unprofiled: see ReusePolicy.
     """
     modules = inexact_modules(splice)
     if repair is None or not modules:
         return Choice({})
     expected = expected_moves(splice, profiles) if repair.profiled else {}
     matters = _scores(modules, expected, scores or {}) if repair.by_attention or repair.by_keys else expected
-    known = [part for part in modules if part.start in matters]
-    linked = {part.start: tuple(range(repair.tokens(part.length))) for part in modules if part.start not in matters}
+    missing = {part.start for part in modules if part.spec.lossless.key not in profiles} if repair.profiled else set()
+    first = {part.start for part in modules if part.start not in matters} | (missing if unprofiled else set())
+    known = [part for part in modules if part.start not in first]
+    others = unprofiled or repair
+    linked = {part.start: tuple(range(others.tokens(part.length))) for part in modules if part.start in first}
     chosen = {**linked, **_most(known, repair, matters)}
     offsets = {start: some for start, some in chosen.items() if some}
-    unprofiled = (
-        repair.amount > 0 and repair.profiled and any(part.spec.lossless.key not in profiles for part in modules)
-    )
-    return Choice(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), unprofiled)
+    wants_profiles = repair.amount > 0 and bool(missing)
+    return Choice(offsets, sum(map(len, offsets.values())), sum(map(len, linked.values())), wants_profiles)
 
 
 def inexact_modules(splice: Splice) -> list[Cached]:

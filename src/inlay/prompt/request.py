@@ -16,9 +16,10 @@ from inlay.errors import ParameterError
 from inlay.kv.identity import KeyMaker, SegmentSpec, fingerprint_under, specify
 from inlay.policy import ReusePolicy
 from inlay.prompt.free_order import FreeSet, Member, check_sets, reordered, reordered_text
+from inlay.repair import Repair
 from inlay.sampling_params import SamplingParams
 
-_VERSION = 6
+_VERSION = 7
 
 #: What modules are encoded as: with the others of their scaffold, or as an encoding context has it (policy.CONTEXTS).
 #: "reanchored" is anchored behind an earlier version of the prompt's anchor.
@@ -174,6 +175,7 @@ class EngineRequest:
             "version": _VERSION,
             **{name: getattr(self, name) for name in _PLAIN},
             "policy": [str(self.policy), self.policy.positions],
+            "unprofiled": None if self.policy.unprofiled is None else self.policy.unprofiled.amount,
             "params": _written_params(self.params),
             "fingerprint": self.fingerprint.hex(),
             "adapter": self.adapter.hex(),
@@ -234,7 +236,7 @@ class EngineRequest:
                 ids=tuple(token for part in parts for token in part.ids),
                 positions=tuple(at for part in parts for at in range(part.start, part.start + len(part.ids))),
                 parts=parts,
-                policy=ReusePolicy.parse(*document["policy"]),
+                policy=_policy(document["policy"], document.get("unprofiled")),
                 params=_read_params(document["params"]),
                 fingerprint=bytes.fromhex(document["fingerprint"]),
                 adapter=bytes.fromhex(document["adapter"]),
@@ -303,6 +305,12 @@ class EncodeRequest:
 
 
 _PLAIN_ENCODE = ("request_id", "name", "salt", "tenant", "weight")
+
+
+def _policy(written: list[Any], unprofiled: float | None) -> ReusePolicy:
+    """A policy. unprofiled: how many first tokens modules without a profile have computed anew; None as written."""
+    policy = ReusePolicy.parse(*written)
+    return policy if unprofiled is None else replace(policy, unprofiled=Repair("linked", unprofiled))
 
 
 class _Segments:

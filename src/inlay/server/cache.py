@@ -79,6 +79,16 @@ async def evict(request: Request, key: str) -> Response:
     return JSONBytes({"object": "segment.evicted", "key": found.key, "evicted_tokens": tokens})
 
 
+@router.delete("/segments", responses=RESPONSES)
+async def evict_all(request: Request) -> Response:
+    """Evict all that is the tenant's own, also text that no list shows; an admin evicts what is public, too."""
+    service, tenant = _asking(request)
+    async with service.meter.request(tenant, tokens=False):
+        gone = await service.cache.evict_all(tenant)
+    said = {"evicted_segments": gone.segments, "evicted_tokens": gone.tokens, "evicted_bytes": gone.size}
+    return JSONBytes({"object": "cache.evicted", **said, "public_segments_left": gone.left})
+
+
 @router.put("/segments/{key}/pin", openapi_extra=NO_BODY, responses=RESPONSES)
 async def pin(request: Request, key: str) -> Response:
     service, tenant = _asking(request)

@@ -31,6 +31,7 @@ from inlay.server.schema_catalog import SchemaCatalog
 from inlay.types import SegmentState
 
 PER_TURN = 200  # segments that are looked at between two steps of the engine
+_MOST_ROUNDS = 3  # in which an eviction of everything looks for segments
 _MOST_NAMED = 10  # segments that the beginning of a key is said to name, where it is to name one
 
 
@@ -40,6 +41,15 @@ class _Seen(NamedTuple):
     spec: SegmentSpec
     schema: str | None = None
     module: str | None = None
+
+
+class Evicted(NamedTuple):
+    """What an eviction of everything came to. size: bytes. left: public segments that only an admin may evict."""
+
+    segments: int
+    tokens: int
+    size: int
+    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,24 @@ class CacheView:
             message = "the segment is of a public schema, and only an admin may evict it; evict your own"
             raise BodyError(message, code="admin_only", status=403)
         return await asyncio.wrap_future(self._llm.schemas.evict(self._request([segment.spec])))
+
+    async def evict_all(self, tenant: Tenant) -> Evicted:
+        """Forget all segments that are a tenant's own, with all text of its requests; for an admin public ones, too."""
+        segments = tokens = size = left = 0
+        for _ in range(_MOST_ROUNDS):  # requests that come meanwhile store more
+            found = await self.segments(tenant)
+            own = [one for one in found if one.private or tenant.admin or tenant.salt is None]
+            left = len(found) - len(own)
+            if not own:
+                break
+            for first in range(0, len(own), PER_TURN):
+                some = own[first : first + PER_TURN]
+                specs = {one.spec.key: one.spec for one in some}
+                tokens += await asyncio.wrap_future(self._llm.schemas.evict(self._request(specs.values())))
+                size += sum(one.state.tokens for one in some) * self._llm.client.model.bytes_per_token
+                segments += len(some)
+        texts = await asyncio.wrap_future(self._llm.local.evict_texts(tenant.salt or ""))
+        return Evicted(segments, tokens + texts, size + texts * self._llm.client.model.bytes_per_token, left)
 
     async def pin(self, segment: StoredSegment, tenant: Tenant) -> int:
         """Keep a segment in the pool, from when it is there; returns what the tenant's pins take. Raises PinError."""
@@ -203,7 +231,7 @@ class CacheView:
         return found
 
     def _own(self, pool: Sequence[SegmentSpec], pinned: Sequence[SegmentSpec], tenant: Tenant) -> list[SegmentSpec]:
-        """Of the pool, those that are a tenant's, and for an admin or where there are no keys, those that are nobody's.
+        """Of the pool and below it, a tenant's segments; for an admin or without keys also those that are nobody's.
 
         Of what it has pinned, those that are nobody's, too.
         """

@@ -19,7 +19,7 @@ import pytest
 
 from inlay.errors import ParameterError
 from inlay.kv.policies import POLICIES
-from inlay.kv.tiers import disk
+from inlay.kv.tiers import disk, disk_index
 from inlay.kv.tiers.disk import DiskTier
 from inlay.kv.tiers.disk_index import DiskIndex
 from inlay.kv.tiers.tier import Miss, TierEntry, TierMissError
@@ -117,19 +117,47 @@ def test_two_on_one_folder_see_what_the_other_writes_and_removes(tmp_path, monke
     assert same(read(other, record_of(SPECS[2])), slabs_of(SPECS[2]))
 
 
+@pytest.mark.parametrize("most", [disk_index.MOST_CHANGES, 1])
+def test_of_others_changes_those_alone_are_read_that_are_new(tmp_path, monkeypatch, most):
+    """Also where so many were missed that all rows have to be read; uses are no change."""
+    monkeypatch.setattr(disk, "LOOK_S", 0.0)
+    one, other = filled(tmp_path, *SPECS), DiskTier(tmp_path, 1 << 30)
+    one.refresh()
+    monkeypatch.setattr(disk_index, "MOST_CHANGES", most)
+    rows, entry = [], disk_index._entry
+    monkeypatch.setattr(disk_index, "_entry", lambda row: rows.append(row) or entry(row))
+    for _ in range(3):
+        read(other, record_of(SPECS[0]))
+        other.refresh()
+        one.refresh()
+    assert rows == [], "others' uses are looked up when something is to go"
+    new = [spec_of(number) for number in (21, 22)]
+    for spec in new:
+        other.put(record_of(spec), slabs_of(spec))
+    other.pin(SPECS[1].key, True)
+    other.delete(SPECS[2].key)
+    one.refresh()
+    assert len(rows) == (3 if most > 1 else len(SPECS) + 1)
+    assert all(one.holds(spec.key) for spec in new)
+    assert not one.holds(SPECS[2].key)
+    rows.clear()
+    one.refresh()
+    assert rows == []
+
+
 def test_what_is_written_while_others_changes_are_read_is_there(tmp_path, monkeypatch):
     one = filled(tmp_path, spec_of(1))
     monkeypatch.setattr(disk, "LOOK_S", 0.0)
     other = DiskTier(tmp_path, 1 << 30)
     other.put(record_of(spec_of(2)), slabs_of(spec_of(2)))
-    changed_since, written = DiskIndex.changed_since, threading.Event()
+    changed, written = DiskIndex.changed_since, threading.Event()
 
     def put():
         one.put(record_of(spec_of(3)), slabs_of(spec_of(3)))
         written.set()
 
     def meanwhile(index, number):
-        found = changed_since(index, number)
+        found = changed(index, number)
         threading.Thread(target=put, daemon=True).start()
         written.wait(0.5)
         return found

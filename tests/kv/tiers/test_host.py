@@ -14,6 +14,7 @@ from inlay.kv.tiers.tier import Miss, TierMissError
 from tests.kv.tiers.segments import KEYS, read, record_of, same, slabs_of, spec_of
 
 ONE, TWO, THREE, LONG = (spec_of(number, tokens) for number, tokens in ((1, 40), (2, 50), (3, 30), (4, 200)))
+FOUR, WHOLE = spec_of(6, 40), spec_of(9, 120)  # of one page, and of three
 
 
 def filled(*specs, pages: int = 64, **settings) -> HostTier:
@@ -44,28 +45,6 @@ def test_a_segment_in_pieces_is_the_same():
     assert tier.put(record_of(wide), slabs_of(wide))
     assert same(read(tier, record_of(wide)), slabs_of(wide))
     assert all(same(read(tier, record_of(spec)), slabs_of(spec)) for spec in small[1::2])
-
-
-def test_a_put_that_is_refused_evicts_nothing():
-    """ONE is being read, so its page cannot be freed: there is no room for LONG, and TWO and THREE stay."""
-    tier = filled(ONE, TWO, THREE, pages=4)
-    with tier.reading(record_of(ONE)):
-        assert not tier.put(record_of(LONG), slabs_of(LONG))
-        assert all(tier.holds(spec.key) for spec in (ONE, TWO, THREE))
-        assert tier.stats().evictions == 0
-    assert tier.put(record_of(LONG), slabs_of(LONG))
-    assert not any(tier.holds(spec.key) for spec in (ONE, TWO, THREE))
-
-
-def test_a_segment_that_is_being_read_is_not_evicted_for_another():
-    """ONE was used least recently; while it is read, TWO goes in its place, and later ONE may go."""
-    tier = filled(ONE, TWO, pages=2)
-    with tier.reading(record_of(ONE)):
-        assert tier.put(record_of(THREE), slabs_of(THREE))
-        assert [tier.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, False, True]
-    for spec in (TWO, spec_of(9)):
-        assert tier.put(record_of(spec), slabs_of(spec))
-    assert not tier.holds(ONE.key)
 
 
 def test_forms_and_slabs_are_kept_as_they_are():
@@ -167,6 +146,21 @@ def test_what_is_read_keeps_its_pages_until_it_is_over():
     go_on.set()
     thread.join()
     assert same(taken, slabs_of(ONE))
+    assert tier.memory.free_bytes == tier.quota - tier.stats().bytes
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_nothing_goes_for_what_is_refused_since_the_rest_is_read(above):
+    tier = filled(ONE, TWO, THREE, pages=3)
+    tier.note_above(ONE.key, above)
+    with tier.reading(record_of(ONE)):
+        assert not tier.put(record_of(WHOLE), slabs_of(WHOLE))
+        assert [tier.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, True, True]
+        assert (tier.stats().refused, tier.stats().evictions) == (1, 0)
+        assert tier.put(record_of(FOUR), slabs_of(FOUR)), "what is not read goes"
+        assert [tier.holds(spec.key) for spec in (ONE, TWO, THREE)] == [True, False, True]
+        tier.delete(ONE.key)
+    assert tier.put(record_of(WHOLE), slabs_of(WHOLE))
     assert tier.memory.free_bytes == tier.quota - tier.stats().bytes
 
 

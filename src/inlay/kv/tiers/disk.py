@@ -18,7 +18,7 @@ from inlay.kv.codecs.codec import Slab
 from inlay.kv.identity import LOSSLESS
 from inlay.kv.policies import PassCost, Policy, lru
 from inlay.kv.tiers.counts import TierCounts
-from inlay.kv.tiers.disk_index import MOST_REMOVED, DiskIndex
+from inlay.kv.tiers.disk_index import DiskIndex
 from inlay.kv.tiers.files import FileSource, remove_drafts, write_file
 from inlay.kv.tiers.form import FORM, UnknownFormError, read_header, read_segment, read_slabs, size_of
 from inlay.kv.tiers.record import SegmentRecord
@@ -58,9 +58,8 @@ class DiskTier:
         self._uses: list[tuple[bytes, float]] = []  # that have no row yet
         self._counts = TierCounts()
         self._no_writes_until = 0.0
-        self._seen = (0.0, -1)  # when others' changes were looked for, and the number of the last one
-        self._change = 0  # the last change of the index that this process knows
-        self._dropped = 0  # files, since removed rows were last forgotten
+        self._seen = (0.0, -1)  # when others' changes were looked for, and SQLite's number of what it saw
+        self._last_change = 0  # of a row, that was taken note of
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.listdir(self.folder)
@@ -129,10 +128,6 @@ class DiskTier:
         except OSError:
             pass
         self._index.remove([key])
-        self._dropped += 1
-        if self._dropped >= MOST_REMOVED:
-            self._dropped = 0
-            self._index.forget_removed()
         return known
 
     def expire(self, key: bytes, ttl_s: float) -> None:
@@ -224,8 +219,8 @@ class DiskTier:
         sizes = self._files()
         with suppress(OSError):
             remove_drafts(self.folder)
-        self._index.forget_removed()
-        self._change = self._index.last_change()
+        self._index.forget_changes()
+        self._last_change = self._index.last_change()
         rows = {entry.key: entry for entry in self._index.entries()}
         self._index.remove([key for key in rows if key not in sizes])
         found: list[TierEntry] = []
@@ -259,18 +254,21 @@ class DiskTier:
         self._look()
 
     def _look(self) -> bool:
-        """Take note of what other processes have changed; returns whether they have."""
+        """Take note of what other processes have changed; returns whether they have.
+
+        What that costs follows from what has changed. Their uses are looked up when something is to go (``_victims``).
+        """
         changes = self._index.changes()
         changed = changes != self._seen[1]
         if changed:
-            with self._lock:  # a segment that is put meanwhile has its row already, or is noted after this
-                last = self._index.last_change()
-                rows = self._index.changed_since(self._change)
-                if rows is None:
+            with self._lock:  # what is put meanwhile has its row already, or is noted behind this
+                found = self._index.changed_since(self._last_change)
+                if found is None:
+                    self._last_change = self._index.last_change()
                     self._worth.replace(self._index.entries())
                 else:
+                    self._last_change, rows = found
                     self._worth.update(rows)
-                self._change = last
         self._seen = (time.monotonic(), changes)
         return changed
 

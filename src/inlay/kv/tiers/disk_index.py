@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -43,20 +43,18 @@ _HELD = (
     """CREATE TRIGGER IF NOT EXISTS held_other AFTER UPDATE OF size ON segments
     BEGIN UPDATE held SET bytes = bytes + new.size - old.size; END""",
 )
-#: The number of the last change of every row, also of removed rows. The database itself keeps it, whichever process
-#: writes a row. ``changes_floor`` is the highest number of a removed row that was forgotten.
+#: The keys of rows that were written or removed, each with the number of its last change; uses are no change.
 _CHANGES = (
     "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE)",
-    "CREATE TABLE IF NOT EXISTS changes_floor (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL)",
-    "INSERT OR IGNORE INTO changes_floor VALUES (1, 0)",
-    *(
-        f"""CREATE TRIGGER IF NOT EXISTS changes_{event.lower()} AFTER {event} ON segments
-        BEGIN DELETE FROM changes WHERE key = {row}.key; INSERT INTO changes (key) VALUES ({row}.key); END"""
-        for event, row in (("INSERT", "new"), ("UPDATE", "new"), ("DELETE", "old"))
-    ),
+    """CREATE TRIGGER IF NOT EXISTS change_added AFTER INSERT ON segments
+    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (new.key); END""",
+    """CREATE TRIGGER IF NOT EXISTS change_removed AFTER DELETE ON segments
+    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (old.key); END""",
+    """CREATE TRIGGER IF NOT EXISTS change_other AFTER UPDATE OF size, pinned, tokens, model, codec ON segments
+    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (new.key); END""",
 )
-#: Removed rows whose change numbers are kept. A process that has missed more of them reads the whole index again.
-MOST_REMOVED = 65_536
+#: So many changes are remembered; a process that has missed more reads all rows.
+MOST_CHANGES = 2**18
 #: Lifetimes that are kept of segments without a file; of more, those that end first are forgotten.
 MOST_AWAITED = 65_536
 _NAMES = [field.name for field in fields(TierEntry)]
@@ -80,48 +78,12 @@ class DiskIndex:
     def entries(self) -> list[TierEntry]:
         """All rows, least recently used first."""
         rows = self._ask(f"SELECT {_COLUMNS} FROM segments ORDER BY used, key")
-        return [_entry(dict(row)) for row in rows]
+        return [_entry(row) for row in rows]
 
     def entry(self, key: bytes) -> TierEntry | None:
         """The row of one; None where there is none."""
         rows = self._ask(f"SELECT {_COLUMNS} FROM segments WHERE key = ?", (key,))
-        return _entry(dict(rows[0])) if rows else None
-
-    def last_change(self) -> int:
-        """The number of the last change."""
-        rows = self._ask("SELECT coalesce(max(number), 0) FROM changes")
-        return int(rows[0][0]) if rows else 0
-
-    def changed_since(self, number: int) -> dict[bytes, TierEntry | None] | None:
-        """The rows that changed after that change, by key, with None for removed ones.
-
-        Returns None where removed rows of that time are forgotten: then ``entries`` has to be read.
-        """
-        floor = self._ask("SELECT number FROM changes_floor")
-        if not floor or number < floor[0][0]:
-            return None
-        columns = ", ".join(f"segments.{name}" for name in _NAMES)
-        rows = self._ask(
-            f"SELECT changes.key AS changed_key, {columns} FROM changes LEFT JOIN segments USING (key) "
-            "WHERE number > ? ORDER BY number",
-            (number,),
-        )
-        found: dict[bytes, TierEntry | None] = {}
-        for row in rows:
-            values = {name: row[name] for name in row.keys() if name != "changed_key"}  # noqa: SIM118  # a Row, no dict
-            found[bytes(row["changed_key"])] = None if values["key"] is None else _entry(values)
-        return found
-
-    def forget_removed(self) -> None:
-        """Forget the change numbers of removed rows, except the last ``MOST_REMOVED``."""
-        oldest = self._ask(
-            "SELECT number FROM changes WHERE key NOT IN (SELECT key FROM segments) ORDER BY number DESC "
-            "LIMIT 1 OFFSET ?",
-            (MOST_REMOVED,),
-        )
-        for row in oldest:
-            self._tell("UPDATE changes_floor SET number = max(number, ?)", [(row[0],)])
-            self._tell("DELETE FROM changes WHERE number <= ? AND key NOT IN (SELECT key FROM segments)", [(row[0],)])
+        return _entry(rows[0]) if rows else None
 
     def total_bytes(self) -> int:
         """How many bytes all of them take."""
@@ -175,8 +137,33 @@ class DiskIndex:
         )
         return [bytes(row[0]) for row in self._ask("SELECT key FROM lifetimes WHERE ends <= ?", (now,))]
 
+    def last_change(self) -> int:
+        """The number of the last change of a row."""
+        rows = self._ask("SELECT coalesce(max(number), 0) FROM changes")
+        return int(rows[0][0]) if rows else 0
+
+    def changed_since(self, number: int) -> tuple[int, dict[bytes, TierEntry | None]] | None:
+        """The rows that were changed behind a change: the last number, and each row by key, None where it is gone.
+
+        None where it has to be read from all rows.
+        """
+        last = self.last_change()
+        if last - number > MOST_CHANGES:
+            return None
+        names = ", ".join(f"segments.{name}" for name in _NAMES[1:])
+        rows = self._ask(
+            f"SELECT changes.key, {names} FROM changes LEFT JOIN segments ON segments.key = changes.key "
+            "WHERE number > ? AND number <= ?",
+            (number, last),
+        )
+        return last, {bytes(row["key"]): None if row["size"] is None else _entry(row) for row in rows}
+
+    def forget_changes(self) -> None:
+        """Forget changes that are more than MOST_CHANGES behind."""
+        self._tell("DELETE FROM changes WHERE number <= ?", [(self.last_change() - MOST_CHANGES,)])
+
     def changes(self) -> int:
-        """A number that differs from the last one if another process has changed a row since then."""
+        """A number that is another one when another process has changed a row."""
         rows = self._ask("PRAGMA data_version")
         return int(rows[0][0]) if rows else 0
 
@@ -257,5 +244,5 @@ class DiskIndex:
             logger.warning("the index of %s cannot be written (%s); files stay without rows", self._path.parent, error)
 
 
-def _entry(row: Mapping[str, Any]) -> TierEntry:
+def _entry(row: sqlite3.Row) -> TierEntry:
     return TierEntry(**{**dict(row), **{name: bool(row[name]) for name in _FLAGS}})

@@ -48,6 +48,11 @@ class Kept:
     readers: int = 0
     gone: bool = False
 
+    @property
+    def size(self) -> int:
+        """How many pages it takes."""
+        return sum(each.length for each in self.pages)
+
 
 class HostTier:
     """Segments in ``capacity`` bytes of memory, as the pool has them, whatever they have passed through.
@@ -67,6 +72,8 @@ class HostTier:
         self._worth = Worth(policy, cost)
         self.above: OrderedDict[bytes, None] = OrderedDict()  # what the pool has too, and keeps for now
         self._counts = TierCounts()
+        # Of what is there; of what is being read, also where it has gone; and of that which has gone.
+        self._kept_pages = self._read_pages = self._gone_pages = 0
 
     @property
     def quota(self) -> int:
@@ -104,6 +111,7 @@ class HostTier:
             kept = self.kept.get(asked.key)
             if kept is not None:
                 kept.readers += 1
+                self._read_pages += kept.size if kept.readers == 1 else 0
         try:
             if kept is None:
                 raise TierMissError(Miss.ABSENT)
@@ -151,6 +159,7 @@ class HostTier:
                 return True
             size = sum(each.length for each in pages) * PAGE
             self.kept[record.key] = kept
+            self._kept_pages += kept.size
             self._worth.note(replace(TierEntry.of(record, size, time.time()), uses=uses))
         self._counts.wrote(size)
         return True
@@ -210,8 +219,11 @@ class HostTier:
     def _let_go(self, kept: Kept) -> None:
         with self._guard:
             kept.readers -= 1
+            if not kept.readers:
+                self._read_pages -= kept.size
             if kept.gone and not kept.readers:
                 self.memory.free(kept.pages)
+                self._gone_pages -= kept.size
 
     def _remove(self, key: bytes) -> bool:
         """Under the guard. Pages that are read come back when that is over."""
@@ -221,50 +233,37 @@ class HostTier:
         self._worth.remove(key)
         self.above.pop(key, None)
         kept.gone = True
-        if not kept.readers:
+        self._kept_pages -= kept.size
+        if kept.readers:
+            self._gone_pages += kept.size
+        else:
             self.memory.free(kept.pages)
         return True
 
     def _make_room(self, size: int) -> tuple[SlotRange, ...] | None:
-        """Return pages for ``size`` bytes. Returns None, and evicts nothing, where too few pages can be freed.
-
-        The pages of segments that are being read cannot be freed.
-        """
-        ages = []
+        """Pages for so many bytes; None where all that could go would not make room for them, and then nothing goes."""
+        ages, read = [], []
         with self._guard:
-            wanted = pages_for(size) - self.memory.free_bytes // PAGE
-            if wanted > 0 and not self._can_free(wanted):
+            may_go = self._kept_pages - (self._read_pages - self._gone_pages)
+            if pages_for(size) > self.memory.free_pages + may_go:
                 return None
-            busy: list[TierEntry] = []
             while (pages := self.memory.allocate(size)) is None:
                 entry = self._next_to_go()
-                if self.kept[entry.key].readers:
-                    busy.append(entry)
+                assert entry is not None, "what may go makes enough room"
+                if self.kept[entry.key].readers:  # its pages would not come back now
+                    read.append(entry)
                     continue
                 ages.append(max(0.0, time.time() - entry.used))
                 self._worth.evicted(entry)
                 self._remove(entry.key)
-            for entry in busy:  # they may go once they have been read
+            for entry in read:
                 self._worth.note(entry)
         self._counts.evicted(ages)
         return pages
 
-    def _can_free(self, wanted: int) -> bool:
-        """Whether segments that nobody reads take that many pages."""
-        for kept in self.kept.values():
-            if not kept.readers:
-                wanted -= sum(each.length for each in kept.pages)
-                if wanted <= 0:
-                    return True
-        return False
-
-    def _next_to_go(self) -> TierEntry:
-        for key in self.above:
-            if not self.kept[key].readers:
-                return self._worth.entries[key]
-        entry = self._worth.take()
-        assert entry is not None, "what can be freed was counted before"
-        return entry
+    def _next_to_go(self) -> TierEntry | None:
+        above = next((key for key in self.above if not self.kept[key].readers), None)
+        return self._worth.take() if above is None else self._worth.entries[above]
 
 
 def _size_of(record: SegmentRecord) -> int:

@@ -40,6 +40,10 @@ class HostMemory:
         self._unlock = None if lock is None else lock(self.block)
 
     @property
+    def free_pages(self) -> int:
+        return self._free.chunks
+
+    @property
     def free_bytes(self) -> int:
         return self._free.chunks * PAGE
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from inlay.errors import reduce_error
+from inlay.errors import PortableError
 from inlay.kv.codecs.codec import Slab
 from inlay.kv.tiers.record import SegmentRecord
 from inlay.types import TierStats
@@ -30,10 +30,8 @@ class Kept(Enum):
     ALL = "all"  # private schemas, and parts of messages of requests with a cache_salt, too
 
 
-class TierMissError(Exception):
+class TierMissError(PortableError):
     """A tier could not give a segment; that is for the tier's own neighbours, who compute it instead."""
-
-    __reduce__ = reduce_error
 
     def __init__(self, reason: Miss, message: str = "") -> None:
         super().__init__(message or reason.value)

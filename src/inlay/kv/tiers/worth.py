@@ -58,9 +58,9 @@ class Worth:
             if self._entries.get(entry.key) != entry:
                 self.note(entry)
 
-    def update(self, rows: Mapping[bytes, TierEntry | None]) -> None:
-        """Take over changed entries; None removes one."""
-        for key, entry in rows.items():
+    def update(self, changed: Mapping[bytes, TierEntry | None]) -> None:
+        """What there is now under these keys; None for nothing."""
+        for key, entry in changed.items():
             if entry is None:
                 self.remove(key)
             elif self._entries.get(key) != entry:

@@ -154,6 +154,12 @@ class _Hook:
         self._updates = updates
         self._head = head
 
+    @property
+    def acts(self) -> bool:
+        """Whether the pass under way has rows of this engine's adapters."""
+        current = _current.get()
+        return current is not None and current.engine is self._engine
+
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         current = _current.get()
         if current is None or current.engine is not self._engine:

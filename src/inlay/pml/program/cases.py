@@ -16,6 +16,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, TypeVar
 
+from inlay.errors import PortableError
 from inlay.pml.attributes import TAGS, is_name
 
 _T = TypeVar("_T")
@@ -61,7 +62,7 @@ ALWAYS: Cases = ({},)
 NEVER: Cases = ()
 
 
-class Undecided(Exception):  # noqa: N818  # no error: a question to the caller
+class Undecided(PortableError):  # noqa: N818  # no error: a question to the caller
     """The result depends on a question that has several answers here."""
 
     def __init__(self, question: Question) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inlay.errors import Place
+from inlay.errors import Place, PortableError
 from inlay.pml.program import constants
 from inlay.pml.program.cases import Case, Question, Undecided, possible
 from inlay.pml.program.constants import Unusable, is_symbolic, kind
@@ -23,7 +23,7 @@ from inlay.pml.program.source import Outside, Source
 from inlay.wording import shown_python
 
 
-class Refused(Exception):  # noqa: N818  # carries a problem to the statement that it is in
+class Refused(PortableError):  # noqa: N818  # carries a problem to the statement that it is in
     """An expression cannot be translated. ``message`` is None if the cause is already reported."""
 
     def __init__(self, place: Place, message: str | None) -> None:
