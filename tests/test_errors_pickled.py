@@ -15,7 +15,7 @@ from inlay import Schema
 from inlay.api.failures import BodyError
 from inlay.batch.requests import LineError
 from inlay.cli.cache_url import _StatusError
-from inlay.errors import InlayError, PMLError
+from inlay.errors import InlayError, PMLError, StructureError
 from inlay.kv.tiers.tier import Miss, TierMissError
 from inlay.strict_json import Fault, JSONError
 
@@ -26,6 +26,7 @@ def examples() -> Iterator[Exception]:
     yield caught.value
     yield BodyError("no", param="p", code="c", status=429, retry_after_s=2.0)
     yield LineError("no", "a")
+    yield StructureError("no", "reason", ("properties", 0))
     yield TierMissError(Miss.LATE, "too late")
     yield JSONError(Fault.TWICE, "key", "a\nb", 2, bound=3)
     yield _StatusError("gone", 410)

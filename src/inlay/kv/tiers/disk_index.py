@@ -43,15 +43,16 @@ _HELD = (
     """CREATE TRIGGER IF NOT EXISTS held_other AFTER UPDATE OF size ON segments
     BEGIN UPDATE held SET bytes = bytes + new.size - old.size; END""",
 )
-#: The keys of rows that were written or removed, each with the number of its last change; uses are no change.
+#: The keys of rows that were written or removed, each with the number of its last change; uses are no change. The
+#: triggers delete before they insert: the conflict clause of an upsert would replace their own OR REPLACE.
 _CHANGES = (
     "CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE)",
     """CREATE TRIGGER IF NOT EXISTS change_added AFTER INSERT ON segments
-    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (new.key); END""",
+    BEGIN DELETE FROM changes WHERE key = new.key; INSERT INTO changes (key) VALUES (new.key); END""",
     """CREATE TRIGGER IF NOT EXISTS change_removed AFTER DELETE ON segments
-    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (old.key); END""",
+    BEGIN DELETE FROM changes WHERE key = old.key; INSERT INTO changes (key) VALUES (old.key); END""",
     """CREATE TRIGGER IF NOT EXISTS change_other AFTER UPDATE OF size, pinned, tokens, model, codec ON segments
-    BEGIN INSERT OR REPLACE INTO changes (key) VALUES (new.key); END""",
+    BEGIN DELETE FROM changes WHERE key = new.key; INSERT INTO changes (key) VALUES (new.key); END""",
 )
 #: So many changes are remembered; a process that has missed more reads all rows.
 MOST_CHANGES = 2**18
