@@ -10,6 +10,7 @@ import pytest
 
 from inlay import AsyncLLM, Schema
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody
+from inlay.api.openai.foreign import IGNORED
 from inlay.server.tokens import FIELDS
 
 from .pages import DOCS, blocks, curl, rows
@@ -84,6 +85,7 @@ def test_it_names_every_field_path_and_code(demo: Site):
     named = {name for cells in rows(PAGE, "fields", "") for name in re.findall(r"`(\w+)`", cells[0])}
     assert named == {*ChatBody.model_fields, *CompletionBody.model_fields, *NO_EFFECT}
     text = PAGE.read_text()
+    assert all(f"`{name}`" in text for name in IGNORED)
     paths = demo.call("GET", "/openapi.json")[2]["paths"]
     assert all(f" {path}`" in text or path.startswith("/v1/schemas") for path in paths), list(paths)
     assert all(f"`{name}`" in text for name in FIELDS)

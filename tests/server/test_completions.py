@@ -342,3 +342,29 @@ def test_fields_that_are_right_are_right_together(site: Site, prompt: Any, given
     answers = (1 if isinstance(prompt, str) else len(prompt)) * body.get("n", 1)
     assert [one["index"] for one in whole["choices"]] == list(range(answers))
     assert whole["usage"]["completion_tokens"] <= answers * body["max_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": "Hello"})])
+def test_ignored_fields_are_named_in_a_header(site: Site, path: str, asked: dict[str, Any], stream: bool):
+    body = {**asked, **GREEDY, "stream": stream}
+    status, headers, _ = site.call("POST", path, {**body, "num_ctx": 8192, "keep_alive": "5m"})
+    assert (status, headers["x-inlay-ignored-fields"]) == (200, "keep_alive, num_ctx")
+    assert "x-inlay-ignored-fields" not in site.call("POST", path, body)[1]
+
+
+def test_what_no_grammar_can_hold_is_told_of_its_field(site: Site):
+    wrong = {"type": "object", "properties": {"when": {"type": "string", "pattern": "(?!a)b"}}}
+    for field, value, start in (
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}},
+            "response_format cannot be used: at properties.when, look-around",
+        ),
+        ("structured_outputs", {"json": wrong}, "structured_outputs['json'] cannot be used: at properties.when, look-"),
+        ("structured_outputs", {"regex": "("}, "structured_outputs['regex'] cannot be used: unclosed group"),
+    ):
+        for stream in (False, True):
+            status, _, answer = site.call("POST", COMPLETIONS, {"prompt": "x", field: value, "stream": stream})
+            assert (status, answer["error"]["param"]) == (400, field)
+            assert answer["error"]["message"].startswith(start)

@@ -52,6 +52,7 @@ class Call:
         reasoning: how its answers reason; None where they do not.
         keep_marked_alone: whether what stands behind the last marked part is neither kept for others nor found.
         structure_field: the field that says which form the answer has.
+        ignored: the fields that the request has and that mean nothing here; the sender is told of them.
     """
 
     endpoint: str
@@ -71,6 +72,7 @@ class Call:
     reasoning: ReasoningUse | None = None
     keep_marked_alone: bool = False
     structure_field: str = "structured_outputs"
+    ignored: tuple[str, ...] = ()
     order: str | None = None
 
     @property

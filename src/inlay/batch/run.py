@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from inlay.types import RequestOutput
 from inlay.wording import listed
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _AHEAD = 2  # requests under way for each that can run, so that one is ready whenever another ends
 
@@ -121,6 +124,7 @@ class _Batch:
     counts: Counts
 
     def __post_init__(self) -> None:
+        self._ignored: set[str] = set()  # fields of requests that were told of
         self.tools = model_tools(self.llm.tokenizer, self.job.tool_parser)
         self.reasoning = model_reasoning(self.llm.tokenizer, self.job.reasoning_parser)
 
@@ -160,6 +164,10 @@ class _Batch:
             defaults=self.llm.sampling_defaults,
         )
         self._check(call)
+        for name in call.ignored:
+            if name not in self._ignored:
+                self._ignored.add(name)
+                logger.warning("requests have the field %s, which means nothing here: it is ignored", name)
         return call
 
     def _check(self, call: Call) -> None:

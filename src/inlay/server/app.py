@@ -41,6 +41,7 @@ _TOLD_TO_PAGES = (
     "ETag",
     "Location",
     "Retry-After",
+    "X-Inlay-Ignored-Fields",
     "X-Request-Id",
     "X-Should-Retry",
     *(f"X-RateLimit-{what}-{name}" for name in ("Requests", "Tokens") for what in ("Limit", "Remaining", "Reset")),

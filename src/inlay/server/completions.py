@@ -35,6 +35,9 @@ Outputs = AsyncGenerator[RequestOutput, None]
 #: Of so many tokens is heard at once where the client waits for the whole answer: one who leaves is charged up to here.
 _COUNTED_EVERY = 16
 
+#: The header of a response that names the fields of the request that mean nothing here.
+IGNORED_FIELDS = "X-Inlay-Ignored-Fields"
+
 # Of a response, roughly, in bytes: one token's text, and one token among its log-probabilities.
 _TOKEN_BYTES = 8
 _LOGPROB_BYTES = 64
@@ -108,7 +111,9 @@ class Answer(Response):
         began = time.perf_counter()
         outputs = usage.outputs
         response = await json_response(
-            lambda: self._dialect.respond(request.call, outputs, **self._named(request)), _response_size(request, usage)
+            lambda: self._dialect.respond(request.call, outputs, **self._named(request)),
+            _response_size(request, usage),
+            headers=_warnings(request),
         )
         made = time.perf_counter()
         usage.took("respond", made - began)
@@ -124,7 +129,7 @@ class Answer(Response):
         connection: Connection,
     ) -> Failure | None:
         stream = self._dialect.stream(request.call, **self._named(request))
-        events = EventStream(connection.send, self._service.settings.keep_alive_s)
+        events = EventStream(connection.send, self._service.settings.keep_alive_s, _warnings(request))
         try:
             async with events.kept_alive():
                 async for changed in updates:
@@ -185,6 +190,12 @@ class Answer(Response):
             )
             for name, prompt in zip(names, call.prompts, strict=True)
         ]
+
+
+def _warnings(request: ServerRequest) -> dict[str, str]:
+    """The header that names the fields of a request that were ignored."""
+    ignored = request.call.ignored
+    return {IGNORED_FIELDS: ", ".join(ignored)} if ignored else {}
 
 
 def _route(path: str) -> Callable[[Request], Awaitable[Response]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -102,10 +102,12 @@ class EventStream:
 
     keep_alive_s: how long it may be silent under ``kept_alive``. Then it begins, whatever comes later, with a comment,
     which clients skip: proxies close connections on which nothing comes for long.
+    headers: of the response, beside those that all streams have.
     """
 
-    def __init__(self, send: Send, keep_alive_s: float) -> None:
+    def __init__(self, send: Send, keep_alive_s: float, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self._send = send
+        self._headers = [*_HEADERS, *((name.lower().encode(), value.encode()) for name, value in headers.items())]
         self._keep_alive_s = keep_alive_s
         self._writing = asyncio.Lock()
         self._written_at = asyncio.get_running_loop().time()
@@ -145,7 +147,7 @@ class EventStream:
     async def _write(self, body: bytes, *, more: bool) -> None:
         async with self._writing:
             if not self.begun:
-                await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
                 self.begun = True  # not before: a comment may be cancelled in here
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
             self._written_at = asyncio.get_running_loop().time()

@@ -18,6 +18,7 @@ from inlay.api.failures import BodyError, Failure, failure_of
 from inlay.api.openai import Endpoint, error_body, read_body, translate
 from inlay.api.openai import read as read_module
 from inlay.api.openai.bodies import LONGEST, MAX_PROMPTS, NO_EFFECT, UNSUPPORTED, ChatBody, CompletionBody
+from inlay.api.openai.foreign import IGNORED
 from inlay.api.tools.formats import ModelTools, model_tools
 from tests.api.tool_templates import tool_model, tool_tokenizer
 
@@ -50,6 +51,41 @@ def test_every_unsupported_field_is_refused_by_name(name: str):
     harmless, _ = UNSUPPORTED[name]
     for value in (None, *harmless):
         assert read({**TEXT, name: value}, Endpoint.COMPLETIONS) == read(TEXT, Endpoint.COMPLETIONS)
+
+
+@pytest.mark.parametrize("name", IGNORED)
+@pytest.mark.parametrize(("body", "endpoint"), [(CHAT, Endpoint.CHAT), (TEXT, Endpoint.COMPLETIONS)])
+def test_fields_of_other_servers_that_mean_nothing_here_are_ignored_and_named(
+    name: str, body: dict[str, Any], endpoint: Endpoint
+):
+    for value in (4096, "x", {"a": [1]}, False):
+        given = read({**body, name: value}, endpoint)
+        assert given.ignored == (name,)
+        assert given.model_dump() == read(body, endpoint).model_dump()
+        assert translate(given).ignored == (name,)
+    assert read({**body, name: None}, endpoint).ignored == ()
+
+
+def test_options_are_ignored_where_all_of_them_are():
+    assert read({**CHAT, "options": {"num_ctx": 8192, "num_gpu": 1}, "ttl": 5}).ignored == ("options", "ttl")
+    for options in ({"num_ctx": 1, "temperature": 0}, {"num_ctxx": 1}, [1]):
+        with pytest.raises(BodyError, match=r"^options is not supported: write its fields beside the others"):
+            read({**CHAT, "options": options})
+
+
+def test_no_field_is_both_ignored_and_known():
+    known = {*ChatBody.model_fields, *CompletionBody.model_fields, *UNSUPPORTED, *NO_EFFECT}
+    assert not known & IGNORED.keys()
+    assert "cache_salt" not in {*known, *IGNORED}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("num_ctxx", "num_ctx"), ("temprature", "temperature"), ("keep_alve", "keep_alive")]
+)
+def test_typos_are_told_with_the_nearest_field(name: str, near: str):
+    with pytest.raises(BodyError, match=f"takes no field '{name}'; did you mean {near}\\?") as caught:
+        read({**CHAT, name: 1})
+    assert caught.value.code == "unknown_field"
 
 
 def test_fields_that_one_endpoint_has():

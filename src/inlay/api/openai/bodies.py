@@ -9,8 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr
 
+from inlay.api.openai.foreign import REFUSED
 from inlay.api.openai.messages import (
     MARKS,
     MAX_TOOLS,
@@ -39,6 +40,7 @@ NO_EFFECT = (
 
 #: Fields that inlay has no use for → values that ask for nothing and are accepted, and what to do about others.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    **REFUSED,
     "audio": ((), "inlay writes text alone; leave it out"),
     "best_of": ((1,), "inlay returns every answer that it makes; ask for several with n"),
     "chat_template": ((), "a template is a program, and only the model's own is run; write chat_template_kwargs"),
@@ -209,6 +211,13 @@ _Stop = Annotated[str, Field(max_length=_MAX_STOP)]
 
 class Body(Form):
     """What both endpoints take."""
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The fields of other servers that the request has, and that mean nothing here."""
+        return self._ignored
 
     model: str | None = Field(None, description=_TEXT)
     n: int | None = Field(None, description=_POSITIVE, ge=1)

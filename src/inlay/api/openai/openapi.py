@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from inlay.api.call import AnswerRoute
 from inlay.api.openai.bodies import NO_EFFECT, ChatBody, CompletionBody, Endpoint
+from inlay.api.openai.foreign import IGNORED
 from inlay.policy import ACROSS, POSITIONS, REPAIRED, TOLERANT, WORDS
 
 _REF = "#/components/schemas/{model}"
@@ -63,6 +64,7 @@ def components(names: Sequence[str]) -> dict[str, Any]:
     for name in ("ChatBody", "CompletionBody"):
         fields = schemas[name]["properties"]
         fields.update({field: {"description": "Accepted, and without effect."} for field in NO_EFFECT})
+        fields.update({field: {"description": f"Of {known}; ignored."} for field, known in IGNORED.items()})
         for field, allowed in words.items():
             fields[field]["anyOf"] = [{"enum": list(allowed)}, {"type": "null"}]
         fields["reuse"]["anyOf"] += [{"type": "string", "pattern": pattern} for pattern in (REPAIRED, ACROSS, TOLERANT)]

@@ -27,6 +27,7 @@ from inlay.api.openai.bodies import (
     Endpoint,
     Tool,
 )
+from inlay.api.openai.foreign import IGNORED
 from inlay.api.openai.messages import (
     MAX_PARTS,
     Form,
@@ -76,6 +77,7 @@ def read_body(raw: Any, endpoint: str) -> Body:
     if len(raw) > MAX_FIELDS:
         raise BodyError(f"the body has {len(raw):,} fields; it may have at most {MAX_FIELDS}, so leave out the others")
     given = {str(name): value for name, value in raw.items() if value is not None and name not in NO_EFFECT}
+    ignored, given = _without_ignored(given)
     for name, value in given.items():
         most = MAX_TAGS if name == "prompt" and isinstance(value, Mapping) else LARGEST.get(name)
         check_values(name, value, most)
@@ -95,7 +97,21 @@ def read_body(raw: Any, endpoint: str) -> Body:
         problems += problems_of(made.get("messages", ()))  # type: ignore[arg-type]
     if problems or body is None:
         raise _all_of(problems)
-    return body.model_copy(update=made) if made else body
+    body = body.model_copy(update=made) if made else body
+    body._ignored = ignored
+    return body
+
+
+def _without_ignored(given: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of fields that are ignored, in order, and the other fields.
+
+    Ollama's ``options`` is ignored if all of its fields are.
+    """
+    ignored = [name for name in given if name in IGNORED]
+    options = given.get("options")
+    if isinstance(options, Mapping) and options and options.keys() <= IGNORED.keys():
+        ignored.append("options")
+    return tuple(sorted(ignored)), {name: value for name, value in given.items() if name not in ignored}
 
 
 def _all_of(problems: list[Problem]) -> BodyError:
@@ -120,10 +136,17 @@ def _unsupported(given: Mapping[str, Any], form: type[Body], endpoint: str) -> l
             if not any(value == one and type(value) is type(one) for one in harmless):
                 problems.append((name, "unsupported_field", f"{name} is not supported: {remedy}"))
             continue
-        near = get_close_matches(name, form.model_fields, n=1) if len(name) <= _LONGEST_GUESSED else ()
-        remedy = f"did you mean {near[0]}?" if near else "leave it out"
+        near = _nearest(name, form)
+        remedy = f"did you mean {near}?" if near else "leave it out"
         problems.append((name, "unknown_field", f"{endpoint} takes no field {shown(name)}; {remedy}"))
     return problems
+
+
+def _nearest(name: str, form: type[Body]) -> str | None:
+    """The field that is accepted and whose name is nearest to an unknown one; None where none is near."""
+    known = (*form.model_fields, *NO_EFFECT, *IGNORED)
+    near = get_close_matches(name, known, n=1) if len(name) <= _LONGEST_GUESSED else ()
+    return near[0] if near else None
 
 
 def _too_long(kept: dict[str, Any], form: type[Body]) -> list[Problem]:

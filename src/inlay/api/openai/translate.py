@@ -103,6 +103,7 @@ def translate(
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         scores=body.prompt_logprobs,
         reasoning=use,
+        ignored=body.ignored,
         structure_field="structured_outputs" if body.response_format is None else "response_format",
         keep_marked_alone=body.prompt_cache_options is not None and body.prompt_cache_options.mode == "explicit",
     )
