@@ -1,8 +1,9 @@
 """Runs the examples of a page of docs: a block of text says what the blocks above it give.
 
 A block in XML is the file schema.xml, or prompt.xml if its outermost tag is <prompt>; either name behind the language
-says otherwise. Another file name makes that file of a block. A block in Python runs in the folder of these files, with what
-the blocks above it have imported, and what those in the same section have named: nobody looks further for ``schema``.
+says otherwise. Another file name makes that file of a block. A block in Python runs in the folder of these files, with
+what the blocks above it have imported, and what those in the same section have named: nobody looks further for
+``schema``.
 A block of text shows what the last of them gives: the problems of a schema; of a prompt, what it resolves to against
 the last schema; of Python, what it prints or raises. With "schema" or "packed" behind the language it shows positions,
 with one token a byte. A schema that is followed by no text has to be right; anything else has to be followed by some.

@@ -33,7 +33,7 @@ class Setting:
     tasks: of ALL_TASKS. order: of documents in a prompt, a word of ORDERS: that of the schema, or any.
     """
 
-    reuse: Sequence[str] = ("off", "isolated", "anchored")
+    reuse: Sequence[str] = ("off", "isolated", "anchored", "modular")
     positions: Sequence[str] | None = None
     documents: int | Sequence[int] = 6
     questions: int = 200

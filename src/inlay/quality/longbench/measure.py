@@ -36,7 +36,7 @@ class Setting:
     put around it; None for as many as leave room for an answer.
     """
 
-    reuse: Sequence[str] = ("off", "anchored")
+    reuse: Sequence[str] = ("off", "anchored", "modular")
     limit: int | None = None
     longest: int | None = None
 
