@@ -189,6 +189,64 @@ def test_schema_check(files, capsys):
     assert err.splitlines()[-1].startswith("none.xml: ")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('<param name="p" len="2" default="a long default of many words"/>', "the default of 'p' is"),
+        ('<param name="p" len="2" scaffold="a long scaffold of many words"/>', "the scaffold of 'p' is"),
+    ],
+)
+def test_schema_check_counts_defaults(files, capsys, body, message):
+    (files / "long.xml").write_text(f'<schema name="x"><module name="a">For {body} days.</module></schema>')
+    status, out, err = run(capsys, "schema", "check", "long.xml", "s.xml", "--model", "random:tiny")
+    assert (status, out) == (1, "s.xml: ok, schema 's' with 2 modules\n")
+    assert err.startswith(f"long.xml:1:39: {message} ")
+    assert "tokens long and its len is 2; write len=" in err
+    assert "(tokens of random:tiny; --model takes another one)" in err
+    longer = body.replace("2", "40", 1)
+    (files / "long.xml").write_text(f'<schema name="x"><module name="a">For {longer}.</module></schema>')
+    assert run(capsys, "schema", "check", "long.xml", "--model", "random:tiny")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [
+        ("{{ city }}", '<param name="city" len="…"/>'),
+        ("{{city}}", '<param name="city" len="…"/>'),
+        ("{{- city | upper -}}", '<param name="city" len="…"/>'),
+        ("{{{user.name}}}", '<param name="user.name" len="…"/>'),
+        ("{{ items[0] }}", '<param name="name" len="…"/>'),
+    ],
+)
+def test_schema_check_warns_of_variables_of_other_languages(files, capsys, written, remedy):
+    (files / "v.xml").write_text(f'<schema name="x">Hello.\n<module name="a">Go to {written}!</module></schema>')
+    status, out, err = run(capsys, "schema", "check", "v.xml")
+    assert (status, out) == (0, "v.xml: ok, schema 'x' with 1 module\n")
+    assert err.startswith("v.xml:2:18: warning: {{")
+    assert f"stays text as it is, and nothing fills it; write {remedy}, in a module" in err
+    status, out, _ = run(capsys, "schema", "lint", "v.xml", "--model", "random:tiny")
+    assert "v.xml:2:18: template-variable: {{" in out
+
+
+@pytest.mark.parametrize("text", ['{"a": {"b": 1}}', "{ city }", "f(x) = {{}}", "{{ }}"])
+def test_other_braces_are_text(files, capsys, text):
+    (files / "v.json").write_text(json.dumps({"name": "x", "content": [{"module": "a", "content": [text]}]}))
+    assert run(capsys, "schema", "check", "v.json") == (0, "v.json: ok, schema 'x' with 1 module\n", "")
+
+
+def test_schema_check_of_json_shows_a_parameter_of_json(files, capsys):
+    (files / "v.json").write_text(json.dumps({"name": "x", "content": [{"module": "a", "content": ["{{ city }}"]}]}))
+    assert 'write {"param": "city", "len": …}, in a module' in run(capsys, "schema", "check", "v.json")[2]
+
+
+@pytest.mark.parametrize("tag", ["tool", "tools", "function", "functions", "Tool"])
+def test_tools_are_not_looked_for_in_schemas(files, capsys, tag):
+    (files / "t.xml").write_text(f'<schema name="x"><{tag} name="weather"/></schema>')
+    status, _, err = run(capsys, "schema", "check", "t.xml")
+    assert (status, "<module name=" in err) == (1, False)
+    assert 'a request gives tools beside its messages, as "tools": […]' in err
+
+
 def test_schema_show_json(files, capsys):
     status, out, _ = run(capsys, "schema", "show", "s.xml", "--model", "random:tiny", "--json")
     assert status == 0

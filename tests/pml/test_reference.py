@@ -25,8 +25,8 @@ Line = tuple[str, int]  # a file and a line of it
 
 SRC = DOCS.parent / "src" / "inlay"
 REFERENCE, ERRORS = PAGES
-#: Other forms than PML, whose own pages show their errors.
-ELSEWHERE = ("json*.py", "writer*.py")
+#: Other forms than PML, whose own pages show their errors; and advice, which docs/lint.md has.
+ELSEWHERE = ("json*.py", "writer*.py", "variables.py")
 FILES = sorted(path for path in (SRC / "pml").glob("*.py") if not any(path.match(pattern) for pattern in ELSEWHERE))
 #: Errors that no example can show, by words of theirs, and why. The last table of the page names them.
 NOT_SHOWN = {

@@ -107,8 +107,8 @@ def test_the_same_questions_in_every_mode(monkeypatch):
     monkeypatch.setattr(llm, "generate", generating)
     monkeypatch.setattr(llm, "distributions", forcing)
     measure_modular_qa(llm, Setting(**SMALL))
-    assert list(asked) == list(forced) == ["off", "isolated", "anchored"]
-    assert asked["off"] == asked["isolated"] == asked["anchored"] == list(right_answers())
+    assert list(asked) == list(forced) == ["off", "isolated", "anchored", "modular"]
+    assert asked["off"] == asked["isolated"] == asked["anchored"] == asked["modular"] == list(right_answers())
     assert forced["off"] == forced["isolated"] == forced["anchored"]  # all are measured on full prefill's answer
 
 
@@ -360,7 +360,7 @@ def test_repaired_tokens_are_a_share_of_the_modules(monkeypatch):
         outputs = generate(prompts, params, reuse=reuse, positions=positions)
         return [replace(each, usage=Repaired(100, 60, 60, 20 if reuse == "anchored" else 0)) for each in outputs]
 
-    assert [row["recomputed"] for row in measure_modular_qa(llm, Setting(**SMALL))["rows"]] == [None] * 6 + [0.0] * 12
+    assert [row["recomputed"] for row in measure_modular_qa(llm, Setting(**SMALL))["rows"]] == [None] * 6 + [0.0] * 18
     monkeypatch.setattr(llm, "generate", repairing)
     rows = measure_modular_qa(llm, Setting(reuse=("anchored", "isolated"), **SMALL))["rows"]
     assert [row["recomputed"] for row in rows] == [0.25] * 6 + [0.0] * 6

@@ -177,3 +177,22 @@ def test_no_two_of_many_lines_look_alike(drawn: dict[str, Figure], monkeypatch: 
     curve.draw_curves(many, tmp_path)
     looks = [(bars[0].get_color(), bars[0].get_marker()) for bars in drawn["documents.png"].axes[0].containers]
     assert len(set(looks)) == len(looks) == 25
+
+
+def test_no_share_is_drawn_beyond_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """With few questions the bounds of a difference reach far beyond what a share can be."""
+    figures: dict[str, Figure] = {}
+    monkeypatch.setattr(curve, "save", lambda figure, path, option: figures.update({path.name: figure}))
+    few = result(6, 12, questions=2, exact_match=1.0, reference=1.0, only_reference=1, only_this=1)
+    curve.draw_curves(few, tmp_path)
+    panels = [
+        axes for figure in figures.values() for axes in figure.axes if axes.get_ylabel().startswith("exact match")
+    ]
+    assert panels
+    for axes in panels:
+        bottom, top = axes.get_ylim()
+        assert -0.02 <= bottom < top <= 1.02
+        for bars in axes.containers:
+            for segments in bars[2]:
+                for segment in segments.get_segments():
+                    assert all(0 <= y <= 1 for _, y in segment)

@@ -11,14 +11,18 @@ import typer
 
 from inlay.cli.from_prompts import from_prompts
 from inlay.cli.lint import lint
+from inlay.cli.loading import told_loading
 from inlay.cli.options import Plot, Profile, Tokenizer, check_plot, schema_file, sensitivity_of
-from inlay.errors import PMLError
-from inlay.pml import Module, Param, Text, Turn, Union
+from inlay.errors import PMLError, Problem
+from inlay.pml import Module, Param, Schema, Text, Turn, Union
+from inlay.pml.variables import params_of, template_variables
+from inlay.wording import clip
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
     from inlay.prompt.layout import SchemaLayout
+    from inlay.prompt.tokens import TextEncoder
 
 app = typer.Typer(help="Check and show schemas.", no_args_is_help=True)
 app.command()(lint)
@@ -27,19 +31,49 @@ Node = dict[str, Any]
 
 
 @app.command()
-def check(files: Annotated[list[Path], typer.Argument(help="Schema files (PML or JSON).")]) -> int:
-    """Check schema files; problems go to stderr with file, line and column. Exit status 1 if there are any."""
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Schema files (PML or JSON).")], model: Tokenizer = "demo"
+) -> int:
+    """Check schema files; problems go to stderr with file, line and column. Exit status 1 if there are any.
+
+    Defaults of parameters are counted with the tokenizer of --model. What is only suspicious is a warning.
+    """
     bad = 0
+    encoder: TextEncoder | None = None
     for file in files:
         try:
             schema = schema_file(file)
+            if any(param.default is not None or param.scaffold is not None for param in params_of(schema.children)):
+                encoder = encoder or _encoder(model)
+                _check_fillings(schema, encoder, model)
         except PMLError as error:
             print(error, file=sys.stderr)
             bad += 1
         else:
+            for variable in template_variables(schema):
+                print(f"{variable.place}: warning: {variable.advice}", file=sys.stderr)
             modules = len(schema.modules)
             print(f"{file}: ok, schema '{schema.name}' with {modules} module{'' if modules == 1 else 's'}")
     return 1 if bad else 0
+
+
+def _encoder(model: str) -> TextEncoder:
+    """The tokenizer of a model, which takes seconds to load: only schemas with defaults need one."""
+    with told_loading("the libraries"):
+        from inlay.models.load import load_tokenizer
+        from inlay.prompt.tokens import TextEncoder
+
+    return TextEncoder(load_tokenizer(model))
+
+
+def _check_fillings(schema: Schema, encoder: TextEncoder, model: str) -> None:
+    """Raise PMLError for defaults and scaffolds that are longer than their len."""
+    from inlay.prompt.layout import filling_problems
+
+    counted = f"(tokens of {clip(model)}; --model takes another one)"
+    problems = [Problem(each.place, f"{each.message} {counted}") for each in filling_problems(schema, encoder)]
+    if problems:
+        raise PMLError(problems)
 
 
 @app.command()

@@ -166,8 +166,18 @@ def misplaced_tag(tag: str, parent: str, problems: Problems, *, turn: str | None
     return f"{inside}; list all members in one <union>, or put the inner one into a <module>"
 
 
+#: Tags that people write who look for a place for tools.
+_TOOLS = frozenset(
+    name + ending
+    for name in ("tool", "function", "tool_call", "tool-call", "tool_result", "tool-result")
+    for ending in ("", "s")
+)
+
+
 def _unknown(tag: str, problems: Problems) -> str:
     unknown = f"<{clip(tag)}> is not a tag of PML"
+    if tag.lower() in _TOOLS:
+        return f'{unknown}; a request gives tools beside its messages, as "tools": […], and a schema holds none'
     if near := problems.near(tag, TAGS):
         return f"{unknown}; did you mean <{near}>?"
     if is_name(tag):

@@ -15,10 +15,14 @@ from hashlib import sha256
 from inlay.errors import ModelError, Place, PMLError, Problem
 from inlay.pml import Module, Param, Schema, Text, Turn, Union
 from inlay.pml.scopes import ByPath, path_of
+from inlay.pml.variables import params_of
 from inlay.prompt.chat import ChatTemplate, Trim
 from inlay.prompt.tokens import TextEncoder, beyond_vocabulary
 from inlay.prompt.turns import Seen, bos_text, closing, has_turns, opening, openings, speaks, split
 from inlay.wording import counted, html_table
+
+FILLINGS = ("default", "scaffold")
+"""What may fill the hole of a parameter before a request does."""
 
 Owner = tuple[str, ...]
 
@@ -308,7 +312,7 @@ class _SchemaWalk:
         self.at = end
 
     def hole(self, param: Param, owner: Owner) -> None:
-        default, scaffold = (self.filling(param, name) for name in ("default", "scaffold"))
+        default, scaffold = (self.filling(param, name) for name in FILLINGS)
         self.entries.append(Hole(len(self.entries), self.at, param.length, owner, param, default, scaffold))
         self.at += param.length
 
@@ -319,14 +323,8 @@ class _SchemaWalk:
             return None
         ids = self.encoder.text(text)
         self.check(ids, param.place)
-        if len(ids) > param.length:
-            self.problems.append(
-                Problem(
-                    param.place,
-                    f"the {name} of '{param.name}' is {len(ids)} tokens long and its len is {param.length}; "
-                    f'write len="{len(ids)}" or a shorter {name}',
-                )
-            )
+        if (problem := too_long(param, name, len(ids))) is not None:
+            self.problems.append(problem)
         return ids
 
     def check(self, ids: tuple[int, ...], place: Place) -> None:
@@ -378,3 +376,22 @@ def _trimmed(turn: Turn, trim: Trim, open_ended: bool) -> list[Text | Param | Mo
     if children and isinstance(children[-1], Text) and not open_ended:
         children[-1] = replace(children[-1], text=trim.end(children[-1].text))
     return [child for child in children if not (isinstance(child, Text) and not child.text)]
+
+
+def filling_problems(schema: Schema, encoder: TextEncoder) -> list[Problem]:
+    """Defaults and scaffolds of parameters that are longer than their len, as a tokenizer counts."""
+    found = (
+        too_long(param, name, len(encoder.text(text)))
+        for param in params_of(schema.children)
+        for name in FILLINGS
+        if (text := getattr(param, name)) is not None
+    )
+    return [problem for problem in found if problem is not None]
+
+
+def too_long(param: Param, name: str, tokens: int) -> Problem | None:
+    """What is wrong with a default or scaffold of so many tokens; None for nothing. name: of the two."""
+    if tokens <= param.length:
+        return None
+    what = f"the {name} of '{param.name}' is {tokens} tokens long and its len is {param.length}"
+    return Problem(param.place, f'{what}; write len="{tokens}" or a shorter {name}')

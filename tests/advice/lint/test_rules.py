@@ -49,6 +49,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     "small-module with a parameter": ("¶" + module("a", 15, PARAM), "has 15 tokens"),
     "no-text": ('¶<module name="a"/>', "module 'a' is empty, so nothing"),
     "no-text but a parameter": (f'¶<module name="a">{PARAM}</module>', "holds parameters alone"),
+    "template-variable": (
+        f'<module name="a">{text(20)}<param name="n" len="5"/>¶({{{{ city }}}}).</module>',
+        'write <param name="city" len="…"/>',
+    ),
     "union-of-one": ("¶" + union(module("a", 20)), "has one member, 'a'"),
     "uneven-union": (
         "¶" + union(module("a", 100), module("b", 68)),

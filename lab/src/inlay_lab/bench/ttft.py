@@ -86,7 +86,7 @@ class TTFTSetting:
     weights: str | None = "packed"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
-    reuse: str = "isolated"
+    reuse: str = "modular"
     positions: str | None = None
     runs: int = 7
     baselines: tuple[str, ...] = ("transformers",)

@@ -49,7 +49,7 @@ def ttft(
     kv_cache_dtype: KVCacheDType = "auto",
     reuse: Annotated[
         str, typer.Option(help="isolated, anchored or modular, or one with a repair: modular+profiled:0.1.")
-    ] = "isolated",
+    ] = "modular",
     positions: Annotated[str | None, typer.Option(help="schema or packed.")] = None,
     runs: Runs = 7,
     baselines: Annotated[

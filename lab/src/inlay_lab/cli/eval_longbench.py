@@ -27,7 +27,7 @@ def longbench(
     limit: Annotated[int | None, typer.Option(help="Rows of each dataset, the first ones; all, if not given.")] = None,
     reuse: Annotated[
         str, typer.Option(help="Reuse policies, as docs/reuse.md writes them, with commas; off is always asked.")
-    ] = "off,isolated,anchored",
+    ] = "off,isolated,anchored,modular",
     max_length: Annotated[
         int | None,
         typer.Option(

@@ -48,7 +48,7 @@ def modular_qa(
     model: Model = "demo",
     reuse: Annotated[
         str, typer.Option(help="Reuse policies, as docs/reuse.md writes them: one, or several with commas.")
-    ] = ("off,isolated,anchored"),
+    ] = "off,isolated,anchored,modular",
     positions: Annotated[
         str | None,
         typer.Option(help="schema, packed, or both with a comma; packed where the model allows it, if not given."),

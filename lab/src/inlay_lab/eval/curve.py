@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours. Each line has its own marker too, so none is told by colour alone.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#000000")
 _MARKERS = ("o", "s", "^", "v", "D", "P", "X", "*")
+_MARGIN = 0.02  # of the axis of a share, so that points at 0 and 1 are fully visible
 _SMALLEST_KL = 1e-4  # the axis is linear below it, so that zero has a place
 _EXACT_KL = 1e-8  # the same for promotion, where the divergence falls to rounding
 _FONT = 8.0
@@ -64,7 +65,7 @@ def _against(found: Sequence[Point], x: _X, name: str) -> Figure:
         _reference(above, here[0])
         _divergences(below)
         above.set_title(f"{documents} documents, {here[0].questions:,} questions", fontsize=_FONT)
-        above.set_ylabel("exact match", fontsize=_FONT)
+        _matches(above)
         below.set_xlabel(name, fontsize=_FONT)
         if x is _milliseconds:
             for axes in (above, below):
@@ -91,7 +92,7 @@ def _tasks(result: dict[str, Any]) -> Figure:
             _shares(axes)
             counted = "" if task in counting(result, documents) else " (does not count)"
             axes.set_title(f"{task}, {documents} documents{counted}", fontsize=_FONT)
-            axes.set_ylabel("exact match", fontsize=_FONT)
+            _matches(axes)
     for axes in panels[-1]:
         axes.set_xlabel("module tokens computed anew (%)", fontsize=_FONT)
     _legend(figure, panels)
@@ -110,6 +111,7 @@ def _documents(found: Sequence[Point]) -> Figure:
         axes.set_xticks(sorted({point.documents for point in found}))
         axes.set_xlabel("documents", fontsize=_FONT)
         axes.set_ylabel(name, fontsize=_FONT)
+    _matches(panels[0][0])
     _divergences(panels[0][1])
     _legend(figure, panels)
     return figure
@@ -129,6 +131,8 @@ def _healing(rows: Sequence[dict[str, Any]]) -> Figure:
         axes.set_xticks(sorted({row["repetition"] for row in rows}))
         axes.set_xlabel("times that each question was asked", fontsize=_FONT)
         axes.set_ylabel(name, fontsize=_FONT)
+    bottom, top = panels[0][0].get_ylim()
+    panels[0][0].set_ylim(max(bottom, -_MARGIN), min(top, 1 + _MARGIN))
     panels[0][1].set_yscale("symlog", linthresh=_EXACT_KL)
     panels[0][1].set_ylim(bottom=-_EXACT_KL / 4)
     _legend(figure, panels)
@@ -144,9 +148,10 @@ def _match(point: Point) -> float:
 
 
 def _match_bounds(point: Point) -> tuple[float, float]:
-    """The distances of the paired difference from its lower and upper bound."""
+    """The distances of the paired difference from its lower and upper bound, within 0 and 1."""
     difference, low, high = point.difference
-    return difference - low, high - difference
+    below, above = max(difference - low, 0.0), max(high - difference, 0.0)
+    return min(below, point.exact_match), min(above, 1 - point.exact_match)
 
 
 def _lines(found: Sequence[Point], x: _X) -> dict[str, list[Point]]:
@@ -185,6 +190,13 @@ def _reference(axes: Axes, point: Point) -> None:
     axes.axhline(point.reference, color="0.3", linestyle="--", linewidth=0.8, label="full prefill")
     name = f"full prefill, {NOTICED:+.2f}".replace("-", "−")
     axes.axhline(point.reference + NOTICED, color="0.6", linestyle=":", linewidth=0.8, label=name)
+
+
+def _matches(axes: Axes) -> None:
+    """No further than a share goes."""
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, -_MARGIN), min(top, 1 + _MARGIN))
+    axes.set_ylabel("exact match", fontsize=_FONT)
 
 
 def _shares(axes: Axes) -> None:

@@ -36,7 +36,7 @@ class Setting:
         order: Of documents in a prompt, from ORDERS: the schema's, or random.
     """
 
-    reuse: Sequence[str] = ("off", "isolated", "anchored")
+    reuse: Sequence[str] = ("off", "isolated", "anchored", "modular")
     positions: Sequence[str] | None = None
     documents: int | Sequence[int] = 6
     questions: int = 200

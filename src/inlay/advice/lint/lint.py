@@ -29,6 +29,7 @@ RULES: tuple[Callable[[Checked], Iterable[Finding]], ...] = (
     order.late_text,
     order.hidden_scaffolds,
     repeats.text_without_a_role,
+    repeats.variables_of_other_languages,
     repeats.repeated_text,
 )
 

@@ -12,6 +12,7 @@ from inlay.advice.lint.checked import WORTH, Checked, Finding
 from inlay.errors import Place
 from inlay.pml import Module, Text, Union
 from inlay.pml.scopes import names_of, path_of
+from inlay.pml.variables import template_variables
 from inlay.prompt.layout import Owner, TextRun
 from inlay.prompt.turns import has_turns, speaks
 
@@ -134,6 +135,12 @@ def text_without_a_role(checked: Checked) -> Iterator[Finding]:
                 f"{what} between chat turns, without a role, and most chat templates know no such text; put it into "
                 "<system>, <user> or <assistant>",
             )
+
+
+def variables_of_other_languages(checked: Checked) -> Iterator[Finding]:
+    """Text is taken as it is: nothing is filled into braces."""
+    for variable in template_variables(checked.schema):
+        yield Finding("template-variable", variable.place, variable.advice)
 
 
 def beyond_the_context(checked: Checked) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ class Setting:
         longest: Tokens of a prompt without its chat template; None for as many as leave room for an answer.
     """
 
-    reuse: Sequence[str] = ("off", "anchored")
+    reuse: Sequence[str] = ("off", "anchored", "modular")
     limit: int | None = None
     longest: int | None = None
 
