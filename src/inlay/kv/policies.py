@@ -1,7 +1,7 @@
 """Eviction policies: pure functions that rank a segment by its use.
 
 The pool, the disk tier and ``inlay bench eviction`` use the same functions. Segments with references or pins are never
-ranked. Text behind a segment is evicted before it, whatever the ranks.
+ranked. Text behind a segment is always evicted before it, independent of rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A connection to an untrusted server, which may be slow, stall, send wrong data, and disappear for a while.
 
 Every call has a deadline. At the deadline the connection is cut, even if bytes still trickle in. The size of an answer
-is bounded, whatever length it claims. After a failure a circuit breaker opens: calls fail at once, while a thread tries
-to reach the server at growing intervals.
+is bounded, independent of its claimed length. After a failure a circuit breaker opens: calls fail at once, while a
+thread tries to reach the server at growing intervals.
 """
 
 from __future__ import annotations
