@@ -1,7 +1,7 @@
 """Measures the cost of prefill on this machine when a model is loaded, for eviction by cost.
 
-The same tokens run three times: once without counting, once with no context, and once with a context. The context's KV
-is not computed, because its values do not affect the time.
+The same tokens run in a warm-up pass, in passes without context, and in passes with a context. The context's KV is not
+computed, because its values do not affect the time.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ import numpy as np
 
 from inlay.kv.identity import KeyMaker, SegmentSpec, TokenRun
 
-#: Limit for all claims together, and the tokens that one claim counts as. Over the limit, claims are dropped until this
-#: part is free again, so that one search serves many claims.
+#: Limit for all claims together, and the tokens that one claim counts as. Over the limit, claims are dropped until 1 /
+#: _FREED of it is free, so that one search serves many claims.
 MOST_TOKENS, CLAIM_TOKENS = 4 * 2**20, 64
 _FREED = 16
 _HELD_S = 1.0  # delay before text that was in use at its expiry is checked again

@@ -50,7 +50,7 @@ class Saver:
         record_of: the record to write for a segment.
         nearest: the number of the first tier that is written. Tiers before it only remove segments.
         tell: called on any thread after progress.
-        tell_waiting: called on any thread after progress that nothing else depends on.
+        tell_waiting: called on any thread after progress that gives the engine no work.
     """
 
     def __init__(

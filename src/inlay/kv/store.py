@@ -108,7 +108,7 @@ class SegmentStore:
         """Slots for tokens. Evicts segments without references if the pool is full.
 
         Args:
-            urgent: the caller cannot retry. Segments that are being copied may then be evicted before the copy ends.
+            urgent: the caller cannot retry. Segments that need no copy are evicted first, then others, which are lost.
 
         Raises:
             CapacityError: no room. Without ``urgent``, victims may first need a copy; try again on the next step.
