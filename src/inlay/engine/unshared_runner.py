@@ -218,7 +218,7 @@ def _states_of(work: Work) -> SequenceStates:
 
 
 def _tensors(kept: Any, seen: set[int]) -> Iterator[Tensor]:
-    """All tensors inside a model's cache object, whatever its type."""
+    """All tensors inside a model's cache object of any type."""
     if id(kept) in seen:
         return
     seen.add(id(kept))
